@@ -4,20 +4,31 @@
 
 Prints one line for each violation and exits with 1 if there are any: a docstring whose first line
 begins with a question word or points at another thing instead of naming its own, a class name that
-stands twice in the package, a compiled kernel with more than twelve parameters. With `--counts`
-also the lines and files of each folder, and the short files that only one other file imports.
+stands twice in the package, a compiled kernel with more than twelve parameters, a relative clause
+where a noun should stand (`of what` and the like, in docstrings and comments). With `--counts` also
+the lines and files of each folder, the short files that only one other file imports, and rates that
+fall where code gets simpler.
 """
 
 import ast
+import io
 import itertools
 import re
 import sys
+import tokenize
 from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 OPENINGS = re.compile(r"(What|The same|As `|Those|How|Which|Where|Whether)\b|As `")
+CLAUSES = re.compile(r"\b(of|with|to|by|from|in|on|for|than)\s+(#\s+)?what\b")
+QUESTION = frozenset((
+    "model", "cluster", "objective", "costs", "search", "constraints", "method", "checkpoint",
+    "target", "granularity", "offload", "dims", "seconds", "simplicity",
+))  # fmt: skip
+"""Arguments that ask for a placement: functions that take four of them pass a question in parts."""
+RUNTIMES = {"accelerate": "accelerate", "llama.cpp": "llama_?cpp", "OpenVINO": "openvino"}
 MAX_PARAMETERS = 12
 SHORT_LINES = 150
 
@@ -66,6 +77,22 @@ def kernels(path: Path, tree: ast.Module) -> Iterator[str]:
             yield f"{path}:{node.lineno}: kernel {node.name} has {count} parameters"
 
 
+def clauses(path: Path, tree: ast.Module) -> Iterator[str]:
+    """Docstrings and comments with a relative clause where a noun should stand."""
+    text = (ROOT / path).read_text(encoding="utf-8")
+    docstrings = {
+        node.value.lineno
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
+    }
+    for token in tokenize.generate_tokens(io.StringIO(text).readline):
+        told = token.type == tokenize.STRING and token.start[0] in docstrings
+        if told or token.type == tokenize.COMMENT:
+            for match in CLAUSES.finditer(token.string):
+                line = token.start[0] + token.string.count("\n", 0, match.start())
+                yield f"{path}:{line}: {match[0]!r}: a noun says it"
+
+
 def class_names(modules: dict[Path, ast.Module]) -> Iterator[str]:
     """Public class names, and names of types, that stand in two places."""
     places: defaultdict[str, list[str]] = defaultdict(list)
@@ -109,13 +136,33 @@ def print_counts(modules: dict[Path, ast.Module]) -> None:
             print(f"{path}: {count} lines, imported by {next(iter(users[name]))} alone")
 
 
+def print_rates(modules: dict[Path, ast.Module]) -> None:
+    """Rates that fall where code gets simpler, not where files are merged."""
+    once = parts = 0
+    for path, tree in modules.items():
+        text = (ROOT / path).read_text(encoding="utf-8")
+        for node in ast.walk(tree):
+            if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
+                private = node.name.startswith("_") and not node.name.endswith("__")
+                once += private and len(re.findall(rf"\b{node.name}\b", text)) == 2
+                given = {arg.arg for arg in (*node.args.args, *node.args.kwonlyargs)}
+                parts += len(given & QUESTION) >= 4
+    print(f"{once:6} private functions whose name stands once beside their definition")
+    print(f"{parts:6} functions with four or more arguments of a question")
+    for name, pattern in RUNTIMES.items():
+        files = [
+            p for p in modules if re.search(pattern, (ROOT / p).read_text(encoding="utf-8"), re.I)
+        ]
+        print(f"{len(files):6} files that name {name}")
+
+
 def main(arguments: list[str]) -> int:
     paths = [Path(a).resolve() for a in arguments if not a.startswith("--")]
     modules = trees(paths or [ROOT / "gdp"])
     violations = [
         text
         for path, tree in modules.items()
-        for check in (summaries, constants, kernels)
+        for check in (summaries, constants, kernels, clauses)
         for text in check(path, tree)
     ]
     violations += class_names(trees([ROOT / "gdp"]))
@@ -123,6 +170,7 @@ def main(arguments: list[str]) -> int:
         print(text)
     if "--counts" in arguments:
         print_counts(modules)
+        print_rates(modules)
     print(f"{len(violations)} violations")
     return bool(violations)
 

@@ -143,7 +143,7 @@ def _read_arrays(folder: Path) -> dict[str, np.ndarray]:
     if (folder / PLAIN).exists():
         where = folder / PLAIN
         return decode_arrays(read_bytes(where, _WEIGHTS_KIND), _WEIGHTS_KIND, str(where))
-    # Orbax may wait for ever for what a damaged file does not hold.
+    # Orbax may wait for ever for bytes that a damaged file does not hold.
     manifest = read_manifest(folder)
     listed = [] if manifest is None else [n for n in manifest.files if n.startswith("weights/")]
     changed = [] if manifest is None else changed_files(folder, manifest)

@@ -41,7 +41,7 @@ class Traceable(Protocol):
         ...
 
     def trace(self) -> "Traced":
-        """The graph, with what was estimated or assumed."""
+        """The graph, with its estimates and assumptions."""
         ...
 
 

@@ -79,7 +79,7 @@ class Question(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_def
 
     def require_cluster(self, given: Cluster) -> None:
         """Raise `PlacementError` with the first difference where another cluster is given; devices
-        with more memory than what was planned with, or with the default reserve of as much, are
+        with more memory than was planned with, or with the default reserve of as much, are
         the same."""
         own = self.machine()
         if own is None:

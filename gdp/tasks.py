@@ -170,7 +170,7 @@ def _checked(work: Callable[[T], R], task: T, digest: str) -> R:
 
 @functools.cache
 def code_digest() -> str:
-    """SHA-256 of the sources of gdp on this machine, and in a checkout of what lies beside."""
+    """SHA-256 of the sources of gdp on this machine, and in a checkout of the folders beside."""
     total = hashlib.sha256()
     for folder in SOURCES:
         for path in sorted(folder.rglob("*.py")):

@@ -197,7 +197,7 @@ def _classes(problem: Problem) -> tuple[Float[np.ndarray, "Q D"], Int[np.ndarray
     seconds = least_group_seconds(problem)
     group, weight, size = held_weights(problem)
     held = np.bincount(group, size, problem.num_groups)
-    own = np.zeros(problem.num_groups)  # a class of its own for what shares weights
+    own = np.zeros(problem.num_groups)  # a class of its own for groups that share weights
     sharing = np.unique(group[np.bincount(weight)[weight] > 1])
     own[sharing] = 1 + sharing
     # In single precision, as sums of equal seconds in other orders differ.

@@ -193,7 +193,8 @@ class _Builder:
                 self.rows.add_row([[self.first_e + v]], [[-1.0]], -float(span_s.min()))
                 continue
             columns, values = self._ends(u, v)
-            # Seconds by the device of one end; for both ends, with y for what changes devices.
+            # Seconds by the device of one end; for both ends, with y for tensors that change
+            # devices.
             by = span_s.min(axis=0) if u < 0 else span_s.min(axis=1) if v == n else np.diag(span_s)
             by = np.where(np.isfinite(by), by, 0.0)
             home = group[v] if u < 0 else group[u]

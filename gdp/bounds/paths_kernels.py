@@ -218,7 +218,7 @@ def _follow(head_s, busy_s, before, path_s, node, after):
 @numba.njit(**INNER)
 @typing.no_type_check
 def _place(p, w, op, d, count, home):
-    """Put op on device d after the nodes so far: (number of nodes, bound of what follows)."""
+    """Put op on device d after the nodes so far: (number of nodes, bound of the rest)."""
     num_devices = p.op_s.shape[1]
     num_machines = num_devices + p.num_channels
     opened = False
@@ -366,7 +366,7 @@ def least_span(p, w, home, target_device, limit):
     best_s = np.inf
     op, branches = np.int64(0), 0  # a bare 0 is a literal, for which all is compiled once more
     w.start_node[0] = 0
-    fresh, bound_s = True, 0.0  # whether op was just reached, and the bound of what is placed
+    fresh, bound_s = True, 0.0  # whether op was just reached, and the bound of the placed ops
     while op >= 0:
         if fresh:
             w.num_choices[op] = _rank_choices(

@@ -58,7 +58,7 @@ def profile(
 ) -> None:  # fmt: skip
     """Measure models kernel by kernel, at the level that `gdp run` executes.
 
-    Without -o, `place`, `run` and `report` predict by what was learned from then on; with it a
+    Without -o, `place`, `run` and `report` predict by the learned costs from then on; with it a
     file is written for `gdp calibrate`.
 
     MODEL is what `gdp place` takes: ONNX models with --device cpu:CORE, JAX functions

@@ -190,9 +190,10 @@ def finetune(
 ) -> None:  # fmt: skip
     """Adapt the policy to one model and cluster; writes a checkpoint for `gdp place`.
 
-    It starts from what `--method auto` finds with as many evaluations; those come on top. Half of
-    the placements then try other gates of the superposition network, a tenth teach the weights by
-    PPO, and the rest is a local search. `gdp tune` learns from runs of the model on this machine.
+    It starts from the answer of `--method auto` with as many evaluations; those come on top. Half
+    of the placements then try other gates of the superposition network, a tenth teach the weights
+    by PPO, and the rest is a local search. `gdp tune` learns from runs of the model on this
+    machine.
     """
     from gdp.commands.finetuning import finetune as tune
     from gdp.learn.metrics import progress_bar

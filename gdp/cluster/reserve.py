@@ -88,7 +88,7 @@ LARGE_UNIFIED_BYTES = 36 * GIB
 
 
 def default_reserve(device: Device, runtime: str = "") -> int:
-    """Bytes that are kept by default of what a device reports."""
+    """Bytes that are kept by default of a device's reported memory."""
     total = device.total_bytes
     kind = "processor" if device.is_cpu or device.is_unified else "accelerator"
     if device.is_apple:
@@ -98,7 +98,7 @@ def default_reserve(device: Device, runtime: str = "") -> int:
 
 
 def reserved(device: Device, reserve_bytes: int | None = None) -> Device:
-    """The device with these bytes kept of what it reports, by default those of the table."""
+    """The device with these bytes kept of its reported memory, by default those of the table."""
     total = device.total_bytes
     kept = default_reserve(device) if reserve_bytes is None else reserve_bytes
     if not 0 <= kept < total:

@@ -160,7 +160,7 @@ HARDLY = 0.8
 TRY_SHARE = 0.6
 """Of the budget that is left, for each map that may lack room for caches; the last has the rest."""
 MOST_PLANS = 4
-"""Plans that are made until the caches of what they offload have room."""
+"""Plans that are made until the caches of their offloaded modules have room."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -218,9 +218,9 @@ def _with_room_for_caches(
 ) -> Result:
     """The best map whose main device has room for the caches of offloaded modules, too.
 
-    Searches count caches where weights rest. So they are told of less memory: by the caches of what
-    cannot but be offloaded, and by more where that leaves too little room. The bound knows nothing
-    of caches on the host, so it holds for every map.
+    Searches count caches where weights rest. So they are told of less memory: by the caches of all
+    that cannot but be offloaded, and by more where that leaves too little room. The bound knows
+    nothing of caches on the host, so it holds for every map.
 
     Raises:
         InfeasibleError: if nothing fits.

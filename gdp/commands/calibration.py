@@ -85,7 +85,7 @@ class Remembered:
 def remember_profile(profile: Profile) -> Remembered:
     """Keep what a profile teaches of this machine, where `place`, `run` and `report` find it.
 
-    Seconds after learning are of every model by what the others teach, of a lone one by its own.
+    Seconds after learning are of every model by the others' runs, of a lone one by its own.
 
     Raises:
         ProfileError: if the profile is of another machine, holds no models, was made while the
@@ -159,7 +159,7 @@ class _Observed:
 
 def _observed(model: ProfiledModel, cluster: Cluster) -> _Observed:
     """Measured seconds of the kernels of each op type, beside what shipped costs predict; kernels
-    are scaled to what the whole model took."""
+    are scaled to the whole model's seconds."""
     graph, device = model.graph, cluster.devices[0]
     base, label = resolve_costs(SHIPPED, cluster, graph)
     prepared = prepare_problem(graph, cluster, costs=base)

@@ -211,7 +211,7 @@ def _imported(model: _Model) -> tuple[OpGraph | None, str]:
 
 
 def _add(manifest: CorpusManifest, folder: Path, model: _Model, graph: OpGraph) -> None:
-    """Save a graph, in the place of what the same model was before."""
+    """Save a graph, in the place of the same model's earlier one."""
     old = next((e for e in manifest.graphs if e.arguments.get("from") == model.spec), None)
     taken = {entry.name for entry in manifest.graphs}
     name = base = model.stem if model.stem == model.family else f"{model.family}-{model.stem}"

@@ -124,7 +124,7 @@ def run(
 
 @dataclass(frozen=True)
 class ReadyPlacement:
-    """A placement with what predicts it."""
+    """A placement with its prediction's problem."""
 
     prediction: Prediction
     prepared: PreparedProblem

@@ -52,7 +52,7 @@ class TimePart(NamedTuple):
     """A part of the time of a phase."""
 
     cause: str  # of `CAUSES`
-    device: str  # "" for what lies between devices
+    device: str  # "" for tensors between devices
     share: float
 
     @property
@@ -297,7 +297,7 @@ def fit(
     search: Search | None = None,
     progress: Callable[[str, float], None] | None = None,
 ) -> list[FitRow]:
-    """Rows of what fits and how fast, one for every machine, scheme, prompt and batch.
+    """Rows of fit and speed, one for every machine, scheme, prompt and batch.
 
     Every row is a placement of its own, for latency; where the plan of another row is better for
     it, as that of a longer prompt or of a machine with fewer devices may be, it is taken. A request
@@ -316,7 +316,7 @@ def fit(
             fits. Default: those of prompt and new.
         costs: As `gdp.place` takes them.
         search: Budget of each placement. Default: one second.
-        progress: Called with what begins and the share of the rows that are done.
+        progress: Called with the row that begins and the share of the rows that are done.
 
     Raises:
         ModelError, ClusterError: A file cannot be read, or a scheme is unknown.

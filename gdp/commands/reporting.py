@@ -78,7 +78,7 @@ def _write(
 
 
 def report_tuned(graph: OpGraph, tuned: Tuned, cluster: Cluster, path: str | Path) -> None:
-    """Write the page of a tuned placement, with what the machine taught, by the costs learned.
+    """Write the page of a tuned placement, with the machine's lessons, by the costs learned.
 
     Args:
         graph: The model.

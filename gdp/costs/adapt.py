@@ -149,13 +149,13 @@ class Adaptation:
         return _variance(name, self.spread)
 
     def log_factor(self, effects: Iterable[str]) -> float:
-        """Log of the multiplier of what has these effects."""
+        """Log of the multiplier of an op or a transfer with these effects."""
         return sum(float(self.mean[self.column[e]]) for e in effects if e in self.column)
 
     def sampled(self, seed: int) -> "Adaptation":
         """One draw of the multipliers from the posterior, as an adaptation without doubt.
 
-        Matheron's rule: a draw of the prior, corrected by what it gets wrong of the observations.
+        Matheron's rule: a draw of the prior, corrected by its errors of the observations.
         """
         rng = np.random.default_rng(seed)
         drawn = rng.normal(0.0, np.sqrt(self.variance))

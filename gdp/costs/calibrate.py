@@ -344,7 +344,7 @@ def _kernel_errors(
     seconds: Float[np.ndarray, "K"],
     datasheet: Float[np.ndarray, "K"],
 ) -> list[KernelPrediction]:
-    """Measured against predicted where kernels agree, and where they do not, of what they share."""
+    """Errors per kernel; kernels that fuse differently are merged before they are compared."""
     timed = [k for k in model.kernels if k.ops]
     members, of_group = components([k.ops for k in timed], group)
     measured = np.array([sum(timed[k].seconds for k in own) for own in members])

@@ -84,7 +84,7 @@ def encode(
         for name in types:
             if name in index:
                 hot[k, v + index[name]] = 1.0
-    # Far outside of what was measured, shapes say nothing reliable; sizes still do.
+    # Far outside of the measured range, shapes say nothing reliable; sizes still do.
     other = np.clip((features.other - ensemble.other_mean) / ensemble.other_scale, -4.0, 4.0)
     return log_terms(features.size), np.concatenate([other, hot], axis=1), lead
 
@@ -123,7 +123,7 @@ def predict(ensemble: Ensemble, features: KernelFeatures) -> Float[np.ndarray, "
 
 @dataclass(frozen=True)
 class KernelNetworks:
-    """Seconds of the kernels that a runtime makes of a graph, by what it fuses and an ensemble."""
+    """Seconds of the kernels that a runtime makes of a graph, by its fusions and an ensemble."""
 
     fusions: FusionTable
     ensemble: Ensemble

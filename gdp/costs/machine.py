@@ -210,8 +210,8 @@ def runtime_versions(runtime: str) -> dict[str, str]:
 def remembered_costs(
     base: CostModel, label: str, cluster: Cluster, graph: OpGraph
 ) -> tuple[CostModel, str]:
-    """The costs with what is remembered of this machine, and their label; as given where nothing
-    is."""
+    """The costs with all that is remembered of this machine, and their label; as given where
+    nothing is."""
     if not _any_records():
         return base, label
     known = knowledge(cluster, runtime_of(graph), label)
@@ -235,7 +235,7 @@ def _fit(encoded: tuple[bytes, ...]) -> Adaptation:
 
 
 def recorded_costs(base: CostModel, label: str, record: MachineRecord) -> tuple[CostModel, str]:
-    """The costs with what one record says, and their label.
+    """The costs as one record corrects them, and their label.
 
     Raises:
         ProfileError: if the record is relative to other costs.

@@ -3,8 +3,8 @@ the device that computes at every use.
 
 An offload device stands for that in a cluster. An op on it takes the time of its weights' way to
 the main device and of its computation there; its tensors are the main device's, so that nothing
-has to be moved between the two. The main device keeps room for what streams through it. What this
-leaves out: the main device and its offload device could overlap here, while accelerate copies,
+has to be moved between the two. The main device keeps room for weights that stream through it. What
+this leaves out: the main device and its offload device could overlap here, while accelerate copies,
 then computes. Placements that keep modules whole are chains, in which nothing overlaps.
 """
 
@@ -28,7 +28,7 @@ host memory.
 """
 DISK_LATENCY_S = 100e-6
 HOST_POOL = "host memory"
-MAX_SHARE = 0.5  # of a memory that is kept for what streams, at most
+MAX_SHARE = 0.5  # of a memory that is kept for streamed weights, at most
 
 
 def offload_targets(device_names: Sequence[str]) -> list[str]:
@@ -92,7 +92,7 @@ def with_offload(cluster: Cluster, targets: Sequence[str], reserved_bytes: int =
         for i in hosts:
             devices[i] = replace(devices[i], memory_pool=devices[i].memory_pool or HOST_POOL)
     devices += [_offload_device(base.devices[main], t, devices, streamed) for t in targets]
-    # What is said of the main device holds for what stands for its weights, too.
+    # Constraints on the main device hold for the device that stands for its weights, too.
     rows = np.array([*range(d), *[main] * k])
     same = rows[:, None] == rows[None, :]
     bandwidth = np.where(same, np.inf, cluster.link_bytes_per_s[np.ix_(rows, rows)])

@@ -38,7 +38,7 @@ PRIOR: Mapping[str, float] = {
     "cheap": 5e-11,
     "reduction": 1e-10,  # an element, along the last axis
     "reduction_across": 1e-10,  # along others
-    "bytes": 2e-11,  # of what is not multiplied, between fused loops
+    "bytes": 2e-11,  # of tensors that are not multiplied, between fused loops
     "cold_bytes": 1e-10,  # of weights that the caches cannot hold from one run to the next
 }
 """Seconds per unit of each kind of work, of a server processor with two cores: the start of a fit,

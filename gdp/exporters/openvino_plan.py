@@ -42,7 +42,7 @@ def hetero_plan(
     """Devices of pieces (in order), ops and tensors, from which the loader sets affinities.
 
     OpenVINO breaks some ops up and renames others, so tensors are listed in addition to ops, and
-    the loader finds a device for what neither names.
+    the loader finds a device for nodes that neither names.
 
     Raises:
         PlacementError: if a device would be entered twice: HETERO's subgraphs must not form a cycle

@@ -92,8 +92,9 @@ def bind_to_device(rank, world, on_cpu):
 
 
 def sendable(traced):
-    """The program with copies of what crosses a split and is not contiguous, such as expanded
-    masks: ranks can send and receive nothing else. `SplitPoint`s alone would need no copies."""
+    """The program with copies of tensors that cross a split and are not contiguous, such as
+    expanded masks: ranks can send and receive nothing else. `SplitPoint`s alone would need no
+    copies."""
     stage, stage_of = 0, {}
     for node in traced.graph.nodes:
         stage += "pipe_split" in str(node.target)

@@ -98,7 +98,7 @@ class _Flow:
         return behind & before
 
     def with_copies(self, ops: set[int]) -> set[int]:
-        """The ops and the copies that they alone read: of keys and values, and of what a cache
+        """The ops and the copies that they alone read: of keys and values, and of all that a cache
         holds of them."""
         inside, todo = set(ops), list(ops)
         while todo:

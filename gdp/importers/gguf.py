@@ -345,7 +345,8 @@ def _next_tokens(builder: _ModelBuilder, index: int, parts: Parts, x: int) -> No
 
 
 class _BlockBuilder:
-    """Ops of one block: what mixes tokens, then the feed-forward, each added to what flows past."""
+    """Ops of one block: the mixer of tokens, then the feed-forward, each added to the residual
+    stream."""
 
     def __init__(self, builder: _ModelBuilder, index: int, parts: Parts) -> None:
         self.builder, self.index, self.parts = builder, index, parts
@@ -394,7 +395,7 @@ class _BlockBuilder:
         return [tensor for base, tensor in made.items() if base not in inner]
 
     def add_to(self, x: int, part: int, name: str) -> int:
-        """The sum of what flows past and what a part of the block makes."""
+        """The sum of the residual stream and the output of a part of the block."""
         return self.builder.sum(f"{self.path}.{name}", x, part)
 
 

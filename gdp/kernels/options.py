@@ -1,6 +1,6 @@
 """Options and compiler of all kernels.
 
-A new user waits for what is compiled on the first run. So no wrapper is made that nobody calls:
+A new user waits for the compilation of the first run. So no wrapper is made that nobody calls:
 unpacking a named tuple of fifty arrays compiles more slowly than most kernels. And kernels are
 compiled once, where they are called from Python: numba optimises every function three times over
 and makes machine code of it, and then again inside each function that calls it. Here a kernel that

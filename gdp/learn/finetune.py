@@ -72,7 +72,7 @@ class FinetuneConfig:
     evaluations: int = 800  # simulations of placements not evaluated before, at most
     samples: int = 16  # placements per update
     explore: float = 0.5  # share of the evaluations that tries other gates first
-    portfolio: bool = True  # start from what `auto` finds with as many evaluations
+    portfolio: bool = True  # start from the answer of `auto` with as many evaluations
     search: float = 0.4  # share of the evaluations for a local search at the end
     epochs: int = 3  # optimiser steps per update
     gate_updates: int = 3  # updates in which only gates change
@@ -122,7 +122,7 @@ SMALL = 1000
 """Ops up to which one thread decodes: starting more takes longer."""
 
 Factors = dict[str, Float[np.ndarray, "F"]]
-"""By field of `Head`: the logarithm of what each gate is multiplied by."""
+"""By field of `Head`: the logarithm of each gate's factor."""
 
 
 class _Rated(NamedTuple):
@@ -211,7 +211,7 @@ class Finetuned:
     policy: Policy
     assignment: Assignment
     value_s: float
-    start_s: float  # the best before anything was learned: of `auto`, or of what the policy reads
+    start_s: float  # the best before anything was learned: of `auto`, or of the advisers
     start_evaluations: int  # that `auto` took, on top of the budget
     evaluations: int  # all, those of `auto` included
     history: list[dict[str, float]] = field(default_factory=list)

@@ -85,7 +85,7 @@ class LabelStore:
         evaluations: int,
         found_by: str,
     ) -> Label:
-        """Keep a placement if it is better than what is known; the effort adds up either way."""
+        """Keep a placement if it is better than the known one; the effort adds up either way."""
         device = canonical(problem, device, timing(problem).order)
         cost_s, feasible = judge(problem, device[None])
         previous = self.get(instance, problem)
@@ -105,7 +105,7 @@ class LabelStore:
         return label
 
     def merge(self, labels: list[Label]) -> None:
-        """Take over the labels that are better than what is known of their instances."""
+        """Take over the labels that are better than the known ones of their instances."""
         for label in labels:
             previous = self._labels.get(label.instance.key)
             if previous is None or label.value_s < previous.value_s:

@@ -125,7 +125,7 @@ def validation_points(metrics: list[dict[str, Any]]) -> list[ValidationPoint]:
 
 
 def curve_text(points: list[ValidationPoint]) -> str:
-    """A row for each validation, with a bar for what the best sample costs above the best known."""
+    """A row for each validation, with a bar for the best sample's cost above the best known."""
     if not points:
         return ""
     best = min(range(len(points)), key=lambda i: points[i].greedy * points[i].best)

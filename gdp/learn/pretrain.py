@@ -579,7 +579,7 @@ class _Run:
         network = self.recipe.network
         if self.recipe.start:
             if not (policy_folder(self.recipe.start) / checkpoint.PLAIN).is_file():
-                # A recipe may come from anybody: only plain arrays are read of what it names.
+                # A recipe may come from anybody: only plain arrays are read of the files it names.
                 raise checkpoint.CheckpointError(
                     f"{self.recipe.start!r} of the recipe is no checkpoint with {checkpoint.PLAIN}"
                 )

@@ -39,7 +39,7 @@ class Search:
     evaluations: int | None = None  # simulated placements; None: as many as the seconds allow
     start: Assignment | None = None
     # Share of the best value that fewer transfers and cuts may cost; None: each its own seconds
-    # (`gdp.methods.simplify`). `gdp.api.place` applies it to what a method found; methods know
+    # (`gdp.methods.simplify`). `gdp.api.place` applies it to a method's answer; methods know
     # nothing of it
     simplicity: float | None = None
     chains: int = 1  # searches side by side, each on a core of its own; the best is exchanged
@@ -133,6 +133,7 @@ class Answer:
 
 @runtime_checkable
 class Method(Protocol):
-    """Raises `InfeasibleError` only for what no method can solve; otherwise says so in `reason`."""
+    """Raises `InfeasibleError` only for problems that no method can solve; otherwise says so in
+    `reason`."""
 
     def __call__(self, problem: Problem, search: Search, /) -> Answer: ...

@@ -278,7 +278,7 @@ def _with_teams(
     Pipelines along a few linear orders first, then a search of teams, which has half as many
     evaluations as are asked for: the search of plain placements has as many as without teams, so
     that with the same evaluations the answer is never worse. Of the seconds, teams have more where
-    they are ahead of what heuristics found.
+    they are ahead of the heuristics.
     """
     began_s = time.perf_counter()
     row, best, program = _try(problem, "replicas", _replicas, search, clock.part(PROGRAM_SHARE))

@@ -61,7 +61,7 @@ def mean_send_s(a: Arrays) -> Float[np.ndarray, "T"]:
 
 
 def ranks_to_try(problem: Problem) -> list[Int[np.ndarray, "N"] | None]:
-    """Priorities that differ in what they keep alive; one where they change nothing."""
+    """Priorities that differ in the tensors they keep alive; one where they change nothing."""
     if not objective_of(problem).ordered:
         return [None]
     return [None, upward_rank(problem), np.arange(problem.num_ops), depth_first_rank(problem)]

@@ -120,7 +120,7 @@ def _together(
     problem: Problem, group_device: Int[np.ndarray, "G"], ranks: list[Int[np.ndarray, "N"] | None]
 ) -> Iterator[list[Assignment]]:
     """Put on one device all that devices of its memory hold, as far as it may be there: it holds no
-    copies of what they would send to each other."""
+    copies of the tensors that they would send to each other."""
     pool, groups = problem.cluster.pool, np.arange(problem.num_groups)
     for to in np.flatnonzero(pool >= 0).tolist():
         moves = (pool[group_device] == pool[to]) & problem.group_allowed[groups, to]

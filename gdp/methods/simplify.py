@@ -2,13 +2,13 @@
 
 A simulator knows costs to a few percent at best, so that differences far below that are not real,
 while every transfer and every piece of a cut model costs a runtime something that it does not know.
-So a placement counts with what its transfers and pieces may take beyond their prediction, one
-standard deviation (`CutSeconds`), and of those within a share of the best the one of least seconds
-is taken: from those that a method has seen, and from what a greedy walk makes of the best of them.
-Where a share was asked for, it is the one with the fewest transfers and pieces within that. Of
-equal ones the one whose fullest device is emptiest is taken; and where a device is nearly full, ops
-at the borders of its parts move on, for nothing or within the share asked for, since runtimes need
-memory that no plan knows of.
+So a placement counts with the seconds that its transfers and pieces may take beyond predictions,
+one standard deviation (`CutSeconds`), and of those within a share of the best the one of least
+seconds is taken: from those that a method has seen, and from the results of a greedy walk from the
+best of them. Where a share was asked for, it is the one with the fewest transfers and pieces within
+that. Of equal ones the one whose fullest device is emptiest is taken; and where a device is nearly
+full, ops at the borders of its parts move on, for nothing or within the share asked for, since
+runtimes need memory that no plan knows of.
 
 Axes: N ops, T tensors, D devices, K moves.
 """
@@ -91,7 +91,7 @@ class CountedPlacement(NamedTuple):
 
     @property
     def weighed_s(self) -> float:
-        """The value with what its cuts may take beyond it."""
+        """The value with the seconds that its cuts may take beyond it."""
         return self.value_s + self.cuts_s
 
 
@@ -150,11 +150,11 @@ def simpler(
     clock: Clock | None = None,
     adaptation: Adaptation | None = None,
 ) -> Answer:
-    """A method's answer, or a simpler placement, with a note of what that costs; of those looked at
+    """A method's answer, or a simpler placement, with a note of its cost; of those looked at
     before the clock is over.
 
     The simplest within `search.simplicity` of it; where that is None, of those within `SHARE` the
-    one of least seconds with those of its cuts, by what was learned of the machine.
+    one of least seconds with those of its cuts, by the costs learned of the machine.
     """
     best = answer.assignment
     # What meets in host memory is compared with published optima: nothing is given away there.
@@ -421,7 +421,7 @@ def _moves(
 ) -> Iterator[_Move]:
     """Whole islands, and their first or last ops in topological order, to a device that they
     exchange tensors with; only where at least `saved` transfers fewer are left. An island is a
-    connected part of what one device runs; small ones come first."""
+    connected part of one device's ops; small ones come first."""
     count = _Counting(problem, device)
     for groups in sorted(_islands(problem, device), key=len):
         if budget.sweeps <= 0 or budget.clock.is_over():

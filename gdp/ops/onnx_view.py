@@ -96,7 +96,7 @@ Inferred = Fact | Partial
 
 @dataclass(frozen=True)
 class NodeView:
-    """A node with all that is known of what it reads and makes; None is what is left out."""
+    """A node with all that is known of its inputs and outputs; None stands for one left out."""
 
     name: str
     domain: str

@@ -159,7 +159,7 @@ def advise(
     """The advice, with the answers of advisers that were run already, by name.
 
     Advisers are asked once: where they have been, `prior_answers` comes too late and changes
-    nothing. Once the clock is over, each ends with what it has.
+    nothing. Once the clock is over, each ends with its best so far.
     """
     advisers = _advisers(problem)
     advisers.answers.update(prior_answers)

@@ -34,7 +34,7 @@ def held_bytes(p, s, t, i, copies):
 def room(p, s, op, i):
     """Bytes left on a device with an op's undecided group on it, at its fullest; may be negative.
 
-    Its weights, what any member reads of what is already made, and what the op makes.
+    Its weights, the tensors already made that any member reads, and the op's output.
     """
     weights, tensors, group = s.weight_bytes[i], s.live_bytes[i], p.group[op]
     s.visit[0] += 1
@@ -69,7 +69,7 @@ def pool_room(p, s, i):
 @numba.njit(**INNER)
 @typing.no_type_check
 def crowded_reader(p, s, op, more):
-    """The device that has no room for what the op makes elsewhere and its ops will read.
+    """The device whose placed readers of this op's outputs would overflow its memory.
 
     -1 where there is none, -2 where there are several. `more` [D] is scratch.
     """
@@ -106,7 +106,7 @@ def receive(p, s, t, i):
 @numba.njit(**INNER)
 @typing.no_type_check
 def settle_group(p, s, group, i):
-    """Decide a group's device: its weights come, and what its ops read of what is already made."""
+    """Place a group: add its weights and its already produced inputs to the device's memory."""
     s.group_device[group] = i
     for k in range(p.group_start[group], p.group_start[group + 1]):
         member = p.group_op[k]
@@ -264,7 +264,7 @@ def future_pull(p, s, op, pull, kin, sibling):
 @numba.njit(**INNER)
 @typing.no_type_check
 def advised(p, s, op, mask, row):
-    """Fill in what the advisers say of an op: row 0 of the advice is the incumbent.
+    """Fill in the advisers' devices of an op: row 0 of the advice is the incumbent.
 
     One feature per adviser, then the advisers' votes by quality, the share of the op's readers that
     the incumbent has on the device, and how far the decode has followed the incumbent so far.
@@ -298,7 +298,7 @@ def advised(p, s, op, mask, row):
 @numba.njit(**INNER)
 @typing.no_type_check
 def gather_inputs(p, s, op, mask, row, work):
-    """Fill in what the inputs of an op say, and when they would be on every legal device."""
+    """Fill in the features of an op's inputs, and when they would be on every legal device."""
     ready, missing, sent, resident = work[1], work[3], work[4], work[5]
     total, heaviest, heaviest_bytes = 0.0, -1, -1.0
     for k in range(p.in_start[op], p.in_start[op + 1]):

@@ -143,7 +143,7 @@ class _Relinking:
 def parts_of(
     problem: Problem, device: Int[np.ndarray, "N"], other: Int[np.ndarray, "N"], count: int
 ) -> Bool[np.ndarray, "P N"]:
-    """The ops of each part of what another placement has elsewhere; whole groups.
+    """The ops of each part of the difference to another placement; whole groups.
 
     At least one part for each pair of devices that ops would leave and come to, each pair's ops cut
     along the order of decoding, so that there are about `count`.
@@ -184,7 +184,7 @@ def place_with_policy(
     kept_placement = recall_placement(policy.placed, problem)
     if kept_placement is None:
         return _decoded(problem, policy, search, clock, polish)
-    if search.evaluations is not None:  # two compare what was decoded with what is known
+    if search.evaluations is not None:  # two compare the decoded placement with the known one
         search = replace(search, evaluations=max(1, search.evaluations - 2))
     answer = _decoded(problem, policy, search, clock, polish)
     both = [placement for placement in (answer.assignment, kept_placement) if placement is not None]

@@ -40,7 +40,7 @@ class KeptPlacement(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     rank: str | None = None  # priorities, alike
 
     def __post_init__(self) -> None:
-        """Raises `ValueError` on what `pack` cannot have written."""
+        """Raises `ValueError` on bytes that `pack` cannot have written."""
         for text in (self.device, self.rank or ""):
             unpack(text, WIDE)
 

@@ -26,7 +26,7 @@ from gdp.sim.latency import num_threads
 
 TIGHTER = (0.95, 0.9, 0.8, 0.7, 0.6, 0.5)
 """Shares of all limits that are tried next."""
-ROUNDS = 7  # of limits lowered by what was missing, device by device
+ROUNDS = 7  # of limits lowered by the missing bytes, device by device
 
 
 def fitting_greedy(
@@ -35,7 +35,7 @@ def fitting_greedy(
     """(the view, its limits lowered as far as needed; the greedy placement under them; simulations
     it took).
 
-    First each limit is lowered by what its own device missed, then all by the same share. Where
+    First each limit is lowered by its own device's missing bytes, then all by the same share. Where
     nothing will do until the clock is over, the view as it is and the placement that overflows.
     """
     clock, rules = clock or Clock(None), len(rules_of(problem))
@@ -145,7 +145,7 @@ class _Work:
     ) -> None:
         self.policy, self.problem, self.seed = policy, problem, seed
         self.clock, self.most = clock, most
-        self.spent = 0  # evaluations of what is not among the placements
+        self.spent = 0  # evaluations of others than the placements
         self.threads = num_threads() if problem.num_ops > 2000 else 1
         self.limits: Float[np.ndarray, "D"] | None = None
         self.devices: list[Int[np.ndarray, "K N"]] = []

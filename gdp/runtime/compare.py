@@ -11,7 +11,7 @@ RELATIVE_TOLERANCE = 1e-4
 """Of the largest magnitude in a tensor: other fusions add up in another order. Types of fewer
 digits are allowed two of their rounding errors."""
 QUANTISED_TOLERANCE = 1 / 128
-"""Of the largest magnitude, for what is computed from quantised values: one step of 8 bits."""
+"""Of the largest magnitude, for results of quantised values: one step of 8 bits."""
 
 Arrays = Mapping[str, np.ndarray]
 
@@ -21,7 +21,7 @@ class Repeatable:
     """Values of a model that are not repeatable exactly, by name."""
 
     random_ops: tuple[str, ...] = ()  # "RandomNormal 'noise'"
-    random: frozenset[str] = frozenset()  # drawn, or computed from what was drawn
+    random: frozenset[str] = frozenset()  # drawn, or computed from drawn values
     # Behind a quantiser; how far a rounding step moves the value, 0 where only its type tells.
     step: Mapping[str, float] = field(default_factory=dict)
 

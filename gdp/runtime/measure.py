@@ -33,7 +33,7 @@ PRECISION = 0.03
 """Measuring ends where the 95% interval of every rate is narrower than this share of its value."""
 
 Progress = Callable[[str, float | None], None]
-"""Called with what is done now and, where it is known, the share of it that is done."""
+"""Called with the current step and, where it is known, the share of it that is done."""
 
 
 @dataclass(frozen=True)
@@ -148,7 +148,7 @@ def measure(contenders: Mapping[str, Contender], measuring: Measuring) -> dict[s
     names = list(contenders)
     while True:
         rounds, began_s = len(runs[names[0]].counts), spent_s
-        # Another order every round: what follows a contender finds other caches than what leads it.
+        # Another order every round: a follower finds other caches than the leader.
         for name in names[rounds % len(names) :] + names[: rounds % len(names)]:
             spent_s += runs[name].add(name, cap_s)
         left_s = measuring.seconds - spent_s

@@ -104,7 +104,7 @@ def _by_member(report: RunReport) -> dict[int, tuple[float, ...]]:
 def _shares(
     graph: OpGraph, cluster: Cluster, base: CostModel, prediction: Prediction, plan: ExecutionPlan
 ) -> list[list[Share]]:
-    """The ops of every segment with what the base costs predict, ops alike together."""
+    """The ops of every segment with their predictions by the base costs, ops alike together."""
     if getattr(base, "reads_unfused", False):
         rows, segment = graph, plan.segment
     else:

@@ -277,7 +277,7 @@ def _slower(objective: str, rows: Mapping[str, Row]) -> list[str]:
 
 
 def rescaled(report: RunReport) -> RunReport:
-    """The report with predictions scaled to what the uncut model took on one device, which a note
+    """The report with predictions scaled to the uncut model's seconds on one device, which a note
     says; as it was where nothing predicts that or it was right."""
     single = report.baselines.get(SINGLE)
     if single is None or single.predicted_latency_s is None:

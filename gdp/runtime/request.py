@@ -56,7 +56,7 @@ class RunRequest:
         self, plan: ExecutionPlan, rows: Mapping[str, Row], comparison: "Comparison",
         single: int | None = None, **execution: Any,
     ) -> RunReport:  # fmt: skip
-        """The report on what was measured.
+        """The report on the measured runs.
 
         Args:
             plan: Segments that were executed.

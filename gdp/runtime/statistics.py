@@ -55,7 +55,7 @@ class CompletionWindow:
 
     first: int  # starts the clock; -1 where the entry of the first sample does
     last: int
-    finish_s: Float[np.ndarray, "K"]  # from what starts the clock to the last
+    finish_s: Float[np.ndarray, "K"]  # from the start of the clock to the last
 
     @property
     def samples(self) -> int:

@@ -215,7 +215,7 @@ def _channels(cluster: Cluster) -> Int[np.ndarray, "D D"]:
 
 
 def _is_direct(cluster: Cluster, channel: Int[np.ndarray, "D D"], a: Arrays) -> bool:
-    """True if arrivals of what a device sends depend on its own finishes alone."""
+    """True if arrivals of a device's tensors depend on its own finishes alone."""
     source, to = np.nonzero(~np.eye(cluster.num_devices, dtype=bool))
     smallest = a.sent_bytes.min(initial=np.iinfo(np.int64).max)
     rates = a.latency_s[source, to], float(smallest), a.bytes_per_s[source, to]

@@ -7,7 +7,7 @@ per device. A tensor is held
 * on a device that receives it: from when the channel takes the transfer until its last reader
   there has finished;
 * on the host, where an `Output` op reads it: until the run ends.
-Intervals are half open: what ends at an instant makes room for what starts at it.
+Intervals are half open: a tensor that ends at an instant makes room for one that starts at it.
 
 A full pipeline (throughput). Each device runs its ops of one sample in topological order, and holds
 * weights, as above;

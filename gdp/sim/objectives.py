@@ -1,8 +1,8 @@
 """Table of the objectives, and their evaluation.
 
-Everything here and above asks a row for what it is, never for its name. What only some objectives
-have (bounds, exact programs, compiled annealers) is a table of its own, keyed by name, on the floor
-that has it: `gdp.bounds.best.BOUNDS`, `gdp.methods.exact.method.PROGRAMS`,
+Everything here and above asks a row for its properties, never for its name. What only some
+objectives have (bounds, exact programs, compiled annealers) is a table of its own, keyed by name,
+on the floor that has it: `gdp.bounds.best.BOUNDS`, `gdp.methods.exact.method.PROGRAMS`,
 `gdp.methods.annealing.annealer.ANNEALERS`.
 
 Axes: N ops, D devices, B placements.

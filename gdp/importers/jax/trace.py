@@ -217,7 +217,7 @@ class JaxModel:
         return bool(self.options.get("has_aux", False))
 
     def trace(self) -> Traced:
-        """The graph, with what was estimated or assumed."""
+        """The graph, with its estimates and assumptions."""
         return _traced(self._listing(record=False))
 
     def record(self) -> RecordedJax:
@@ -527,7 +527,7 @@ def _leaves(tree: Any) -> list[tuple[str, Any]]:
 
 
 def _traced(listing: TracedCall) -> Traced:
-    """The graph of a listing, with what was estimated or assumed."""
+    """The graph of a listing, with its estimates and assumptions."""
     program = listing.program
     return Traced(
         build(listing.label, program, listing.results),

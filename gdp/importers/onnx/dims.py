@@ -185,7 +185,7 @@ class Dimensions:
             self._check(values)
 
     def shape(self, value: ir.Value) -> tuple[int | None, ...] | None:
-        """The declared shape of a value with what is bound filled in; None: unknown rank."""
+        """The declared shape of a value with bound dimensions filled in; None: unknown rank."""
         if value.shape is None:
             ranks = range(sum(key.startswith(f"{value.name}:") for key in self.sizes))
             named = tuple(self.sizes.get(f"{value.name}:{axis}") for axis in ranks)

@@ -68,7 +68,7 @@ class Roles:
         self.ops = [node for node in graph if node not in self.weight_nodes]
 
     def is_weight(self, value: ir.Value) -> bool:
-        """Stored, or computed from what is stored alone."""
+        """Stored, or computed from stored values alone."""
         maker = value.producer()
         if maker is None:
             return value.is_initializer()
@@ -221,7 +221,7 @@ def _detail(view: NodeView) -> OpDetail:
 
 
 def _arithmetic(view: NodeView) -> str:
-    """The type that an op computes in: of its first floating input, else of what it makes."""
+    """The type that an op computes in: of its first floating input, else of its output."""
     if (rule := ONNX.get(view.op_type)) is not None and rule.integer:
         return "int8"
     facts = [*view.inputs, *view.outputs]

@@ -76,7 +76,7 @@ def load_onnx_model(
         unknown: "estimate" to estimate the costs of operators of unknown domains.
 
     Returns:
-        The graph, the prepared model, and lists of what was estimated or assumed.
+        The graph, the prepared model, and lists of estimates and assumptions.
 
     Raises:
         ModelError: one line that says what is wrong with the model.

@@ -47,8 +47,8 @@ _STRIPPED = onnx.TensorProto(
     external_data=[onnx.StringStringEntryProto(key="location", value="stripped")],
 ).SerializeToString()
 
-# Kept of a node's metadata: where it comes from in the source. The rest of what exporters write
-# (stack traces, source text) is nine tenths of a file and of no use to a placement.
+# Kept of a node's metadata: where it comes from in the source. The other metadata that exporters
+# write (stack traces, source text) is nine tenths of a file and of no use to a placement.
 _KEPT_METADATA = ("namespace", "pkg.torch.onnx.name_scopes")
 
 

@@ -392,7 +392,7 @@ def _loop(facts: Facts, node: ir.Node, view: NodeView) -> list[Inferred]:
         scanned = results[len(states) :]
         after = [r for r in results[: len(states)] if isinstance(r, Tensor | TensorList)]
         if trips == 0:
-            break  # visited for the shapes of what it would have made
+            break  # visited for the shapes of its would-be outputs
         traced = trip + 1 == TRACED_TRIPS or facts.visits > TRACED_NODES
         settled = after == states or traced
         times = trips - trip if settled else 1

@@ -206,14 +206,14 @@ def _arguments(args: Any, kwargs: Any) -> dict[str, Any]:
 
 
 class _Input(NamedTuple):
-    """A place in what a layer returns where it returns an input, or a tensor like it."""
+    """A place in a layer's result that holds an input, or a tensor like it."""
 
     path: str
     is_fresh: bool
 
 
 def _returned(result: Any, inputs: Mapping[str, Any]) -> Any:
-    """The form of what a layer returned, from which a skipped one makes its result."""
+    """The form of a layer's result, from which a skipped one makes its own."""
     import torch
 
     tensors = {p: t for p, t in inputs.items() if isinstance(t, torch.Tensor)}
@@ -416,8 +416,8 @@ def _is_tensor(value: Any) -> bool:
 def settle(stacks: list[Stack], make: Callable[[], Callable[[], object]]) -> list[Stack]:
     """The stacks that can be cut, with their kinds by how a run of the cut model calls the layers.
 
-    Runs again with what was found until nothing new is; raises `UncuttableError` where no stack is
-    left.
+    Runs again with all that was found until nothing new is; raises `UncuttableError` where no stack
+    is left.
     """
     for _ in range(_MOST_RUNS):
         if not stacks:

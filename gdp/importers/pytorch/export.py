@@ -38,9 +38,9 @@ def exported(
     """The module as an `ExportedProgram` of functional ATen ops; what was assumed goes to `notes`.
 
     Parameters and inputs may be real, fake, or on the meta device. Ops that write in place are
-    replaced by ones that do not, and their results stand for what they wrote. Where the code asks
-    what its data are, it goes the way of the example inputs, if these and the weights are real.
-    Raises `ModelError` where the module cannot be exported.
+    replaced by ones that do not, and their results stand for the written tensors. Where the code
+    asks what its data are, it goes the way of the example inputs, if these and the weights are
+    real. Raises `ModelError` where the module cannot be exported.
     """
     torch = import_torch()
 

@@ -237,7 +237,7 @@ class HuggingFaceModel(Phase):
         saved = saved_bytes(self.model, self.options.get("stored", {}))
         if sum(sizes.values()) - saved <= room_bytes:
             return
-        # As in `complete`: of what is not read, modules with parameters are held, not lone buffers.
+        # As in `complete`: of the unread, modules with parameters are held, not lone buffers.
         read = self._storages_read()
         total = sum(size for storage, size in sizes.items() if storage in read) - saved
         total += sum(unread_weights(self.model, read, {}).values()) if read else 0

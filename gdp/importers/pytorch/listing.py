@@ -28,14 +28,14 @@ class ExportedOps(ProgramOps):
     value_of: dict[Any, Any] = field(default_factory=dict)
     op_of: dict[Any, int] = field(default_factory=dict)  # of the nodes that are ops
     by_storage: dict[int, Value] = field(default_factory=dict)
-    weight_of: dict[object, Value] = field(default_factory=dict)  # by what identifies it
+    weight_of: dict[object, Value] = field(default_factory=dict)  # by its identity
     parameters: int = 0  # numbers in all parameters, tied ones once
     prefix: str = ""  # of module paths, cut off
     open_sizes: set[str] = field(default_factory=set)  # symbols of sizes that depend on data
 
 
 def list_inputs(listing: ExportedOps, nodes: Sequence[Any], weights: Mapping[Any, object]) -> None:
-    """The placeholders: weights by what identifies each (tied ones share it), the others are
+    """The placeholders: weights by their identity (tied ones share it), the others are
     inputs, or no tensors."""
     leaf = listing.weight_of
     for node in nodes:
@@ -382,7 +382,7 @@ def dtype_name(dtype: Any) -> str:
 
 
 def _dtype(tensors: Sequence[Any]) -> str:
-    """Of the arithmetic: the first floating type of what is read and made, else the last type."""
+    """Of the arithmetic: the first floating type of inputs and outputs, else the last type."""
     for tensor in tensors:
         if tensor.dtype.is_floating_point:
             return dtype_name(tensor.dtype)

@@ -44,7 +44,7 @@ class TorchModel:
     - `dynamic_shapes`, as `torch.export.export` takes them: sizes are those of the example inputs;
     - `held`, names of inputs that stay on the devices that read them, such as caches;
     - `optimizer`: "sgd", "momentum", "adam", "adamw", a class of `torch.optim` or None, which makes
-      it a training step; `loss`: a function from what the module returns to the loss;
+      it a training step; `loss`: a function from the module's output to the loss;
     - `stored`: how quantised weights are stored, by their path (`gdp.importers.pytorch.quantised`);
       `assumed`: what is said of them.
     """
@@ -79,7 +79,7 @@ class TorchModel:
         return getattr(self.module, self.prefix) if self.prefix else self.module
 
     def trace(self) -> Traced:
-        """The graph, with what was estimated or assumed."""
+        """The graph, with its estimates and assumptions."""
         if self.trains:
             from gdp.importers.pytorch.training import list_training_step
 

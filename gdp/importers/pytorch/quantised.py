@@ -304,7 +304,7 @@ def stored_weights(model: Any, config: Config, where: str) -> dict[str, StoredWe
 
 
 def _converted(model: Any, scheme: Scheme, config: Config) -> Iterable[tuple[str, Weight]]:
-    """Parameters that a scheme converts, by transformers' own rules for what is left out."""
+    """Parameters that a scheme converts, by transformers' own rules for modules left out."""
     import torch
     from transformers.pytorch_utils import Conv1D
     from transformers.quantizers.base import HfQuantizer

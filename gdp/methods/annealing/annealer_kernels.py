@@ -558,7 +558,7 @@ def pipeline_overflow(a, m, w, c, loads):
 @numba.njit(**BARE)
 @no_type_check
 def anneal_period(m, a, w, c, p, loads, guides, plan, order, place, guide_weight, steps):
-    """Anneal the period by what each move changes. True: stop, it fits.
+    """Anneal the period by each move's changes. True: stop, it fits.
 
     `guides` is the current and the best mean square of the loads: the period alone is flat, as most
     moves leave the busiest device alone.

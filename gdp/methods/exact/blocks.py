@@ -6,7 +6,7 @@ on CPUs are at even positions, and positions never fall along an edge: that make
 prevents deadlock. Along the ladder
 
     start(b) >= finish(u) for every tensor that b reads and op u outside b makes
-    finish(b) = start(b) + tensor_s of what b reads + compute_s + tensor_s of what others read
+    finish(b) = start(b) + tensor_s of b's inputs + compute_s + tensor_s of the outputs others read
 
 (Tarnawski et al. 2020, arXiv 2006.16423, appendix: contiguous with one block per accelerator, which
 is an accelerator's position; with more, each block has an owner that it waits for.)

@@ -18,7 +18,8 @@ holds. Load is submodular: with u, and without v, a device is busy for at least
    devices too busy, or because it takes more transfers than the work leaves time for. The devices
    have so much time below the known value; work takes its share of it, transfers get the rest.
 4. Nodes of which no two can be together sit on devices of their own; among equal devices, which is
-   free. Then a node is barred from a device where it cannot be with what is there for sure.
+   free. Then a node is barred from a device where it cannot be with the nodes that are there for
+   sure.
 
 Axes: G groups, V nodes, D devices, H hyperedges, P pins, K weights that nodes share.
 """
@@ -397,8 +398,8 @@ def _join_dear(model: LoadHypergraph, upper_s: float, clock: Clock) -> LoadHyper
     weight = _incident_s(model)
     target = np.arange(model.num_nodes)
     for u, v in sorted({(u, v) for p in model.pins for u, v in itertools.combinations(p, 2)}):
-        # Two paying devices pay for what parts them, of a paying one and a CPU only the first, and
-        # two CPUs do not pay.
+        # Two paying devices pay for each tensor between them, of a paying one and a CPU only the
+        # first, and two CPUs do not pay.
         if on_cpu[u] and on_cpu[v] and (~model.pays).sum() > 1:
             continue
         network, limit_s = (once, left_s) if on_cpu[u] or on_cpu[v] else (twice, left_s / 2)

@@ -1,8 +1,8 @@
 """Close the gap between a value and its bound, target by target.
 
 Whether anything lies below a low target is decided fast, since little fits below it. The first
-target is the value itself, for problems that are decided at once; then the middle of what is open,
-and the value again when that is near the bound.
+target is the value itself, for problems that are decided at once; then the middle of the open
+interval, and the value again when that is near the bound.
 """
 
 from collections.abc import Callable

@@ -55,7 +55,7 @@ from gdp.sim.objectives import memory_binds, objective_of
 
 _SEARCHED = 30_000  # evaluations of each search that comes first, some tenths of a second
 _SEARCH_SHARE = 0.1  # of the seconds, for it
-_HOT_SHARE = 0.6  # of what it left, for chains that cross the memory limits
+_HOT_SHARE = 0.6  # of the seconds it left, for chains that cross the memory limits
 _HOT_MOST_SHARE = 0.8  # where the program of all devices at once is too large
 _HOT_CHAINS = ChainLimits(60, 24)
 _ROUNDS = 10
@@ -229,7 +229,8 @@ def _by_pairs(
 
 
 def _busy_s(problem: Problem, assignment: Assignment) -> Float[np.ndarray, "D"]:
-    """Seconds of a sample's ops on each device, or of what it sends or receives if that is more."""
+    """Seconds of a sample's ops on each device, or of its transfers either way if these are
+    more."""
     a, device = arrays_of(problem), assignment.device
     busy_s = np.bincount(
         device, a.compute_s[np.arange(problem.num_ops), device], problem.num_devices

@@ -58,7 +58,7 @@ def solve_round(
 ) -> Solution:
     """HiGHS's answer for a region, below an objective, within a share of the clock's seconds.
 
-    A clock of counted work is charged with what such a program takes, by its size and the nodes
+    A clock of counted work is charged with the work of such a program, by its size and the nodes
     that were searched, and limits the nodes beforehand.
     """
     high = program.high.copy()

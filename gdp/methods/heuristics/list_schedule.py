@@ -28,7 +28,7 @@ PRICES = (0.0, 0.1, 0.3, 1.0)
 ROUNDS = 12
 """Schedules under lowered memory limits, at most."""
 _LEAST = 0.02  # share of its memory that is left to a device
-_MORE = 0.1  # share of what is missing that is reserved in addition, times the round
+_MORE = 0.1  # share of the missing bytes that is reserved in addition, times the round
 
 
 def heft(problem: Problem, search: Search) -> Answer:
@@ -41,8 +41,8 @@ def heft(problem: Problem, search: Search) -> Answer:
     group and the tensors alive would not fit is passed over (Baechi: Jeon et al. 2020,
     doi 10.1145/3419111.3421302); the first op of a group that is placed decides for the group.
     Every form is simulated, with the order of its starts and with the upward ranks as priorities.
-    Where memory is short, the last form is planned again under limits lowered by what its run
-    missed, until it fits (`reserved_assignments`). O(E D).
+    Where memory is short, the last form is planned again under limits lowered by the bytes that its
+    run missed, until it fits (`reserved_assignments`). O(E D).
     """
     if (refusal := unsupported(problem, "heft")) is not None:
         return refusal
@@ -74,8 +74,8 @@ def critical_path(problem: Problem, search: Search) -> Answer:
     are the order of ops whose paths are equally long and the device of those that are equally good;
     the price of sending takes turns (`PRICES`). An op that reads nothing and may run anywhere (a
     stored weight) goes where its first reader goes. Where memory is short, by paths and in program
-    order again under limits lowered by what their runs missed, as in `heft`. O(k (E D + N D gaps))
-    for k schedules, each simulated twice.
+    order again under limits lowered by their runs' missing bytes, as in `heft`. O(k (E D + N D
+    gaps)) for k schedules, each simulated twice.
     """
     if (refusal := unsupported(problem, "critical_path")) is not None:
         return refusal

@@ -321,7 +321,7 @@ def waiting_bytes(a, plan, i, d):
 @numba.njit(**INNER)
 @no_type_check
 def sent_seconds(a, plan, i, d):
-    """Seconds on links of what op i would have sent to device d."""
+    """Seconds on links of the tensors that op i would have sent to device d."""
     seconds = 0.0
     for x in range(a.in_start[i], a.in_start[i + 1]):
         t = a.in_tensor[x]

@@ -72,7 +72,8 @@ def open_edges(lat, inside, opened):
 @numba.njit(**BARE)
 @no_type_check
 def stage_rows(opened, num_open, bits, base, found, count, paid):
-    """Fill paid [k, R] with what the stage between J (in `opened`) and down-set found[k] pays."""
+    """Fill paid [k, R] with the payments of the stage between J (in `opened`) and down-set
+    found[k]."""
     for n in range(count):
         i = found[n]
         for r in range(base.shape[1]):

@@ -76,7 +76,7 @@ class StateWindows(NamedTuple):
     phi_total: Float[np.ndarray, "Q"]
     used_cap: Float[np.ndarray, "S Q"]  # what the devices used can do, inf where prices do not say
     rest_cap: Float[np.ndarray, "S Q"]
-    used_row: Float[np.ndarray, "S Q R"]  # price of what must have been paid
+    used_row: Float[np.ndarray, "S Q R"]  # price of all that must have been paid
     rest_row: Float[np.ndarray, "S Q R"]
     used_bytes: Int[np.ndarray, "S"]
     rest_bytes: Int[np.ndarray, "S"]

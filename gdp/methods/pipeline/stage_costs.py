@@ -69,7 +69,7 @@ class Lane(NamedTuple):
     """A device or channel that is busy for every sample of a stage."""
 
     works: bool  # whether it adds the stage's work
-    row: int  # of what the stage pays, or -1
+    row: int  # of the stage's payments, or -1
     shared: bool = False  # by the devices of the class, so that replicas do not divide it
 
 

@@ -1,7 +1,7 @@
 """Budget of a search: its shares, and what is left of it.
 
 The user gives seconds and evaluations (`Search`). A `Clock` counts the seconds, `Budget` both; what
-each phase may take of what is left is written here. Shares of the seconds only: evaluations go to
+each phase may take of the rest is written here. Shares of the seconds only: evaluations go to
 the search, but for those that `SearchConfig.coarse_share` gives to a coarser graph.
 """
 
@@ -20,7 +20,7 @@ PROGRAM_WORK_S = {"period_fit": 8.0, "latency_fit": 12.0}
 AHEAD_SHARE, BEHIND_SHARE = 0.5, 0.15
 """Then for search of replica groups, where these are ahead of plain heuristics, and elsewhere."""
 LOOK_SHARE = 0.2
-"""Of that, for what heuristics make of one choice of replica groups."""
+"""Of that, for the heuristics' placements of one choice of replica groups."""
 OUTSIDE_SHARE = 0.1
 """Of a search, for a start outside the memory limits."""
 

@@ -45,7 +45,7 @@ def local_search(problem: Problem, search: Search) -> Answer:
 
     Steps move single groups of ops that must share a device, chains, windows of an order, breadth
     first clusters and borders between devices, swap two groups, or exchange two priorities; every
-    one is judged by the exact simulator (latency), or by what it changes (throughput: O(degree) an
+    one is judged by the exact simulator (latency), or by its changes (throughput: O(degree) an
     op moved). Kirkpatrick, Gelatt and Vecchi 1983, doi 10.1126/science.220.4598.671, in rounds that
     begin from the best so far. Large graphs are first searched on a coarse graph. Ctrl-C ends the
     search with the best so far.

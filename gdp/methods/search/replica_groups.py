@@ -1,8 +1,8 @@
 """Teams of replicated stages as single devices, so that every search of pipelines searches them.
 
-A team of r devices takes samples in turn (`gdp.sim.score`): per sample it is busy for 1 / r of
-what one of them would be, and each link between two teams carries the samples in which its ends
-meet. So the period of a placement with these teams is that of a plain placement on a cluster with
+A team of r devices takes samples in turn (`gdp.sim.score`): per sample it is busy for 1 / r of one
+member's seconds, and each link between two teams carries the samples in which its ends meet. So the
+period of a placement with these teams is that of a plain placement on a cluster with
 one device in place of each team, r times as fast. Exactly so where the members' links are alike and
 the host is in no team; what is found is judged by the simulator of the whole anyway.
 

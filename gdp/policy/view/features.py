@@ -167,7 +167,7 @@ class Features(NamedTuple):
 
 
 def features(problem: Problem, kind: FeatureSet = "full", advice: Advice | None = None) -> Features:
-    """Static features of a problem, and of what advisers propose for it. O((N + E) D)."""
+    """Static features of a problem, and of the advisers' placements. O((N + E) D)."""
     plain = _plain(problem, kind)
     advised = advised_features(problem, advice)
     return plain._replace(

@@ -47,7 +47,7 @@ from gdp.version import install_command
 
 RPC_KIND = "rpc-core"
 """Begins the kinds of devices that are cores lent by llama.cpp's RPC server; what follows tells
-those apart that are not alike, for what is learned of them."""
+those apart that are not alike, so that each is learned by itself."""
 PIECE_RUNS = 5
 """Watched passes of which a piece's share of the seconds is the median."""
 STEP_OF_LOGITS = 1 / 128

@@ -93,7 +93,8 @@ def borrow(endpoint: str) -> None:
 
 
 def parse(arguments: list[str]) -> argparse.Namespace:
-    """The flags of llama.cpp that say where tensors lie; its defaults for what is left out."""
+    """The flags of llama.cpp that say where tensors lie; its defaults for flags that are left
+    out."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--fit", default="off")
     parser.add_argument("--n-gpu-layers", type=int, default=-1)

@@ -66,13 +66,13 @@ def _drop_unread_inputs(model: onnx.ModelProto) -> None:
     graph.input.extend(kept)
 
 
-# (op type, input position) of what is surely a weight.
+# (op type, input position) of sure weights.
 _WEIGHT_SLOTS = {
     ("Conv", 1), ("ConvTranspose", 1), ("Gemm", 1), ("MatMul", 1), ("MatMul", 0),
     ("BatchNormalization", 1),
 }  # fmt: skip
 _VARIANCE_SLOT = ("BatchNormalization", 4)
-# (op type, input position) of what scales.
+# (op type, input position) of scales.
 _SCALE_SLOTS = {
     ("BatchNormalization", 1), ("InstanceNormalization", 1), ("LayerNormalization", 1),
     ("GroupNormalization", 1), ("Mul", 0), ("Mul", 1), ("Div", 1),
@@ -145,9 +145,9 @@ def require_weights(path: Path, locations: Iterable[str]) -> None:
     """Raise `ModelError` where a file with weights of the model at `path` is missing, or is not
     surely the model's own.
 
-    A file of other weights may be named in a model by someone who cannot read it, and end up in
-    what is exported: so it lies in the model's folder, is no link, and has no second name (a hard
-    link), whether it is to be executed or exported.
+    A file of other weights may be named in a model by someone who cannot read it, and end up in an
+    export: so it lies in the model's folder, is no link, and has no second name (a hard link),
+    whether it is to be executed or exported.
     """
     for location in locations:
         file = path.parent / location

@@ -89,7 +89,7 @@ def chain_latency_s(cores: Sequence[int], size_bytes: int, rounds: int) -> float
 
 
 def measure_cut_s(core: int, other: int, rounds: int = 5, samples: int = _SAMPLES) -> float:
-    """Seconds that one further cut adds to what a model keeps its cores busy for.
+    """Busy seconds of cores that one further cut adds.
 
     Products of matrices in a row, in few and in many pieces that two cores take in turn: what the
     pieces together take longer, for each piece more. The kernels are the same, so this is what a

@@ -136,7 +136,7 @@ def fits_without_reuse(a, w, device):
 @numba.njit(**INNER)
 @typing.no_type_check
 def latency_peaks(a, w, device, latency_s):
-    """Fill `peak_bytes` from what `run_events` recorded; weights alone if the run never ended."""
+    """Fill `peak_bytes` from the record of `run_events`; weights alone if the run never ended."""
     weights(a, w, device)
     for i in range(len(w.peak_bytes)):
         w.peak_bytes[i] = w.hold[i, SUM]

@@ -57,7 +57,7 @@ class Snapshots(NamedTuple):
 class Tails(NamedTuple):
     """Seconds of the longest chain from each event of one schedule to its end.
 
-    A chain goes on with what had to wait: the next op on the device, the next transfer on the
+    A chain goes on with all that had to wait: the next op on the device, the next transfer on the
     channel, the readers of a tensor.
     """
 

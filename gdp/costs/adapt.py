@@ -8,7 +8,9 @@ where k runs over its ops (and its dispatch) and phi_k says which effects an op 
 and its kind, of its type, of its type on that kind, of its size, and of its own kernel. The maximum
 a posteriori is found by Gauss-Newton steps on log seconds; what a step solves is a Gaussian process
 over pieces whose kernel says how much two of them share (Rasmussen and Williams 2006, chapters 2
-and 5). Noise and the spread of single kernels are chosen by marginal likelihood.
+and 5). Noise and the spread of single kernels are chosen by marginal likelihood. Noise has a heavy
+tail, too: a process that was preempted, a machine that was paused. What contradicts all other
+observations is left out (`_outliers`).
 AutoTVM (Chen et al. 2018) and Ansor (Zheng et al. 2020) learn the seconds of kernels
 from measurements in the same loop; a prior mean from a cost model as in Kennedy and O'Hagan 2001.
 """
@@ -45,6 +47,16 @@ FEW_FLOP = 8.0
 LEAST_S = 2e-6
 """Error of a clock in any measurement, and the least dispatch that is scaled."""
 STEPS = 8
+TYPICAL_NOISE, TYPICAL_SPREAD = NOISES[5], SPREADS[1]
+"""Noise and spread at the start of their choice, and of the search for outliers, which would raise
+the likeliest noise."""
+OUTLYING = 5.0
+"""Deviations from the prediction by all others beyond which an observation is left out."""
+LEAST_DEVIATION = 0.1
+"""Of the log of seconds: what measurements of one piece differ by on a quiet machine is no sign."""
+CAUCHY = 2.385
+"""Deviations at which an observation has half its weight: 95% of the efficiency of least squares
+where noise is normal (Holland and Welsch 1977, doi 10.1080/03610927708827533)."""
 
 
 class Share(msgspec.Struct, frozen=True, array_like=True):
@@ -108,6 +120,14 @@ TOGETHER = "together:"
 """The effect of other devices that are busy."""
 
 
+class _Observation(NamedTuple):
+    """A measured piece, or all that crossed a link."""
+
+    label: str
+    shares: list[tuple[float, Effects]]  # predicted seconds, and the effects on them
+    measured_s: float
+
+
 @dataclass(frozen=True, eq=False)
 class _Rows:
     """Observations as arrays: R of them, of K shares, each with its effects."""
@@ -138,6 +158,8 @@ class Adaptation:
     noise: float = 0.1  # of the log of seconds of a piece, beyond what effects explain
     spread: float = 1.0  # of fine effects, times `SIGMA`
     models: tuple[str, ...] = ()
+    observations: int = 0  # measured pieces and links, outliers among them
+    outliers: tuple[str, ...] = ()  # those that were left out, with how far off they were
 
     @cached_property
     def column(self) -> Mapping[str, int]:
@@ -197,18 +219,17 @@ def adapt(runs: Sequence[Run]) -> Adaptation:
     Milliseconds for some hundred pieces, half a second for thousands: R P min(R, P) for R pieces
     and links of P effects, for each of `NOISES` and `SPREADS`.
     """
-    rows, names = _rows(runs)
+    observations = _observations(runs)
     models = tuple(dict.fromkeys(run.model for run in runs))
-    if not len(rows.measured):
+    if not observations:
         return Adaptation(models=models)
-    design, target = rows.design(len(names)), np.log(rows.measured)
-    mean, noise, spread = np.zeros(len(names)), NOISES[5], SPREADS[1]
+    outliers = _outliers(observations)
+    rows, names = _rows([o for i, o in enumerate(observations) if i not in outliers])
+    design = rows.design(len(names))
+    mean, noise, spread = np.zeros(len(names)), TYPICAL_NOISE, TYPICAL_SPREAD
     variance, gain = np.zeros(0), np.zeros((0, 0))
     for step in range(STEPS):
-        seconds = rows.seconds * np.exp(design @ mean)
-        predicted = np.bincount(rows.row, seconds, len(target))
-        slope = _slope(rows.row, seconds / predicted[rows.row], design)
-        residual = target - np.log(predicted) + slope @ mean
+        slope, residual = _linear(rows, design, mean)
         if step in (2, STEPS - 2):
             noise, spread = _most_likely(slope, residual, rows.measured, names)
         variance = np.array([_variance(name, spread) for name in names])
@@ -219,16 +240,86 @@ def adapt(runs: Sequence[Run]) -> Adaptation:
         mean = new if step else 0.5 * (mean + new)
     if len(gain) > len(mean):
         gain = np.linalg.qr(gain).R
-    return Adaptation(tuple(names), mean, variance, gain, noise, spread, models)
+    told = tuple(
+        f"{observations[i].label} took {factor:.2g} times what all others say"
+        for i, factor in outliers.items()
+    )
+    return Adaptation(
+        tuple(names), mean, variance, gain, noise, spread, models, len(observations), told
+    )
 
 
-def _slope(
-    row: Int[np.ndarray, "K"], share: Float[np.ndarray, "K"], design: Any
-) -> Float[np.ndarray, "R P"]:
-    """Slopes of the log of predicted seconds: the share of every effect in them."""
+def _linear(
+    rows: _Rows, design: Any, mean: Float[np.ndarray, "P"]
+) -> tuple[Float[np.ndarray, "R P"], Float[np.ndarray, "R"]]:
+    """The linear model of log seconds around a mean: slopes, which are the share of every effect in
+    the predicted seconds, and what they have to explain."""
     from scipy.sparse import csr_array
 
-    return (csr_array((share, (row, np.arange(len(row))))) @ design).toarray()
+    seconds = rows.seconds * np.exp(design @ mean)
+    predicted = np.bincount(rows.row, seconds, len(rows.measured))
+    share = csr_array((seconds / predicted[rows.row], (rows.row, np.arange(len(rows.row)))))
+    slope = (share @ design).toarray()
+    return slope, np.log(rows.measured) - np.log(predicted) + slope @ mean
+
+
+def _outliers(observations: Sequence[_Observation]) -> dict[int, float]:
+    """Observations that contradict all others, as factors on their prediction by these: errors of
+    more than `OUTLYING` deviations.
+
+    A fit of weighted least squares in which the weight of an observation falls with its error
+    under a prediction by the others (Cauchy weights, as of a distribution with a heavy tail). An
+    effect that several pieces share, such as a slow type of op, is predicted by the others and no
+    contradiction; one that no other piece has is doubtful by as much as the prior allows.
+    """
+    rows, names = _rows(observations)
+    design, clock = rows.design(len(names)), LEAST_S / rows.measured
+    sigma = np.sqrt([_variance(name, TYPICAL_SPREAD) for name in names])
+    noise = _noise(TYPICAL_NOISE, rows.measured)
+    mean = np.zeros(len(names))
+    error = _linear(rows, design, mean)[1]
+    error = error - np.median(error)
+    deviation = np.hypot(_usual(error), clock)
+    for step in range(2 * STEPS):
+        slope, residual = _linear(rows, design, mean)
+        scale = 1.0 / np.hypot(1.0, error / deviation / CAUCHY) / noise
+        fitted, error, doubt = _left_out(slope * sigma * scale[:, None], residual * scale)
+        error, doubt = error / scale, doubt / scale
+        deviation = np.sqrt(doubt**2 + _usual(error) ** 2 + clock**2)
+        mean = sigma * fitted if step else 0.5 * sigma * fitted
+    beyond = np.flatnonzero(np.abs(error) > OUTLYING * deviation)
+    return {int(i): math.exp(error[i]) for i in beyond}
+
+
+def _usual(error: Float[np.ndarray, "R"]) -> float:
+    """Standard deviation of most errors, by the median of their absolute values, which outliers do
+    not raise; 1.4826 of it where they are normal."""
+    return max(1.4826 * float(np.median(np.abs(error))), LEAST_DEVIATION)
+
+
+def _left_out(
+    slope: Float[np.ndarray, "R P"], residual: Float[np.ndarray, "R"]
+) -> tuple[Float[np.ndarray, "P"], Float[np.ndarray, "R"], Float[np.ndarray, "R"]]:
+    """Mean of a linear model with unit prior and noise; of every observation the error of its
+    prediction by all others, and the standard deviation of that prediction, without noise.
+
+    With the leverage h of an observation its error is its residual over 1 - h, and the variance
+    h over 1 - h (Rasmussen and Williams 2006, section 5.4.2).
+    """
+    from scipy.linalg import cholesky, solve_triangular
+
+    mean = _regress(slope, residual)[0]
+    if len(slope) <= slope.shape[1]:
+        kernel = slope @ slope.T
+        lower = cholesky(kernel + np.eye(len(slope)), lower=True)
+        explained = solve_triangular(lower, kernel, lower=True)
+        leverage = np.diag(kernel) - (explained**2).sum(axis=0)
+    else:
+        lower = cholesky(slope.T @ slope + np.eye(slope.shape[1]), lower=True)
+        leverage = (solve_triangular(lower, slope.T, lower=True) ** 2).sum(axis=0)
+    remaining = np.maximum(1.0 - leverage, 1e-9)
+    doubt = np.sqrt(np.maximum(leverage, 0.0) / remaining)
+    return mean, (residual - slope @ mean) / remaining, doubt
 
 
 def _regress(
@@ -250,29 +341,37 @@ def _regress(
     return mean, float(-0.5 * misfit - np.log(np.diag(lower)).sum())
 
 
-def _rows(runs: Sequence[Run]) -> tuple[_Rows, list[str]]:
-    """Observations, and the names of all effects in the order of their columns."""
-    column: dict[str, int] = {}
-    row, seconds, effects, measured = [], [], [], []
-
-    def add(r: int, predicted_s: float, names: Effects) -> None:
-        row.append(r)
-        seconds.append(predicted_s)
-        effects.append([column.setdefault(name, len(column)) for name in names])
-
+def _observations(runs: Sequence[Run]) -> list[_Observation]:
+    """All that was measured and predicted, run by run."""
+    observations = []
     for run in runs:
         for piece in run.pieces:
-            if not piece.measured_s > 0 or not any(s.seconds > 0 for s in piece.shares):
+            shares = [s for s in piece.shares if s.seconds > 0]
+            if not piece.measured_s > 0 or not shares:
                 continue
-            for share in piece.shares:
-                if share.seconds > 0:
-                    add(len(measured), share.seconds, piece_effects(piece, share))
-            measured.append(piece.measured_s)
+            longest = max(shares, key=lambda s: s.seconds).op_type or DISPATCH
+            label = f"{longest} on {piece.device} in {run.model}"
+            own = [(s.seconds, piece_effects(piece, s)) for s in shares]
+            observations.append(_Observation(label, own, piece.measured_s))
         for sent in run.transfers:
             if sent.predicted_s > 0 and sent.measured_s > 0:
-                add(len(measured), sent.predicted_s, link_effects(sent.source, sent.destination))
-                measured.append(sent.measured_s)
-    return _Rows(np.array(row, int), np.array(seconds), effects, np.array(measured)), list(column)
+                label = f"transfers {sent.source} to {sent.destination} in {run.model}"
+                own = [(sent.predicted_s, link_effects(sent.source, sent.destination))]
+                observations.append(_Observation(label, own, sent.measured_s))
+    return observations
+
+
+def _rows(observations: Sequence[_Observation]) -> tuple[_Rows, list[str]]:
+    """Observations as arrays, and the names of all effects in the order of their columns."""
+    column: dict[str, int] = {}
+    row, seconds, effects = [], [], []
+    for r, observation in enumerate(observations):
+        for predicted_s, names in observation.shares:
+            row.append(r)
+            seconds.append(predicted_s)
+            effects.append([column.setdefault(name, len(column)) for name in names])
+    measured = np.array([observation.measured_s for observation in observations])
+    return _Rows(np.array(row, int), np.array(seconds), effects, measured), list(column)
 
 
 def piece_effects(piece: Piece, share: Share) -> Effects:

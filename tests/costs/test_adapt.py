@@ -1,5 +1,6 @@
 """Multipliers learned from measured pieces: recovered, calibrated, applied to costs and links."""
 
+import msgspec
 import numpy as np
 import pytest
 
@@ -70,6 +71,75 @@ def test_new_pieces_are_predicted_within_the_noise_and_the_deviation_says_so() -
             within.append(abs(errors[-1]) < deviation)
     assert np.std(errors) < 0.1  # 0.3 without learning
     assert 0.55 < np.mean(within) < 0.85  # 0.68 of a normal distribution
+
+
+def slowed(run: Run, which: int, factor: float) -> Run:
+    """A run of which one piece took so many times its seconds."""
+    pieces = list(run.pieces)
+    late_s = pieces[which].measured_s * factor
+    pieces[which] = msgspec.structs.replace(pieces[which], measured_s=late_s)
+    return Run(run.model, tuple(pieces))
+
+
+@pytest.mark.parametrize("factor", [10.0, 0.1, 160.0])
+@pytest.mark.parametrize("seed", range(2))
+def test_one_piece_ten_times_too_slow_changes_the_others_by_less_than_two_percent(
+    seed: int, factor: float
+) -> None:
+    """A process that was preempted, or a machine that was paused, is not the machine's speed."""
+    machine, rng = a_machine(seed), np.random.default_rng(seed)
+    run, which = a_run(rng, machine, 0.02, count=30), 7 * seed
+    clean, dirty = adapt([run]), adapt([slowed(run, which, factor)])
+    others = [piece for k, piece in enumerate(run.pieces) if k != which]
+    change = [log_predicted(dirty, p)[0] - log_predicted(clean, p)[0] for p in others]
+    assert np.abs(change).max() < 0.02
+    assert (clean.outliers, clean.observations, dirty.observations) == ((), 30, 30)
+    (told,) = dirty.outliers
+    assert " on core0 in m took " in told
+    said = float(told.split(" took ")[1].split()[0])
+    assert said == pytest.approx(factor, rel=0.5)
+
+
+def test_a_paused_machine_in_few_runs_of_one_piece_is_noticed() -> None:
+    """Three times 5 ms and once 828 ms are a piece of 5 ms."""
+    once = Piece("core0", "cpu-core", (Share("A", 4, "A", 5e-3),), 5e-3, False)
+    paused = msgspec.structs.replace(once, measured_s=0.828)
+    found = adapt([Run("m", (once, once, paused, once))])
+    assert found.outliers == ("A on core0 in m took 1.7e+02 times what all others say",)
+    assert log_predicted(found, once)[0] == pytest.approx(np.log(5e-3), abs=0.02)
+
+
+def test_a_link_that_was_held_up_once_is_no_slower() -> None:
+    sent = LinkSeconds("core0", "core1", 1e-4, 1e-4)
+    held_up = msgspec.structs.replace(sent, measured_s=5e-3)
+    found = adapt([Run("m", (), (sent,) * 5 + (held_up,))])
+    assert found.outliers == ("transfers core0 to core1 in m took 50 times what all others say",)
+    assert abs(found.log_factor(link_effects("core0", "core1"))) < 0.02
+
+
+@pytest.mark.parametrize("count", [1, 2, 8])
+def test_a_slow_type_of_ops_is_no_outlier_even_if_one_piece_alone_has_it(count: int) -> None:
+    """All convolutions three times slower is what a machine is like."""
+    rng, pieces = np.random.default_rng(0), []
+    for k in range(30):
+        op_type = "Conv" if k < count else str(rng.choice(TYPES))
+        own = (Share(op_type, 4, f"{op_type} {rng.integers(5)}", float(rng.lognormal(-8, 1))),)
+        took = own[0].seconds * (3.0 if k < count else 1.0) * np.exp(0.03 * rng.normal())
+        pieces.append(Piece("core0", "cpu-core", own, float(took), False))
+    found = adapt([Run("m", tuple(pieces))])
+    assert found.outliers == ()
+    learned = found.log_factor(piece_effects(pieces[0], pieces[0].shares[0]))
+    assert learned > np.log(2.5)
+
+
+def test_the_spread_of_a_noisy_machine_is_no_outlier() -> None:
+    """Deviations are counted in those of most pieces, not in a fixed share."""
+    machine, rng = a_machine(2), np.random.default_rng(2)
+    assert adapt([a_run(rng, machine, 0.4, count=40)]).outliers == ()
+    # On a quiet one differences below the least deviation are noise, however small the others'.
+    once = Piece("core0", "cpu-core", (Share("A", 4, "A", 5e-3),), 5e-3, False)
+    other = msgspec.structs.replace(once, measured_s=7e-3)
+    assert adapt([Run("m", (*(once,) * 9, other))]).outliers == ()
 
 
 def test_the_prior_is_no_change_and_its_doubt_is_that_of_all_effects() -> None:

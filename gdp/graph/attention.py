@@ -8,6 +8,7 @@ behind those of the cache) are read where they are.
 """
 
 from collections.abc import Collection, Iterator
+from dataclasses import replace
 
 import numpy as np
 from jaxtyping import Bool, Int
@@ -16,6 +17,8 @@ from gdp.graph.fuse import contracted
 from gdp.graph.op_graph import INPUT, OUTPUT, UNREAD, OpGraph, make_graph
 from gdp.ops.table import ELEMENTWISE_OPS, REDUCTIONS, VIEWS
 
+CAUSAL = "is_causal"
+"""Attribute of ops whose queries see no later keys."""
 FUSED = "scaled_dot_product_attention"
 """Type of fused ops: that of torch, whose kernel does the same."""
 _SOFTMAX = frozenset(("softmax", "_softmax", "_safe_softmax"))
@@ -28,7 +31,8 @@ def with_fused_attention(graph: OpGraph) -> OpGraph:
     """The graph with every attention as one op, and without masks that nothing else reads.
 
     Names, scopes, weights and caches stay those of the ops that are fused; FLOPs add up, and inner
-    tensors cost neither memory nor traffic. Of other ops nothing changes.
+    tensors cost neither memory nor traffic. What had such a mask has the attribute `CAUSAL`, as
+    torch's own op has it. Of other ops nothing changes.
     """
     flow = _Flow(graph)
     group_of = np.arange(graph.num_ops)
@@ -43,8 +47,11 @@ def with_fused_attention(graph: OpGraph) -> OpGraph:
     drop = attends[graph.use_op] & masks[graph.use_tensor]
     unmasked = _without_uses(graph, drop)
     whole = contracted(unmasked, np.unique(group_of, return_inverse=True)[1].reshape(-1))
-    names = {graph.op_names[i] for i in np.flatnonzero(fused[group_of])}
-    return _needed(whole, names)
+    masked = np.bincount(group_of[graph.use_op[drop]], minlength=graph.num_ops) > 0
+    return _needed(
+        whole, {graph.op_names[i] for i in np.flatnonzero(fused[group_of])},
+        {graph.op_names[i] for i in np.flatnonzero(masked[group_of])},
+    )  # fmt: skip
 
 
 class _Flow:
@@ -156,9 +163,9 @@ def _without_uses(graph: OpGraph, drop: Bool[np.ndarray, "E"]) -> OpGraph:
     return _rebuilt(graph, list(uses), np.arange(graph.num_ops), traffic)
 
 
-def _needed(graph: OpGraph, fused: Collection[str]) -> OpGraph:
+def _needed(graph: OpGraph, fused: Collection[str], masked: Collection[str]) -> OpGraph:
     """The graph less the ops that no output needs and that hold nothing; `fused` names ops that are
-    attention now."""
+    attention now, and `masked` those that had a mask of positions."""
     needed = np.array([kind in (INPUT, OUTPUT, UNREAD) for kind in graph.op_types])
     needed |= graph.weight_bytes > 0
     src, dst = graph.edges
@@ -171,7 +178,11 @@ def _needed(graph: OpGraph, fused: Collection[str]) -> OpGraph:
         for tensor, op in zip(graph.use_tensor.tolist(), graph.use_op.tolist(), strict=True)
         if needed[op]
     ]
-    return _rebuilt(graph, uses, kept, graph.memory_traffic_bytes, fused)
+    detail = tuple(
+        replace(d, attributes={**d.attributes, CAUSAL: 1}) if name in masked else d
+        for name, d in zip(graph.op_names, graph.detail, strict=True)
+    )
+    return _rebuilt(replace(graph, detail=detail), uses, kept, graph.memory_traffic_bytes, fused)
 
 
 def _rebuilt(

@@ -2,7 +2,7 @@
 
 Attention is fused (`gdp.graph.attention`), prompts are worked through in chunks of so many tokens,
 of which each passes through all layers before the next, and logits are made of the last token of
-each sequence alone.
+each sequence alone. Keys and values may be stored in fewer bits than they are computed in.
 """
 
 from dataclasses import replace
@@ -11,10 +11,11 @@ from typing import NamedTuple
 import numpy as np
 from jaxtyping import Float
 
-from gdp.graph.attention import with_fused_attention
+from gdp.graph.attention import CAUSAL, FUSED, with_fused_attention
 from gdp.graph.op_graph import INPUT, OUTPUT, UNREAD, OpGraph
 from gdp.ops.table import ELEMENTWISE_OPS, VIEWS
 
+_ITEM_BYTES = {"float64": 8, "float32": 4, "float16": 2, "bfloat16": 2}
 _GATHERS = frozenset(("embedding", "index", "index_select", "gather", "take"))
 
 
@@ -24,14 +25,40 @@ class Served(NamedTuple):
     tokens: int  # of each sequence: those of the prompt, 1 for a step of decoding
     batch: int  # sequences
     at_once: int  # the most tokens in one pass of the engine, over all sequences
+    cache_bits: int = 0  # of each number in the caches of attention; 0: as it is computed
 
 
 def served(graph: OpGraph, phase: Served) -> OpGraph:
     """The graph of one phase, whose first output are the logits, as an engine computes it."""
-    graph = with_fused_attention(graph)
+    graph = _with_stored_caches(with_fused_attention(graph), phase.cache_bits)
     if phase.tokens > 1:
-        graph = _with_last_logits(graph, phase.tokens)
+        graph = _with_last_logits(_with_earlier_keys(graph, phase.tokens), phase.tokens)
     return _in_chunks(graph, -(-phase.tokens * phase.batch // phase.at_once))
+
+
+def _with_earlier_keys(graph: OpGraph, tokens: int) -> OpGraph:
+    """The graph with FLOPs of causal attention for the keys that each query sees: T (T + 1) / 2
+    pairs of T tokens, as kernels skip the blocks that are hidden."""
+    causal = np.array([
+        kind == FUSED and bool(detail.attributes.get(CAUSAL))
+        for kind, detail in zip(graph.op_types, graph.detail, strict=True)
+    ])  # fmt: skip
+    return replace(graph, flop=graph.flop * np.where(causal, (tokens + 1) / (2 * tokens), 1.0))
+
+
+def _with_stored_caches(graph: OpGraph, bits: int) -> OpGraph:
+    """The graph with keys and values in so many bits, which attention unpacks as it reads them."""
+    if not bits:
+        return graph
+    computed = np.array([8 * _ITEM_BYTES.get(detail.dtype, 4) for detail in graph.detail])
+    attends = np.array([kind == FUSED for kind in graph.op_types])
+    share = np.where(attends, np.minimum(bits / computed, 1.0), 1.0)
+    cache = np.ceil(graph.cache_bytes * share).astype(np.int64)
+    saved = graph.cache_bytes - cache
+    return replace(
+        graph, cache_bytes=cache, weight_bytes=graph.weight_bytes - saved,
+        memory_traffic_bytes=np.maximum(graph.memory_traffic_bytes - saved, 0.0),
+    )  # fmt: skip
 
 
 def _with_last_logits(graph: OpGraph, tokens: int) -> OpGraph:

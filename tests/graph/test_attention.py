@@ -66,6 +66,18 @@ def test_scores_and_masks_of_positions_are_gone() -> None:
     assert graph.flop[out] == 4 * TOKENS * TOKENS + TOKENS * WIDTH
     assert graph.tensor_bytes.max() == 4 * TOKENS * WIDTH
     assert graph.weight_bytes.sum() == before.weight_bytes.sum() == 3 * 64
+    # Of a prompt 36 of 64 pairs are seen; a step sees all keys.
+    prompt, step = (served(before, Served(tokens, 1, TOKENS)) for tokens in (TOKENS, 1))
+    assert prompt.flop[out] == graph.flop[out] * 36 / 64
+    assert step.flop[out] == graph.flop[out]
+
+
+def test_attention_without_a_mask_sees_all_keys() -> None:
+    """An encoder within a decoder: nothing says that it is causal."""
+    code = Spelled()
+    weights = code.add("weights", "softmax", [_scores(code)], TOKENS * TOKENS)
+    before = code.built(_of_values(code, weights))
+    assert served(before, Served(TOKENS, 1, TOKENS)).flop.sum() == before.flop.sum()
 
 
 def test_copies_of_keys_and_caches_are_read_where_they_are() -> None:
@@ -186,3 +198,20 @@ def test_random_attentions_keep_weights_and_their_order() -> None:
         assert graph.flop.sum() == before.flop.sum()
         assert graph.memory_traffic_bytes.sum() < before.memory_traffic_bytes.sum()
         assert graph.tensor_bytes.max() == 4 * TOKENS * WIDTH
+
+
+@pytest.mark.parametrize(("bits", "kept"), [(0, 256), (8, 64), (64, 256)])
+def test_keys_and_values_are_stored_in_the_bits_asked_for(bits: int, kept: int) -> None:
+    """Of 32-bit numbers a quarter in 8 bits; a state that is no attention's stays as it is."""
+    code = Spelled()
+    held = {"weight_bytes": 256, "cache_bytes": 256, "scope": "attn"}
+    keys = code.add("keys", "cat", [code.projected("k")], 2 * TOKENS * WIDTH, **held)
+    scores = code.add("scores", "bmm", [code.projected("q"), keys], TOKENS * TOKENS)
+    weights = code.add("weights", "softmax", [scores], TOKENS * TOKENS)
+    out = _of_values(code, weights)
+    state = code.add("state", "mul", [out], TOKENS * WIDTH, weight_bytes=40, cache_bytes=40)
+    graph = served(code.built(state), Served(1, 1, 1, bits))
+    attention = graph.op_types.index(FUSED)
+    assert graph.cache_bytes[attention] == graph.weight_bytes[attention] == kept
+    assert graph.memory_traffic_bytes[attention] == kept + 4 * 4 * TOKENS * WIDTH
+    assert graph.cache_bytes[graph.op_index["state"]] == 40

@@ -39,6 +39,12 @@ SCHEMES: tuple[dict[str, Any], ...] = (
     {"quant_method": "compressed-tensors",
      "config_groups": {"a": {"targets": ["Linear"], "weights": {
          "num_bits": 8, "strategy": "block", "block_structure": [16, 16]}}}},
+    # As its tools write it: scales of weights are made once, those of activations as they come.
+    {"quant_method": "compressed-tensors", "format": "float-quantized",
+     "kv_cache_scheme": {"num_bits": 8, "type": "float", "dynamic": False},
+     "config_groups": {"a": {
+         "targets": ["Linear"], "input_activations": {"num_bits": 8, "dynamic": True},
+         "weights": {"num_bits": 8, "type": "float", "strategy": "channel", "dynamic": False}}}},
 )  # fmt: skip
 
 

@@ -115,6 +115,23 @@ def test_a_plan_for_vllm_remembers_how_it_computes(tmp_path: Path) -> None:
     assert "chunks" in said["--max-num-batched-tokens"]
 
 
+def test_caches_have_the_bits_that_a_checkpoint_is_made_for(tmp_path: Path) -> None:
+    from tests.torch_models import config
+
+    config("llama").save_pretrained(tmp_path)
+    path = tmp_path / "config.json"
+    group = {"targets": ["Linear"], "weights": {"num_bits": 8, "strategy": "channel"}}
+    scheme = {
+        "quant_method": "compressed-tensors", "config_groups": {"a": group},
+        "kv_cache_scheme": {"num_bits": 8, "dynamic": False},
+    }  # fmt: skip
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"quantization_config": scheme}))
+    spec = f"hf:{tmp_path}?task=causal-lm&prompt=16&new=4"
+    # transformers stores them as it computes them, in 32 bits.
+    computed, stored = load(spec), load(f"{spec}&max_num_batched_tokens=16")
+    assert stored.cache_bytes.sum() * 4 == computed.cache_bytes.sum()
+
+
 def test_a_model_as_an_engine_computes_it_is_not_executed(tmp_path: Path) -> None:
     from tests.torch_models import config
 

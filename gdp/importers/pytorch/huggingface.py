@@ -55,7 +55,12 @@ from gdp.importers.pytorch.export import import_torch
 from gdp.importers.pytorch.kept_traces import find_trace, keep_trace, key_of
 from gdp.importers.pytorch.model import RecordedTorch, weights_by_path
 from gdp.importers.pytorch.phases import Phase
-from gdp.importers.pytorch.quantised import quantised_options, quantization_of, saved_bytes
+from gdp.importers.pytorch.quantised import (
+    cache_bits,
+    quantised_options,
+    quantization_of,
+    saved_bytes,
+)
 from gdp.importers.pytorch.repeated import Listed
 from gdp.importers.pytorch.unread import storage_of, storages_read, unread_weights, with_unread
 from gdp.ops.vllm import AT_ONCE
@@ -352,7 +357,7 @@ def _with_programs(
     def key(*tokens: object) -> str:
         return key_of(dense, ("program", task, spec.batch, *tokens))
 
-    served_as = _served_as(spec, phase.model, task)
+    served_as = _served_as(spec, phase.model, task, document)
     if isinstance(phase, GeneratingModel) and phase.step is not None:
         step = replace(
             phase.step, program_key=key("steps", spec.prompt, spec.new),
@@ -365,14 +370,17 @@ def _with_programs(
     return replace(phase, program_key=program_key, served=served_as)
 
 
-def _served_as(spec: ConfigSpec, model: Any, task: str) -> Served | None:
+def _served_as(
+    spec: ConfigSpec, model: Any, task: str, document: Mapping[str, Any]
+) -> Served | None:
     """Sizes of the prompt, or the only phase, for an engine; None where torch computes it."""
     if not spec.max_num_batched_tokens or task not in GENERATES:
         return None
     tokens = spec.prompt or (1 if spec.decode else spec.sequence)
     # What an encoder reads is never divided.
     at_once = max(spec.max_num_batched_tokens, spec.batch * tokens if encodes(model) else 0)
-    return Served(tokens, spec.batch, at_once)
+    bits = 0 if spec.quantize else cache_bits(document)
+    return Served(tokens, spec.batch, at_once, bits)
 
 
 def _dense(document: Mapping[str, Any]) -> dict[str, Any]:

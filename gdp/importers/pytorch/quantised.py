@@ -203,7 +203,9 @@ def _gptq_covers(config: Config, path: str) -> bool:
     inner = [name for names in config.get("modules_in_block_to_quantize") or () for name in names]
     if not re.search(r"\.\d+\.", path):  # GPTQ goes through the blocks; the output layer if asked
         return path.endswith("lm_head") and bool(config.get("lm_head"))
-    left_out = [k[2:] for k in config.get("dynamic") or {} if str(k).startswith("-:")]
+    dynamic = config.get("dynamic")
+    patterns = dynamic if isinstance(dynamic, Mapping) else {}
+    left_out = [k[2:] for k in patterns if str(k).startswith("-:")]
     if any(re.match(pattern, path) for pattern in left_out):
         return False
     return not inner or any(path.endswith(f".{name}") for name in inner)
@@ -277,6 +279,16 @@ def quantization_of(document: Config, quantize: str, where: str) -> Config | Non
             f"places it as if it were another ({', '.join(QUANTIZE)})"
         )
     return config
+
+
+def cache_bits(document: Config) -> int:
+    """Bits of keys and values that a checkpoint is made for (`kv_cache_scheme`), which vLLM stores
+    its caches in; 0 where it says none."""
+    parts = (document, document.get("text_config"))
+    configs = [part.get("quantization_config") for part in parts if isinstance(part, Mapping)]
+    schemes = [c.get("kv_cache_scheme") for c in configs if isinstance(c, Mapping)]
+    named = [int(s.get("num_bits") or 0) for s in schemes if isinstance(s, Mapping)]
+    return next(iter(named), 0)
 
 
 def _is_bitsandbytes(config: Config) -> bool:

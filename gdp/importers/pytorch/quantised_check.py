@@ -43,6 +43,8 @@ _PAIR = Wanted(
     lambda v: _all(v, lambda n: _is_whole(n) and n > 0) and len(v) == 2,
 )
 _OBJECT = Wanted("an object", lambda v: isinstance(v, Mapping))
+# Of gptqmodel patterns of modules, of compressed-tensors when scales are made, "local" for some.
+_DYNAMIC = Wanted("an object, a flag or a text", lambda v: isinstance(v, Mapping | bool | str))
 _TYPE = Wanted("a text or an object", lambda v: isinstance(v, str | Mapping))
 
 FIELDS: Mapping[str, Wanted] = {
@@ -50,7 +52,7 @@ FIELDS: Mapping[str, Wanted] = {
     "bnb_4bit_use_double_quant": _FLAG, "llm_int8_skip_modules": _NAMES,
     "modules_to_not_convert": _NAMES, "skip_modules": _NAMES, "bits": _BITS, "w_bit": _BITS,
     "nbits": _BITS, "num_bits": _BITS, "group_size": _GROUP, "lm_head": _FLAG,
-    "modules_in_block_to_quantize": _BLOCKS, "dynamic": _OBJECT, "weight_block_size": _PAIR,
+    "modules_in_block_to_quantize": _BLOCKS, "dynamic": _DYNAMIC, "weight_block_size": _PAIR,
     "block_structure": _PAIR, "scale_fmt": _TEXT, "activation_scheme": _TEXT,
     "quant_config": _OBJECT, "weight_quant_params": _OBJECT, "quant_type": _TYPE,
     "quant_type_kwargs": _OBJECT, "_data": _OBJECT, "_type": _TEXT, "ignore": _NAMES,
@@ -80,7 +82,7 @@ def _check(config: Mapping[str, Any], path: str, depth: int) -> None:
             for name in value or ():
                 _check_pattern(name.removeprefix("re:") if name.startswith("re:") else "", own)
         if key == "dynamic":
-            for name in value or ():
+            for name in value if isinstance(value, Mapping) else ():
                 _check_pattern(str(name)[2:], own)
         if key in _GROUPS and any(not isinstance(v, Mapping) for v in (value or {}).values()):
             raise ModelError(f"{own} must be an object of objects, got {_short(value)}")

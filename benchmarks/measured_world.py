@@ -1,0 +1,302 @@
+"""Predictions of serving beside public measurements of one GPU.
+
+    python -m benchmarks.measured_world --rows SPLIT.csv [--data FOLDER] [--every K] [--json FILE]
+        [NAME ...]
+
+The measurements, and the configurations of their models, come with NVIDIA's AIConfigurator;
+nothing of it is installed by gdp or kept here: `pip install aiconfigurator-core==0.12.0`, or unzip
+its wheel, whose folder `aiconfigurator_core` is `--data`. `--rows` is a CSV file with columns id,
+mode, split, judged and suspect, which says what may be looked at: rows that are judged and marked
+"develop", of one engine (agg) on one GPU. Of others the id is all that is read. NAME limits rows to
+ids that contain it, `--every K` to every K-th model and size, in order: tracing takes some
+ten seconds of a core for each.
+
+Each row is a server that always has B requests, each of a prompt and an answer of so many tokens:
+`gdp place --generate prompt=P,new=N,batch=B --for vllm`, whatever engine was measured. Where the
+caches of B requests have no room, the largest batch that has is asked, and the others wait; no row
+may be infeasible. A request sees its own prompt, and while it writes those of the other B - 1:
+
+    first token = prompt of B / B + step        token = step + prompt of B * (B - 1) / (B * N)
+
+Waiting in a queue is in the measured first token and not in the predicted one. Weights are stored
+as the row's precision says, caches in 8 bits where weights are, unless the model's own
+configuration says otherwise. Devices are gdp's presets, else the datasheet numbers of that package.
+"""
+
+import csv
+import json
+import math
+import tempfile
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import asdict, dataclass
+from importlib.util import find_spec
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import click
+import numpy as np
+
+import gdp
+from benchmarks.tables import head
+from gdp.cluster.file import load_cluster
+from gdp.cluster.reserve import for_runtime
+from gdp.cluster.types import Cluster
+from gdp.commands.generation import generation_answer
+from gdp.commands.placing import model_for
+from gdp.errors import InfeasibleError
+from gdp.models import Generation, load
+from gdp.placement import make_placement
+
+PACKAGE = "aiconfigurator_core"
+GET = (
+    "get the measurements with `pip install aiconfigurator-core==0.12.0`, or unzip its wheel and "
+    f"give its folder {PACKAGE} as --data"
+)
+SAME_MODEL = {
+    "meta-llama/Llama-3.1-70B": "meta-llama/Meta-Llama-3.1-70B",
+    "meta-llama/Llama-3.1-8B-Instruct": "meta-llama/Meta-Llama-3.1-8B",
+}
+"""Names of models whose configuration lies under another name."""
+_FLOAT8 = {"num_bits": 8, "type": "float", "strategy": "channel", "symmetric": True}
+_NVFP4 = {
+    "num_bits": 4, "type": "float", "strategy": "tensor_group", "group_size": 16,
+    "symmetric": True,
+}  # fmt: skip
+WEIGHTS: Mapping[str, dict[str, Any]] = {"": {}, "fp8": _FLOAT8, "fp4": _NVFP4}
+"""Stored weights by the name of a precision; 16 bits without one."""
+CACHES = {"num_bits": 8, "type": "float"}
+
+
+@dataclass(frozen=True)
+class Run:
+    """One measured run; rows of one configuration are merged by their median."""
+
+    name: str
+    model: str
+    system: str
+    engine: str
+    precision: str
+    prompt: int
+    new: int
+    batch: int
+    first_s: float
+    token_s: float
+
+    @property
+    def sizes(self) -> tuple[str, int, int, int]:
+        """All that a trace depends on."""
+        return self.model, self.prompt, self.new, self.batch
+
+    @property
+    def question(self) -> tuple[object, ...]:
+        """All that a prediction depends on."""
+        return *self.sizes, self.system, self.precision
+
+
+@dataclass(frozen=True)
+class Predicted:
+    """An answer for a run."""
+
+    batch: int  # requests that have room at once; 0 where not even one has
+    first_s: float = math.nan
+    token_s: float = math.nan
+    why: str = ""
+
+
+def measured_runs(data: Path, rows: Path, wanted: Iterable[str] = ()) -> list[Run]:
+    """The runs that may be looked at, on one GPU."""
+    with rows.open() as file:
+        allowed = {
+            row["id"]
+            for row in csv.DictReader(file)
+            if (row["split"], row["judged"], row["mode"]) == ("develop", "True", "agg")
+            and not row["suspect"]
+        }
+    groups: dict[tuple[Any, ...], list[Mapping[str, str]]] = defaultdict(list)
+    with (data / "systems" / "silicon_sample.csv").open() as file:
+        for row in csv.DictReader(file):
+            if row["id"] in allowed and _of_one_gpu(row):
+                key = (
+                    row["model_path"], row["system"], row["backend"], row["precision"],
+                    *(int(float(row[name])) for name in ("isl", "osl", "batch_size")),
+                )  # fmt: skip
+                groups[key].append(row)
+    names = list(wanted)
+    return [
+        Run(own[0]["id"], *key, *(
+            median(float(row[name]) for row in own) / 1e3
+            for name in ("silicon_ttft_ms", "silicon_tpot_ms")
+        ))
+        for key, own in groups.items()
+        if not names or any(name in own[0]["id"] for name in names)
+    ]  # fmt: skip
+
+
+def _of_one_gpu(row: Mapping[str, str]) -> bool:
+    """True where nothing is divided: one device of tensors, experts, stages and attention."""
+    parts = ("tp_size", "pp_size", "attention_dp_size", "moe_tp_size", "moe_ep_size")
+    return row["tp_size"] != "" and all(float(row[name] or 1) <= 1 for name in parts)
+
+
+def write_config(folder: Path, data: Path, model: str, precision: str) -> None:
+    """The configuration of a model with weights in a precision."""
+    name = SAME_MODEL.get(model, model).replace("/", "--")
+    config = json.loads((data / "model_configs" / f"{name}_config.json").read_text())
+    if not {"dtype", "torch_dtype"} & config.keys():
+        config["dtype"] = "bfloat16"  # the type of such checkpoints, which vLLM reads from them
+    own = config.get("quantization_config") or {}
+    if precision and not (precision == "fp8" and own.get("quant_method") == "fp8"):
+        group = {"targets": ["Linear"], "weights": WEIGHTS[precision]}
+        config["quantization_config"] = {
+            "quant_method": "compressed-tensors", "ignore": ["lm_head"],
+            "config_groups": {"weights": group}, "kv_cache_scheme": CACHES,
+        }  # fmt: skip
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "config.json").write_text(json.dumps(config))
+
+
+def machine(data: Path, system: str, folder: Path) -> Cluster:
+    """A processor and one GPU: gdp's preset, else the numbers of the package."""
+    preset = system.partition("_")[0]
+    if preset in ("h100", "h200", "b200"):
+        return load_cluster(f"cpu-server-ddr5+{preset}")
+    numbers = {}
+    for line in (data / "systems" / f"{system}.yaml").read_text().splitlines():
+        key, _, value = line.partition("#")[0].strip().partition(": ")
+        numbers.setdefault(key, value.strip())
+    flops = numbers["bfloat16_tc_flops"]
+    path = folder / f"{system}.toml"
+    path.write_text(
+        f'name = "{system}"\n[[device]]\nname = "cpu"\npreset = "cpu-server-ddr5"\n'
+        f'[[device]]\nname = "{preset}"\nkind = "{preset}"\n'
+        f"memory_bytes = {numbers['mem_capacity']}\nbytes_per_s = {float(numbers['mem_bw'])}\n"
+        f"flop_per_s = {{ default = 75e12, float16 = {float(flops)}, bfloat16 = {float(flops)}, "
+        f"float8 = {float(numbers['fp8_tc_flops'])} }}\ndispatch_s = 4e-6\n"
+    )
+    return load_cluster(path)
+
+
+def predicted(config: Path, cluster: Cluster, run: Run) -> Predicted:
+    """The answer of `--for vllm` for a run, with as many requests at once as have room."""
+    batch, why = run.batch, ""
+    while batch:
+        request = Generation(str(config), prompt=run.prompt, new=run.new, batch=batch)
+        graph = load(model_for("vllm", request, cluster))
+        try:
+            result = gdp.place(graph, cluster, target="vllm")
+        except InfeasibleError as error:
+            why, batch = str(error), min(batch - 1, room(graph, cluster, batch))
+            continue
+        answer = generation_answer(graph, result.placement, cluster, result.score)
+        assert answer is not None
+        others = (batch - 1) / batch * answer.first_token_s / run.new
+        return Predicted(
+            batch, answer.first_token_s / batch + answer.token_s, answer.token_s + others, why
+        )
+    return Predicted(0, why=why)
+
+
+def room(graph: gdp.OpGraph, cluster: Cluster, batch: int) -> int:
+    """Requests that have room on the GPU beside weights and tensors, which are those of a pass."""
+    cluster = for_runtime(cluster, "vllm")
+    gpu = next(d for d, device in enumerate(cluster.devices) if not device.is_cpu)
+    placement = make_placement(graph, cluster, np.where(graph.is_io, cluster.host, gpu))
+    peak = int(gdp.simulate(graph, placement, cluster).peak_bytes[gpu])
+    cache = int(graph.cache_bytes.sum())
+    free = cluster.devices[gpu].memory_bytes - (peak - cache)
+    return max(0, int(free // max(cache / batch, 1)))
+
+
+def told(runs: list[Run], answers: list[Predicted]) -> Iterator[str]:
+    """A line for each run, then errors."""
+    yield head(
+        "model | GPU | engine | weights | prompt | new | batch | at once | token ms | measured | "
+        "error | first ms | measured | error",
+        left=4,
+    )
+    for run, answer in zip(runs, answers, strict=True):
+        sizes = f"{run.precision or '16'} | {run.prompt} | {run.new} | {run.batch}"
+        yield (
+            f"| {run.model.rpartition('/')[2]} | {run.system} | {run.engine} | {sizes} | "
+            f"{answer.batch or 'none fits'} | {1e3 * answer.token_s:.2f} | {1e3 * run.token_s:.2f} "
+            f"| {answer.token_s / run.token_s - 1:+.0%} | {1e3 * answer.first_s:.0f} | "
+            f"{1e3 * run.first_s:.0f} | {answer.first_s / run.first_s - 1:+.0%} |"
+        )
+    yield ""
+    for kind in ("all", *sorted({run.model for run in runs}), *sorted({r.engine for r in runs})):
+        pairs = [
+            (r, a)
+            for r, a in zip(runs, answers, strict=True)
+            if kind in ("all", r.model, r.engine) and a.batch
+        ]
+        yield f"{kind}: {len(pairs)} runs; " + "; ".join(
+            f"{what}: {errors(pairs, field)}"
+            for what, field in (("token", "token_s"), ("first token", "first_s"))
+        )
+    waiting = [(r, a) for r, a in zip(runs, answers, strict=True) if 0 < a.batch < r.batch]
+    late = [r.first_s for r, a in waiting if r.first_s > 2 * a.first_s]
+    yield (
+        f"{len(waiting)} runs have no room for all requests at once; in {len(late)} of them the "
+        "first token was measured later than twice the prediction without waiting"
+    )
+    yield f"infeasible: {sum(not answer.batch for answer in answers)}"
+
+
+def errors(pairs: list[tuple[Run, Predicted]], field: str) -> str:
+    """Median and mean absolute error, and the median of predicted over measured."""
+    ratios = np.array([getattr(a, field) / getattr(r, field) for r, a in pairs])
+    if not len(ratios):
+        return "none"
+    off = np.abs(ratios - 1)
+    return (
+        f"off by {np.median(off):.1%} in the median, {off.mean():.1%} in the mean, predicted over "
+        f"measured {np.median(ratios):.2f}"
+    )
+
+
+def _installed() -> Path | None:
+    spec = find_spec(PACKAGE)
+    places = None if spec is None else spec.submodule_search_locations
+    return Path(next(iter(places))) if places else None
+
+
+@click.command(help=__doc__)
+@click.argument("names", nargs=-1)
+@click.option("--rows", type=click.Path(exists=True, dir_okay=False, path_type=Path), required=True)
+@click.option("--data", type=click.Path(exists=True, file_okay=False, path_type=Path))
+@click.option("--every", type=click.IntRange(1), default=1, help="Of the questions, in order.")
+@click.option("--json", "path", type=click.Path(path_type=Path), help="File of all runs.")
+def main(
+    names: tuple[str, ...], rows: Path, data: Path | None, every: int, path: Path | None
+) -> None:
+    data = data or _installed()
+    if data is None or not (data / "systems" / "silicon_sample.csv").is_file():
+        raise click.UsageError(GET)
+    runs = measured_runs(data, rows, names)
+    # Runs of one model and size follow each other: a trace serves all of them.
+    runs.sort(key=lambda run: (run.sizes, run.precision, run.system, run.engine))
+    kept = list(dict.fromkeys(run.sizes for run in runs))[::every]
+    runs = [run for run in runs if run.sizes in kept]
+    answers: dict[tuple[Any, ...], Predicted] = {}
+    with tempfile.TemporaryDirectory(prefix="measured-world-") as root:
+        for run in runs:
+            config = Path(root) / run.model.replace("/", "--") / (run.precision or "16")
+            write_config(config, data, run.model, run.precision)
+            if run.question not in answers:
+                cluster = machine(data, run.system, Path(root))
+                answers[run.question] = predicted(config, cluster, run)
+            answer = answers[run.question]
+            click.echo(f"{run.name}: {1e3 * answer.token_s:.2f} ms", err=True)
+    listed = [answers[run.question] for run in runs]
+    if path is not None:
+        both = [{**asdict(r), "predicted": asdict(a)} for r, a in zip(runs, listed, strict=True)]
+        path.write_text(json.dumps(both, indent=1) + "\n")
+    click.echo("\n".join(told(runs, listed)))
+    if not all(answer.batch for answer in listed):
+        raise SystemExit(1)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,110 @@
+"""Predictions beside public measurements: which rows are read, and what is asked for them."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from benchmarks.measured_world import (
+    Predicted,
+    Run,
+    errors,
+    machine,
+    measured_runs,
+    room,
+    told,
+    write_config,
+)
+from gdp.cluster.types import Device, make_cluster
+from gdp.graph.op_graph import INPUT, OUTPUT, GraphBuilder
+
+COLUMNS = (
+    "id,backend,model_path,system,precision,mode,isl,osl,batch_size,tp_size,pp_size,"
+    "attention_dp_size,moe_tp_size,moe_ep_size,silicon_ttft_ms,silicon_tpot_ms"
+)
+SPLIT = "id,split,mode,judged,suspect"
+
+
+def _row(name: str, tensors: int = 1, experts: str = "1", token: str = "10") -> str:
+    return f"{name},vllm,o/m,h100_sxm,fp8,agg,64,8,4.0,{tensors}.0,1.0,,{experts},0.0,50,{token}"
+
+
+def _run(token_s: float) -> Run:
+    return Run("r", "o/m", "h100_sxm", "vllm", "fp8", 64, 8, 4, 0.05, token_s)
+
+
+def test_rows_that_are_held_back_doubtful_or_of_several_gpus_are_not_read(tmp_path: Path) -> None:
+    split = {
+        "mine": "develop,agg,True,", "again": "develop,agg,True,", "held": "held,agg,True,",
+        "unjudged": "develop,agg,False,", "odd": "develop,agg,True,slow",
+        "two": "develop,agg,True,", "spread": "develop,agg,True,", "parts": "develop,disagg,True,",
+    }  # fmt: skip
+    rows = tmp_path / "split.csv"
+    rows.write_text("\n".join([SPLIT, *(f"{name},{rest}" for name, rest in split.items())]) + "\n")
+    (tmp_path / "systems").mkdir()
+    # What is held back is no number here: it would fail if it were read.
+    held = [_row(name, token="secret") for name in ("held", "unjudged", "odd", "parts")]
+    lines = [
+        COLUMNS, _row("mine"), _row("again", token="30"), *held, _row("two", 2),
+        _row("spread", experts="4.0"),
+    ]  # fmt: skip
+    (tmp_path / "systems" / "silicon_sample.csv").write_text("\n".join(lines) + "\n")
+    (run,) = measured_runs(tmp_path, rows)
+    assert (run.name, run.token_s, run.first_s, run.batch) == ("mine", 0.02, 0.05, 4)
+    assert measured_runs(tmp_path, rows, ["other"]) == []
+
+
+@pytest.mark.parametrize(
+    ("precision", "own", "method", "cached"),
+    [
+        ("", {}, None, None), ("fp8", {}, "compressed-tensors", 8),
+        ("fp4", {"quant_method": "fp8"}, "compressed-tensors", 8),
+        ("fp8", {"quant_method": "fp8"}, "fp8", None),
+    ],
+)  # fmt: skip
+def test_weights_and_caches_are_stored_by_the_precision(
+    precision: str, own: dict[str, str], method: str | None, cached: int | None, tmp_path: Path
+) -> None:
+    (tmp_path / "model_configs").mkdir()
+    given = {"model_type": "llama"} | ({"quantization_config": own} if own else {})
+    (tmp_path / "model_configs" / "o--m_config.json").write_text(json.dumps(given))
+    write_config(tmp_path / "out", tmp_path, "o/m", precision)
+    config = json.loads((tmp_path / "out" / "config.json").read_text())
+    scheme = config.get("quantization_config", {})
+    assert config["dtype"] == "bfloat16"
+    assert scheme.get("quant_method") == method
+    assert scheme.get("kv_cache_scheme", {}).get("num_bits") == cached
+
+
+def test_a_system_is_a_preset_or_the_numbers_of_the_package(tmp_path: Path) -> None:
+    (tmp_path / "systems").mkdir()
+    (tmp_path / "systems" / "x1_sxm.yaml").write_text(
+        "gpu:\n  mem_bw: 7000000000000 # 7 TB/s\n  mem_capacity: 288400343040\n"
+        "  bfloat16_tc_flops: 2250000000000000\n  fp8_tc_flops: 4500000000000000\n"
+    )
+    assert machine(tmp_path, "h200_sxm", tmp_path).device_names[1:] == ("h200",)
+    other = machine(tmp_path, "x1_sxm", tmp_path).devices[1]
+    assert (other.bytes_per_s, other.speed("float8")) == (7e12, 4.5e15)
+    assert other.total_bytes == 288400343040
+
+
+def test_room_is_that_of_caches_beside_weights_and_tensors() -> None:
+    """By hand: 900 usable bytes less 300 of weights and 100 of tensors hold 25 caches of 20."""
+    code = GraphBuilder()
+    x = code.make_tensor(code.add_op("x", INPUT), 0)
+    op = code.add_op("op", "linear", reads=[x], weight_bytes=300 + 40 * 20, cache_bytes=40 * 20)
+    code.add_op("y", OUTPUT, reads=[code.make_tensor(op, 100)])
+    gpu = Device("g", "g", {"default": 1e9}, 1e9, 1000 - 100, reserve_bytes=100)
+    cluster = make_cluster("c", [Device("cpu", "cpu", {"default": 1e9}, 1e9, 1 << 20), gpu])
+    assert room(code.build("m"), cluster, 40) == 25
+
+
+def test_errors_and_what_waits_are_told() -> None:
+    runs = [_run(0.01), _run(0.01), _run(0.01)]
+    answers = [Predicted(4, 0.05, 0.012), Predicted(2, 0.02, 0.008), Predicted(0)]
+    pairs = list(zip(runs[:2], answers[:2], strict=True))
+    assert errors(pairs, "token_s").startswith("off by 20.0% in the median, 20.0% in the mean")
+    assert errors(pairs, "token_s").endswith("1.00")
+    lines = list(told(runs, answers))
+    assert lines[-1] == "infeasible: 1"
+    assert lines[-2].startswith("1 runs have no room for all requests at once; in 1 of them")

@@ -11,9 +11,11 @@ from click.testing import CliRunner
 
 import gdp
 from gdp.cli.main import cli
-from gdp.commands.generation import _carried, fit
+from gdp.commands.generation import FitRow, _carried, _Fitted, fit
 from gdp.commands.placing import plan_freely
+from gdp.costs.base import roofline
 from tests.gguf_models import write_gguf
+from tests.tiny import plain_graph
 
 QUICK = ["--new", "4", "--seconds", "0.1"]
 
@@ -86,6 +88,27 @@ def test_a_plan_is_carried_by_the_names_of_devices(tmp_path: Path) -> None:
     assert set(carried.device[~graph.is_io].tolist()) == {1}
     on_c = gdp.make_placement(graph, large, np.zeros(graph.num_ops, np.int64))
     assert _carried(on_c, graph, small) is None
+
+
+@pytest.mark.parametrize(("memory_bytes", "faster", "carried"), [
+    (1 << 30, True, True), (1 << 30, False, False), (64, True, False),
+])  # fmt: skip
+def test_a_plan_is_carried_only_where_it_fits_and_is_faster(
+    memory_bytes: int, faster: bool, carried: bool
+) -> None:
+    """From "a" to "b", ten times as fast or as slow: where its memory holds the weights."""
+    graph = plain_graph(2, [(0, 1)], weight_bytes=[100, 100], flop=[1.0, 1.0])
+    speed = 10.0 if faster else 0.1
+    devices = [
+        gdp.Device("a", "a", {"default": 1.0}, 1e18, memory_bytes=1 << 30),
+        gdp.Device("b", "b", {"default": speed}, 1e18, memory_bytes=memory_bytes),
+    ]
+    machine = gdp.make_cluster("two", devices)
+    own, other = (gdp.make_placement(graph, machine, np.full(2, d)) for d in (0, 1))
+    score = gdp.simulate(graph, own, machine, costs=roofline)
+    row = FitRow("two", 8, 4, 1, fits=True)
+    fitted = _Fitted(row, graph, machine, own, score, 0.0).with_best_of([own, other], roofline)
+    assert (fitted.placement.device == int(carried)).all()
 
 
 def test_the_row_of_a_scheme_names_it(tmp_path: Path) -> None:

@@ -22,7 +22,14 @@ from gdp.commands.accelerate import (
 from gdp.commands.placing import place_for
 from gdp.constraints import Constraints, Pin
 from gdp.costs.base import roofline
-from gdp.costs.offload import HOST_POOL, Streamed, read_bytes, resident, with_offload
+from gdp.costs.offload import (
+    HOST_POOL,
+    Streamed,
+    moved_caches,
+    read_bytes,
+    resident,
+    with_offload,
+)
 from gdp.errors import InfeasibleError
 from gdp.graph.op_graph import INPUT, OUTPUT, OpGraph, make_graph
 from gdp.methods.base import Search
@@ -102,6 +109,20 @@ def test_caches_of_offloaded_modules_lie_on_the_main_device(memory_mb: int, rest
     again = api.simulate(graph, plan.result.placement, box(memory_mb), costs=roofline)
     assert again.peak_bytes.tolist() == list(peak.values())
     assert again.feasible
+
+
+def test_caches_of_offloaded_modules_have_two_places() -> None:
+    """Of three modules the first and the last are offloaded, by two ops that hold one cache of
+    4 bytes and by one of 8: they leave the host and lie on the main device."""
+    graph = make_graph(
+        "caches", [*"abcd"], ["Op"] * 4, [], [], weight_bytes=[4, 4, 6, 9],
+        cache_bytes=[4, 4, 6, 8], weight_id=[0, 0, 1, 2],
+    )  # fmt: skip
+    cluster = with_offload(box(100, 100), ["cpu", "disk"])
+    moved = moved_caches(graph, np.array([3, 3, 2, 4]), cluster)
+    assert dict(zip(cluster.device_names, moved.tolist(), strict=True)) == {
+        "epyc": 0, "g0": 12, "g1": 0, "cpu offload": -4, "disk offload": -8,
+    }  # fmt: skip
 
 
 @pytest.mark.parametrize("memory_mb", [48, 51, 90])
@@ -307,6 +328,9 @@ def test_room_is_kept_for_the_largest_module_that_streams() -> None:
     graph = chain(2)
     assert streamed_bytes(graph, Constraints(whole=("layers.0", "layers.1"))) == 10 * MB + 8
     assert streamed_bytes(graph, Constraints(whole=("layers",))) == 20 * MB + 8
+    # Tensors that are computed in two parts take half of that.
+    parts = replace(graph, chunks=np.full(graph.num_ops, 2))
+    assert streamed_bytes(parts, Constraints(whole=("layers",))) == 20 * MB + 4
 
 
 def test_a_tied_weight_streams_once_with_its_module() -> None:

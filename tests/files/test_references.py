@@ -317,6 +317,20 @@ def test_a_pipe_a_socket_and_a_device_are_no_files(tmp_path: Path) -> None:
         open_regular(tmp_path)
 
 
+def test_what_takes_the_place_of_a_file_is_no_file_either(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A pipe that stands there once the name was looked at: opened, told, and never waited for."""
+    os.mkfifo(tmp_path / "pipe")
+    monkeypatch.setattr("gdp.files.reading.require_regular", lambda path: None)
+    signal.alarm(60)
+    try:
+        with pytest.raises(OSError, match="it is a pipe; give a regular file"):
+            open_regular(tmp_path / "pipe")
+    finally:
+        signal.alarm(0)
+
+
 @pytest.mark.parametrize(
     "command",
     [

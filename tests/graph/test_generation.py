@@ -48,12 +48,44 @@ def test_weights_count_once_and_the_cache_is_full(joint: OpGraph) -> None:
     assert joint.cache_bytes.sum() == 15
     held = dict(zip(joint.op_names, joint.weight_bytes.tolist(), strict=True))
     assert [held[x] for x in ("m/mul", "n/mul", "step/m/mul", "step/n/mul")] == [100, 50, 15, 0]
+    # Three weights: a cache is none of the prompt's.
+    assert len(set(joint.weight_id[joint.weight_bytes > 0].tolist())) == 3
 
 
 def test_a_module_shares_a_device_in_both_phases(joint: OpGraph) -> None:
     of = dict(zip(joint.op_names, joint.colocate.tolist(), strict=True))
     assert of["m/mul"] == of["step/m/mul"] != of["n/mul"] == of["step/n/mul"]
     assert of[NEXT_TOKEN] == of[f"step/{NEXT_TOKEN}"]
+
+
+def test_a_step_holds_what_the_prompt_does_not_read_of_a_module() -> None:
+    """The prompt reads 10 bytes of a module, the step two weights of 10 and 4 bytes of it."""
+
+    def reading(*weights: int) -> OpGraph:
+        b = GraphBuilder()
+        x = b.make_tensor(b.add_op("ids", INPUT), 1)
+        for k, size in enumerate(weights):
+            op = b.add_op(f"m/{k}", "mm", reads=[x], weight_bytes=size, scope="m")
+            x = b.make_tensor(op, 1)
+        b.add_op("out", OUTPUT, reads=[x])
+        return b.build("phase")
+
+    graph = generation_graph("g", reading(10), reading(10, 4), Request(4, 5))
+    held = dict(zip(graph.op_names, graph.weight_bytes.tolist(), strict=True))
+    assert [held[name] for name in ("m/0", "step/m/0", "step/m/1")] == [10, 0, 4]
+
+
+def test_ops_of_no_module_are_free_where_they_hold_nothing() -> None:
+    """Those that hold weights lie together; a ReLU beside them is free in each phase."""
+    b = GraphBuilder()
+    x = b.make_tensor(b.add_op("ids", INPUT), 1)
+    x = b.make_tensor(b.add_op("a", "mm", reads=[x], weight_bytes=5), 1)
+    x = b.make_tensor(b.add_op("act", "relu", reads=[x]), 1)
+    b.add_op("out", OUTPUT, reads=[x])
+    graph = generation_graph("g", b.build("phase"), b.build("phase"), Request(4, 5))
+    of = dict(zip(graph.op_names, graph.colocate.tolist(), strict=True))
+    assert of["a"] == of["step/a"]
+    assert len({of["a"], of["act"], of["step/act"]}) == 3
 
 
 def test_the_last_token_leads_from_the_prompt_to_the_step(joint: OpGraph) -> None:

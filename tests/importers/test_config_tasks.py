@@ -113,6 +113,10 @@ def test_what_an_encoder_hears_has_the_type_of_its_weights() -> None:
     assert {name: (tuple(x.shape), x.dtype) for name, x in inputs.items()} == {
         "input_features": ((2, 8, 40), torch.bfloat16), "decoder_input_ids": ((2, 3), torch.long),
     }  # fmt: skip
+    # No more tokens are written than the decoder has positions for.
+    with torch.device("meta"):
+        inputs = prompt_inputs(model, config, (2, 9), 10**6, "whisper")
+    assert tuple(inputs["decoder_input_ids"].shape) == (2, config.max_target_positions)
 
 
 def test_configurations_are_cut_to_few_layers_of_each_kind() -> None:

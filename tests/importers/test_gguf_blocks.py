@@ -9,6 +9,8 @@ import pytest
 
 from gdp.errors import ModelError
 from gdp.graph.op_graph import OpGraph
+from gdp.importers.gguf_caches import Heads, row_bytes
+from gdp.importers.gguf_header import GgufHeader
 from gdp.models import load
 from tests.fuzz import gguf_files
 
@@ -40,6 +42,12 @@ MAMBA_2 = {"attn_norm": [16], "ssm_in": [16, 76], "ssm_conv1d": [4, 40], "ssm_dt
 LATENT = {"attn_norm": [16], "attn_q_a": [16, 8], "attn_q_a_norm": [8], "attn_q_b": [8, 24],
           "attn_kv_a_mqa": [16, 12], "attn_kv_a_norm": [8], "attn_k_b": [8, 8, 2],
           "attn_v_b": [8, 8, 2], "attn_output": [16, 16]}  # fmt: skip
+INDEXED = LATENT | {
+    "indexer.attn_k.weight": [16, 4],
+    "indexer.attn_q_b.weight": [8, 8],
+    "indexer.proj.weight": [16, 2],
+    "indexer.attn_k_norm.weight": [4],
+}
 SHORT = {"attn_norm": [16], "shortconv.conv": [3, 16], "shortconv.in_proj": [16, 48],
          "shortconv.out_proj": [16, 16]}  # fmt: skip
 KIMI = {**ATTENTION, "ssm_conv1d_q": [4, 16], "ssm_conv1d_k": [4, 16], "ssm_conv1d_v": [4, 16],
@@ -97,6 +105,10 @@ KINDS = {
                                                         "attn_q_a_norm", "attn_q_b")},
         "attn_q": [16, 24], "attn_kv_b": [8, 32], **DENSE}] * 2, {
         "attention.key_length": 12, "attention.value_length": 8}, (2000 * 2 * (12 + 8) * 2,) * 2),
+    "deepseek32": Kind("deepseek32", [INDEXED | DENSE, INDEXED | EXPERTS], {
+        **MOE, "attention.head_count_kv": 1, "attention.key_length": 12,
+        "attention.value_length": 8, "attention.indexer.key_length": 4},
+        (2000 * (12 + 4) * 2,) * 2),
     "glm4moe": Kind("glm4moe", [ATTENTION | EXPERTS, DRAFT], MOE, (FULL, 0)),
     "lfm2": Kind("lfm2", [SHORT | DENSE, ATTENTION | DENSE], {"shortconv.l_cache": 3},
                  (4 * 2 * 16, FULL), (False, True)),
@@ -166,6 +178,21 @@ def test_a_block_caches_as_much_as_llama_cpp_and_no_byte_is_lost(name: str, tmp_
     two = caches(load(f"{path}?decode&sequence=2000&batch=2"))
     for one, both in zip(kind.caches, two, strict=True):
         assert one <= both <= 2 * one
+
+
+def test_every_sequence_of_a_batch_has_its_window(tmp_path: Path) -> None:
+    """Eight of 128 tokens and one micro-batch of 512: 1536 tokens, a multiple of 256."""
+    path = written(KINDS["gpt-oss"], tmp_path / "m.gguf")
+    graph = load(f"{path}?decode&sequence=2000&batch=8")
+    assert caches(graph) == [1536 * CELL, 8 * FULL]
+
+
+def test_packed_caches_want_heads_of_whole_packs() -> None:
+    """q8_0 packs 32 numbers in 34 bytes, which no two heads may share."""
+    header = GgufHeader("m.gguf", "llama", {}, {})
+    assert row_bytes(header, Heads(2, 32, 32, (64, 64)), "q8_0") == 4 * 34
+    with pytest.raises(ModelError, match="heads have 16 and 16; take cache=f16"):
+        row_bytes(header, Heads(2, 16, 16, (32, 32)), "q8_0")
 
 
 def test_a_prompt_computes_every_matrix_once_a_token(tmp_path: Path) -> None:

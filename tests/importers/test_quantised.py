@@ -203,6 +203,25 @@ def test_mxfp4_is_half_a_byte_and_a_scale_of_every_32_numbers(tmp_path: Path) ->
         imported(tmp_path, GPT_OSS, quantization_config=left_out)
 
 
+@pytest.mark.parametrize(
+    ("fields", "form", "wanted"),
+    [
+        # 16 * 256 numbers of 4 bits in words of 32, 16 * 2 scales of 2 bytes, a shape of 16 bytes.
+        ({"num_bits": 4, "group_size": 128}, "pack-quantized", 2048 + 64 + 16),
+        # Zero points of both groups: 16 of 4 bits each, in words of 32.
+        ({"num_bits": 4, "group_size": 128, "symmetric": False}, "pack-quantized", 2128 + 2 * 8),
+        # 16 * 256 bytes and a scale of 2 bytes for each row; then a zero point of a byte, too.
+        ({"num_bits": 8, "strategy": "channel"}, "int-quantized", 4096 + 32),
+        ({"num_bits": 8, "strategy": "channel", "symmetric": False}, "int-quantized", 4128 + 16),
+    ],
+)
+def test_asymmetric_weights_hold_zero_points_by_hand(
+    fields: dict[str, Any], form: str, wanted: int
+) -> None:
+    config = {"format": form, "config_groups": {"a": {"targets": ["Linear"], "weights": fields}}}
+    assert SCHEMES["compressed-tensors"].nbytes(config, Weight(1, 16, 256, 2)) == wanted
+
+
 def test_gptq_and_awq_by_hand() -> None:
     """1024 to 512 in 4 bits, groups of 128: 262144 bytes packed; 8 groups with 4-bit zeros (256
     bytes each) and 16-bit scales (1024 bytes each); GPTQ keeps the group of each input in 4 bytes,

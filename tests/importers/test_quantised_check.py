@@ -94,6 +94,13 @@ def test_every_scheme_of_the_table_is_read_as_it_is(model: Any) -> None:
         assert stored_weights(model, quantization_of({"quantization_config": config}, "", "F"), "F")
 
 
+def test_null_is_as_if_the_field_were_left_out(model: Any) -> None:
+    plain = {"quant_method": "gptq", "bits": 4}
+    empty = {**plain, "group_size": None, "dynamic": None, "modules_in_block_to_quantize": None}
+    check_quantization(empty, "F")
+    assert stored_weights(model, empty, "F") == stored_weights(model, plain, "F")
+
+
 @pytest.mark.parametrize(
     ("pattern", "said"),
     [

@@ -10,9 +10,11 @@ import gdp
 from gdp.cluster.types import Cluster, Device, make_cluster
 from gdp.commands.block_plans import vllm_model
 from gdp.errors import ModelError
-from gdp.graph.op_graph import OpGraph
+from gdp.graph.op_graph import INPUT, OUTPUT, OpGraph
+from gdp.graph.serving import Served, served
 from gdp.importers.pytorch.huggingface import parse_config_spec
 from gdp.models import Generation, load
+from tests.tiny import plain_graph
 
 GIB = 1 << 30
 TOKENS, WORDS = 2048, 100
@@ -95,6 +97,15 @@ def test_no_tensor_of_tokens_squared_and_no_logits_of_a_prompt(saved: Path) -> N
     # A step reads its caches once, and no copy of them is written.
     moved = [g.memory_traffic_bytes[g.repeats > 1].sum() for g in (parts, plain)]
     assert moved[0] < moved[1] - 2 * 0.8 * parts.cache_bytes.sum()
+
+
+def test_a_pass_is_of_all_sequences_together() -> None:
+    """Three prompts of 8 tokens, 6 tokens at once: 4 chunks; of one prompt 2."""
+    kinds = [INPUT, "relu", OUTPUT]
+    graph = plain_graph(3, [(0, 1), (1, 2)], 24, op_types=kinds)
+    for batch, chunks in ((3, 4), (1, 2)):
+        assert served(graph, Served(8, batch, 6)).chunks.tolist() == [1, chunks, 1]
+    assert served(graph, Served(8, 3, 24)).chunks.tolist() == [1, 1, 1]
 
 
 def test_a_plan_for_vllm_remembers_how_it_computes(tmp_path: Path) -> None:

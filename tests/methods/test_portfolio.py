@@ -1,6 +1,7 @@
 """auto finds the optimum of tiny problems and is never worse than what it contains."""
 
 import itertools
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -14,7 +15,7 @@ from gdp.errors import InfeasibleError
 from gdp.graph.op_graph import OpGraph, make_graph
 from gdp.methods import portfolio
 from gdp.methods.base import Answer, Assignment, Method, Search
-from gdp.methods.portfolio import HEURISTICS, auto, quick_fill
+from gdp.methods.portfolio import HEURISTICS, auto, quick_fill, replica_period_s
 from gdp.methods.scoring import Evaluated
 from gdp.problem.problem import Problem, make_problem
 from gdp.sim.score import score, values
@@ -139,6 +140,23 @@ def test_replicas_are_named_where_they_beat_the_pipeline() -> None:
     assert answer.notes == (
         "2 replicas of the whole model would take 500.000 ms a sample, the pipeline 1.000 s",
     )
+
+
+def test_replicas_share_no_processor_and_fill_each_memory_once() -> None:
+    """Two ops of 5 bytes each. "a" and "b" are one processor, where "b" takes 1 s; "c" and "d" have
+    a memory of 15 bytes together, so that only "c" holds a copy: 2 s, and 0.5 s to begin each op;
+    "e" has no room. So 1 + 1/3 samples a second."""
+    graph = plain_graph(2, [(0, 1)], weight_bytes=[5, 5])
+    slow = replace(cpu("c", memory_bytes=15, memory_pool="m"), dispatch_s=0.5, dispatch_per="op")
+    devices = [
+        cpu("a", processor="p"), cpu("b", processor="p"), slow, replace(slow, name="d"),
+        cpu("e", memory_bytes=9),
+    ]  # fmt: skip
+    seconds = np.array([[2.0, 0.5, 1.0, 5.0, 0.1]] * 2)
+    problem = make_problem(graph, make_cluster("c", devices), seconds, "throughput")
+    period_s, holders = replica_period_s(problem)
+    assert holders == 2
+    assert period_s == pytest.approx(3 / 4)
 
 
 def ran(memory_bytes: list[int], seconds: list[float]) -> set[str]:

@@ -217,6 +217,26 @@ def test_a_move_that_saves_a_transfer_for_more_pieces_is_not_made() -> None:
         assert found.plan.pieces <= found.best.pieces
 
 
+def test_fewer_transfers_do_not_pay_for_more_pieces() -> None:
+    """Five ops on d0 are read by z on d1, which shares its device with w; y between them runs on d1
+    alone. With z and w on d0 two tensors are sent instead of five, in three pieces instead of
+    two, whether that was seen or is one move away."""
+    edges = [*((a, 5) for a in range(5)), (5, 6), (6, 7)]
+    graph = plain_graph(8, edges, colocate=[0, 1, 2, 3, 4, 5, 6, 5])
+    compute_s = np.ones((8, 2))
+    compute_s[:5, 1] = compute_s[6, 0] = np.inf
+    problem = make_problem(graph, unit_cluster(2), compute_s)
+    best, other = (np.array([0] * 5 + end) for end in ([1, 1, 1], [0, 1, 0]))
+    counts = [
+        (count_transfers(problem, device), count_pieces(problem, device))
+        for device in (best, other)
+    ]
+    assert counts == [(5, 2), (2, 3)]
+    for seen in ([Assignment(other)], []):
+        found = simplify(problem, Assignment(best), 3.0, seen)
+        assert (found.plan.transfers, found.plan.pieces) == (5, 2)
+
+
 def test_random_problems_are_simplified_at_all() -> None:
     fewer = 0
     for seed in range(10):

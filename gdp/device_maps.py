@@ -66,6 +66,7 @@ def apply_device_map(graph: OpGraph, cluster: Cluster, entries: Mapping[str, Any
     split = {path.rpartition(".")[0] for path in scopes}
     split |= {"", *(p[:i] for p in split for i, c in enumerate(p) if c == ".")} if scopes else set()
     used: set[str] = set()
+    main = next((index[d] for d in entries.values() if d not in OFFLOAD_NAMES), cluster.host)
     device = np.full(graph.num_ops, cluster.host)
     unnamed: list[int] = []
     for op, (name, scope) in enumerate(zip(graph.op_names, graph.scope, strict=True)):
@@ -73,6 +74,8 @@ def apply_device_map(graph: OpGraph, cluster: Cluster, entries: Mapping[str, Any
         if key is not None and (name in entries or not graph.is_io[op]):
             device[op] = index[entries[key]]
             used.add(key)
+        elif graph.weight_bytes[op] and foreign and not scope and not graph.is_io[op]:
+            device[op] = main  # parameters of the model itself, which such maps list by name
         elif not graph.is_io[op]:
             if graph.weight_bytes[op] or not (foreign or scope in split):
                 raise PlacementError(f"the map leaves out op {name!r} of module {scope!r}")

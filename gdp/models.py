@@ -1,5 +1,6 @@
 """Models by path or name, as graphs, and their contents for `gdp inspect`."""
 
+import contextlib
 import importlib
 import inspect
 import os
@@ -208,7 +209,8 @@ def load(
     `hf:PATH`, a configuration of transformers (see `gdp.importers.pytorch.huggingface`), or a .gguf
     path (see `gdp.importers.gguf`).
 
-    A Python function is called without arguments and returns what to place, one of:
+    A Python function is called without arguments, or with those behind a question mark
+    (`python:package.module:function?layers=4`), and returns what to place, one of:
 
     - `(fn, args)`: the JAX function `fn(*args)`. Arguments are arrays or `jax.ShapeDtypeStruct`:
       nothing is computed. They are inputs that live on the host, but for those before the last
@@ -219,7 +221,8 @@ def load(
     - `(loss, (params, batch), {"optimizer": optax.sgd(0.1), "microbatches": 4})`: a training step
       of `loss(params, batch)`, as `trace_training_step` makes it.
     - `(module, inputs)` or `(module, inputs, options)`: a `torch.nn.Module` with example inputs,
-      a tuple of positional ones or a mapping of named ones, which may lie on the meta device;
+      a tuple of positional ones or a mapping of named ones, which may lie on the meta device (a
+      mapping of arguments of `forward` in place of options has named ones beside positional ones);
       options as `gdp.importers.pytorch.model.TorchModel` has them.
     - an `OpGraph`, which can be placed but not executed.
 
@@ -285,10 +288,13 @@ def load(
 
 
 def python_function(spec: str) -> object:
-    """Result of calling the function of `python:package.module:function`."""
-    module_name, separator, function_name = spec.removeprefix(PYTHON_PREFIX).rpartition(":")
+    """Result of calling the function of `python:package.module:function`, with the keyword
+    arguments behind `?` where there are some: `python:models:bert?layers=4&causal=true`."""
+    path, _, query = spec.removeprefix(PYTHON_PREFIX).partition("?")
+    module_name, separator, function_name = path.rpartition(":")
     if not separator or not module_name or not function_name:
         raise ModelError(f"{spec!r} must look like python:package.module:function")
+    given = _keywords(spec, query)
     # The console script does not look where it was started; `python -m` does.
     here = str(Path.cwd())
     if "" not in sys.path and here not in sys.path:
@@ -306,15 +312,56 @@ def python_function(spec: str) -> object:
     function = getattr(module, function_name, None)
     if not callable(function):
         raise ModelError(f"{spec!r}: module {module_name!r} has no function {function_name!r}")
-    if missing := _required(function):
+    if missing := [name for name in _required(function) if name not in given]:
         raise ModelError(
-            f"{spec!r}: the function is called without arguments, but needs {', '.join(missing)}"
+            f"{spec!r}: the function needs {', '.join(missing)}; give "
+            f"{'&'.join(f'{name}=VALUE' for name in missing)} behind a question mark"
         )
+    _require_parameters(spec, function, given)
     try:
         with users_code():
-            return function()
+            return function(**given)
     except (Exception, SystemExit) as error:
         raise ModelError(f"{spec!r}: the function raised {_said(error)}") from error
+
+
+_VALUES = {"true": True, "false": False, "none": None}
+
+
+def _keywords(spec: str, query: str) -> dict[str, object]:
+    """Keyword arguments of `key=value&key=value`: whole numbers, numbers, true, false, none, else
+    texts."""
+    given: dict[str, object] = {}
+    for part in query.split("&") if query else ():
+        key, separator, text = part.partition("=")
+        if not (separator and key.isidentifier()) or key in given:
+            raise ModelError(
+                f"{spec!r}: {part!r} must be NAME=VALUE, once for each argument of the function"
+            )
+        given[key] = _VALUES.get(text.lower(), text)
+        for number in (float, int):
+            with contextlib.suppress(ValueError):
+                given[key] = number(text)
+    return given
+
+
+def _require_parameters(
+    spec: str, function: Callable[..., object], given: Mapping[str, object]
+) -> None:
+    """Raise `ModelError` for a keyword that the function does not take, where that can be told."""
+    try:
+        parameters = inspect.signature(function).parameters.values()
+    except (TypeError, ValueError):
+        return
+    kinds = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+    known = [parameter.name for parameter in parameters if parameter.kind in kinds]
+    takes_all = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters)
+    strange = [name for name in given if name not in known]
+    if strange and not takes_all:
+        raise ModelError(
+            f"{spec!r}: the function has no argument {strange[0]!r}; it has "
+            f"{', '.join(known) or 'none'}"
+        )
 
 
 def _required(function: Callable[..., object]) -> list[str]:
@@ -416,7 +463,8 @@ def source_files(spec: Model) -> list[Path]:
     if not text:
         return []
     if text.startswith(PYTHON_PREFIX):
-        module = sys.modules.get(text.removeprefix(PYTHON_PREFIX).rpartition(":")[0])
+        path = text.removeprefix(PYTHON_PREFIX).partition("?")[0]
+        module = sys.modules.get(path.rpartition(":")[0])
         origin = getattr(module, "__file__", None)
         return [Path(origin)] if origin else []
     if text.startswith(HF_PREFIX):

@@ -10,7 +10,7 @@ import pytest
 
 from gdp.errors import ModelError
 from gdp.graph.op_graph import INPUT
-from gdp.models import inspect_model, load
+from gdp.models import inspect_model, load, source_files
 
 
 def inputs(graph) -> list[str]:  # type: ignore[no-untyped-def]
@@ -135,3 +135,40 @@ def test_what_is_wrong_with_a_module_names_the_spec(
     with pytest.raises(ModelError, match=message) as found:
         load(f"python:{name}:made")
     assert f"python:{name}:made" in str(found.value)
+
+
+def test_arguments_of_the_function_stand_behind_a_question_mark(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "asked_module.py").write_text(
+        "import jax.numpy as jnp\n\n\ndef made(layers=1, scale=1.0, twice=False, kind='add'):\n"
+        "    def run(x):\n        for _ in range(layers * (2 if twice else 1)):\n"
+        "            x = x + scale if kind == 'add' else x @ x\n        return x\n"
+        "    return run, (jnp.ones((4, 4)),)\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    spec = "python:asked_module:made"
+    types = {
+        asked: load(f"{spec}{asked}").op_types[1:-1]
+        for asked in ("", "?layers=3", "?layers=2&twice=true&kind=dot&scale=0.5")
+    }
+    assert list(types.values()) == [("add",), ("add",) * 3, ("dot_general",) * 4]
+    assert [path.name for path in source_files(f"{spec}?kind=a:b")] == ["asked_module.py"]
+
+
+def test_named_inputs_may_stand_in_place_of_options(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("torch", reason="torch is not installed")
+    (tmp_path / "named_module.py").write_text(
+        "import torch\n\n\nclass M(torch.nn.Module):\n"
+        "    def forward(self, x, other=None):\n"
+        "        return x if other is None else x @ other\n"
+        "\n\nx = torch.ones(4, 4)\n\n\ndef made(third):\n"
+        "    return M(), (x,), {'kwargs': {'other': x}} if third == 'kwargs' else {third: x}\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    for third in ("kwargs", "other"):
+        assert "matmul" in load(f"python:named_module:made?third={third}").op_types
+    with pytest.raises(ModelError, match="no option 'strange'"):
+        load("python:named_module:made?third=strange")

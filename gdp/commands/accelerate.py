@@ -5,6 +5,7 @@ accelerate moves whole modules, runs them in the order of the code, and streams 
 nothing, and where the accelerators are too small, weights are offloaded.
 """
 
+import glob
 import logging
 import math
 import re
@@ -16,12 +17,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
+from jaxtyping import Int
 
 from gdp import api
 from gdp.clock import Clock, Phases
 from gdp.cluster.types import UNLIMITED_BYTES, Cluster
 from gdp.constraints import (
     Constraints,
+    Pin,
     allowed_mask,
     outermost,
     streamed_bytes,
@@ -51,6 +54,7 @@ from gdp.placement import Placement, make_placement
 from gdp.prepare import prepare_problem, requests_in_flight
 from gdp.result import Result, with_bound
 from gdp.sim.objectives import Score
+from gdp.units import format_bytes
 
 if TYPE_CHECKING:
     from gdp.importers.pytorch.model import TorchModel
@@ -123,11 +127,13 @@ def plan_accelerate(
     Raises:
         InfeasibleError: if nothing fits.
     """
-    del model
     if offload not in (None, *OFFLOADS):
         raise ArgumentError(f"no offload {offload!r}; there are {', '.join(OFFLOADS)}")
     constraints = of_kind(constraints, Constraints, "constraints")
-    constraints = replace(constraints, whole=tuple({*constraints.whole, *whole}))
+    constraints = replace(
+        constraints, whole=tuple({*constraints.whole, *whole}),
+        pins=(*constraints.pins, *_pins_of_root(graph, cluster)),
+    )  # fmt: skip
     search = of_kind(placing.pop("search", None), Search, "search")
     question = _AccelerateQuestion(graph, constraints, search, search.budget(), placing)
     peer = accelerate_peer(module, graph, cluster)
@@ -146,11 +152,40 @@ def plan_accelerate(
     # The main device keeps memory free for weights that stream.
     reserved = streamed_bytes(graph, constraints)
     offloading, streamed = cluster_with_offload(cluster, offload, reserved), Streamed(base)
+    _require_room_of_root(graph, offloading)
     result = _with_room_for_caches(question, offloading, streamed)
     placement = replace(result.placement, streamed_bytes=reserved)
     result = replace(result, placement=placement)
     result = beside(result, peer, graph, offloading, streamed, constraints, reserved)
+    code = _torch_model(model)
+    if code is not None and (note := code.options.get("offloaded")):
+        result = replace(result, notes=(*result.notes, note))
     return PlannedPlacement(result, offloading, streamed)
+
+
+def _ops_of_root(graph: OpGraph) -> Int[np.ndarray, "M"]:
+    """Ops that read parameters of the model's own, beside its parts; none where no module is known.
+    accelerate's hook on the whole model takes these to its main device, and streams none."""
+    own = np.flatnonzero((graph.weight_bytes > graph.cache_bytes) & ~graph.is_io)
+    paths = [graph.scope[op] for op in own.tolist()]
+    return own[[not path for path in paths]] if any(paths) else own[:0]
+
+
+def _pins_of_root(graph: OpGraph, cluster: Cluster) -> list[Pin]:
+    main = cluster.device_names[main_device(cluster) or 0]
+    return [Pin(glob.escape(graph.op_names[op]), (main,)) for op in _ops_of_root(graph).tolist()]
+
+
+def _require_room_of_root(graph: OpGraph, cluster: Cluster) -> None:
+    ops = _ops_of_root(graph)
+    held = int(graph.weight_bytes[ops[np.unique(graph.weight_id[ops], return_index=True)[1]]].sum())
+    main = cluster.devices[main_device(cluster) or 0]
+    if held > main.memory_bytes:
+        raise InfeasibleError(
+            f"parameters of the model itself, beside its modules, take {format_bytes(held)}, and "
+            f"accelerate streams none of those: {main.name} holds {format_bytes(main.memory_bytes)}"
+            " beside what streams; put them into a module of their own"
+        )
 
 
 RESIDENT_SHARE = 0.5
@@ -229,12 +264,20 @@ def _with_room_for_caches(
     if not graph.cache_bytes.any():
         return question.place(cluster, costs, 1.0)
     count = requests_in_flight(graph, cluster, objective)
+    every = count * int(graph.cache_bytes.sum())
     main, kept = main_device(cluster), _offloaded_caches(graph, cluster, count)
     weights = int((graph.weight_bytes - graph.cache_bytes).sum())
     phases, evaluations = Phases(), 0
     for number in range(1, MOST_PLANS + 1):
-        smaller = _with_memory(cluster, main, -kept)
-        result = question.place(smaller, costs, TRY_SHARE if number < MOST_PLANS else 1.0)
+        last = number == MOST_PLANS
+        # With room for every cache none can lack it.
+        smaller = _with_memory(cluster, main, -(every if last else min(kept, every)))
+        try:
+            result = question.place(smaller, costs, 1.0 if last else TRY_SHARE)
+        except InfeasibleError:
+            if number == 1:
+                raise
+            break
         phases.ended("planning", result.phases)
         evaluations += result.evaluations
         score = api.simulate(graph, result.placement, cluster, objective=objective, costs=costs)
@@ -247,9 +290,11 @@ def _with_room_for_caches(
                 seconds=sum(phases.seconds.values()),
             )  # fmt: skip
             return with_bound(result, *bound)
-        # A module that gives way leaves its cache behind.
+        # The next plan holds less than this one, which may have left room; and a module that gives
+        # way leaves its cache behind.
         leaves = count * int(graph.cache_bytes.sum()) / max(weights, 1)
-        kept += int(score.overflow_bytes * (1 + leaves)) + 1
+        spare = smaller.devices[main or 0].memory_bytes - int(result.score.peak_bytes[main or 0])
+        kept += spare + int(score.overflow_bytes * (1 + leaves)) + 1
     raise InfeasibleError(
         f"the caches of offloaded modules stay on {cluster.device_names[main or 0]}, which has no "
         "room for them; ask for fewer tokens or requests"
@@ -471,15 +516,18 @@ def torch_module(model: Model | None) -> Any:
     return None if code is None else code.unwrapped
 
 
-def torch_boundaries(model: Model | None, graph: OpGraph, whole: Sequence[str]) -> dict[int, str]:
-    """Ops where a PyTorch program can be cut, with the module path whose call begins there.
+def torch_boundaries(
+    model: Model | None, graph: OpGraph, whole: Sequence[str]
+) -> tuple[dict[int, str], str]:
+    """Ops where a PyTorch program can be cut, with the module path whose call begins there; where
+    there are none, why.
 
     See `gdp.importers.pytorch.model`.
 
     Raises:
         ModelError: if the model is no PyTorch module for inference, or not that of the graph.
     """
-    from gdp.importers.pytorch.model import boundaries
+    from gdp.importers.pytorch.model import boundaries, uncut_reason
 
     code = _torch_model(model)
     if code is None:
@@ -492,4 +540,5 @@ def torch_boundaries(model: Model | None, graph: OpGraph, whole: Sequence[str]) 
     recorded = code.record()
     if recorded.graph.digest != graph.digest:
         raise ModelError(f"{code.name}: the module has changed since {graph.name!r} was traced")
-    return boundaries(recorded, whole)
+    cuts = boundaries(recorded, whole)
+    return cuts, "" if cuts else uncut_reason(recorded)

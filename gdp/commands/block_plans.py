@@ -185,11 +185,21 @@ def plan_pipelining(
     search: Search | None = None,
     **_: Any,
 ) -> PlannedPlacement:
-    """The best pipeline of a PyTorch module; see `best_pipeline`."""
+    """The best pipeline of a PyTorch module; see `best_pipeline`. A note says why one device has
+    it all."""
+    cuts, reason = torch_boundaries(model, graph, whole)
     result = best_pipeline(
-        graph, cluster, list(torch_boundaries(model, graph, whole)), objective=objective,
+        graph, cluster, list(cuts), objective=objective,
         costs=costs, constraints=constraints, simplicity=(search or Search()).simplicity,
     )  # fmt: skip
+    used = np.unique(result.placement.device[~graph.is_io])
+    usable = sum(device.supported != frozenset() for device in resident(cluster).devices)
+    if len(used) == 1 and usable > 1:
+        reason = reason or (
+            f"of the pipelines over {len(cuts)} places where calls of modules begin none is faster "
+            "than one device by more than a cut may cost"
+        )
+        result = replace(result, notes=(*result.notes, f"all on one device: {reason}"))
     return PlannedPlacement(result, resident(cluster), costs)
 
 

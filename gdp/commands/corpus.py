@@ -167,7 +167,9 @@ def find_models(given: Sequence[str], dims: tuple[str, ...] = ()) -> list[_Model
         if _is_file(spec):
             own = Path(spec).resolve().parent.name if len(folders) > 1 else stem
         elif spec.startswith(PYTHON_PREFIX):
-            module, _, stem = spec.removeprefix(PYTHON_PREFIX).rpartition(":")
+            path, _, query = spec.removeprefix(PYTHON_PREFIX).partition("?")
+            module, _, stem = path.rpartition(":")
+            stem += query and f"-{query}"
             own = module
         elif spec.startswith(HF_PREFIX):
             path = Path(spec.removeprefix(HF_PREFIX).partition("?")[0])

@@ -95,7 +95,10 @@ def on_devices(
     _require_weights(module, graph)
     held = device_map(graph, placement, machine, module)
     entries = {path: "cpu" if where == "cpu" else f"cuda:{where}" for path, where in held.items()}
-    main = torch_names(machine)[int(placement.device[np.argmax(graph.weight_bytes > 0)])]
+    # accelerate takes parameters of the module itself, beside its parts, to the main device.
+    weighty = graph.weight_bytes > 0
+    own = weighty & np.array([not scope for scope in graph.scope])
+    main = torch_names(machine)[int(placement.device[np.argmax(own if own.any() else weighty)])]
     _require_moved(graph, entries, main)
     require_devices(machine, np.unique(placement.device[graph.weight_bytes > 0]).tolist())
     return _dispatched(module, entries, main)
@@ -207,8 +210,8 @@ def _require_moved(graph: OpGraph, entries: Mapping[str, str], main: str) -> Non
             where[op] = entries[holder]
             continue
         reads = {where[s] for s in src[first[op] : first[op + 1]].tolist()} - {None}
-        if holder is not None and graph.weight_bytes[op]:
-            reads.add(entries[holder])
+        if graph.weight_bytes[op]:
+            reads.add(main if holder is None else entries[holder])
         if len(reads) > 1:
             raise PlacementError(
                 f"op {graph.op_names[op]!r} of module {scope!r} reads from "

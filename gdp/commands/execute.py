@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, TypedDict, Unpack
 
 from gdp import api
 from gdp.cluster.file import Machine
-from gdp.cluster.types import Cluster, Device, make_cluster
+from gdp.cluster.types import Cluster
 from gdp.commands.registry import (
     EXPORTERS,
     PLANNING_TARGETS,
@@ -318,8 +318,8 @@ def export(
         model: Model that the placement is of; None for the one that it was made for.
         target: Format, a name in `EXPORTERS`.
         output: Folder to write.
-        cluster: Cluster of the placement, for formats that tell CPUs from accelerators; None for
-            the one that it was made for.
+        cluster: Cluster of the placement, whose kinds tell CPUs from accelerators; None for the
+            one that it was made for.
         dims: Bindings of symbolic dimensions, "NAME=VALUE"; ONNX models.
         sources: Further files that must not be overwritten.
         force: Overwrite whatever the folder holds, except the model and `sources`.
@@ -339,27 +339,21 @@ def export(
     row = EXPORTERS[target]
     model, bound, machine = asked_of(placed, model, cluster, with_dims(dims))
     graph = load(model, bound)
-    if isinstance(placed, Placement):
-        placement = placed
-    elif machine is None:
-        raise ArgumentError("a device map needs the cluster whose devices it names: --cluster")
-    else:
-        placement = placement_on(placed, graph, machine)
+    if machine is None:
+        raise ArgumentError(
+            f"target {target!r} needs the cluster, which tells CPUs from accelerators: --cluster"
+        )
+    placement = placement_on(placed, graph, machine)
     if placement.teams and not row.replicates:
         raise PlacementError(
             f"target {target!r} cannot hold this placement: {_replicated(placement)}"
         )
-    if row.needs_cluster and machine is None:
-        raise ArgumentError(
-            f"target {target!r} needs the cluster, which tells CPUs from accelerators: --cluster"
-        )
-    cluster = _cluster_by_names(graph, placement) if machine is None else machine
     if row.offloads:
-        cluster = machine_of(placement, cluster, None)[0]
-    require(placement, graph, cluster)
+        machine = machine_of(placement, machine, None)[0]
+    require(placement, graph, machine)
     _require_accepted(row, model)
     overwrite = OverwritePolicy(lambda: [*source_files(model), *sources], force)
-    return row.write(ExportJob(model, graph, placement, cluster, output, bound, overwrite))
+    return row.write(ExportJob(model, graph, placement, machine, output, bound, overwrite))
 
 
 def _require_accepted(row: Exporter, model: Model) -> None:
@@ -369,17 +363,3 @@ def _require_accepted(row: Exporter, model: Model) -> None:
         raise ModelError(f"target {row.name!r} needs {wanted}, got {model_label(model)!r}")
     if row.accepts == "jax" and executable_model(model)[0] != "jax":
         raise ModelError(f"{spec_of(model)!r} is a PyTorch module; a JAX function is needed here")
-
-
-def _cluster_by_names(graph: OpGraph, placement: Placement) -> Cluster:
-    """A cluster without speeds, which exporters do not need, of the placement's device names; its
-    host is where the model's inputs are."""
-    same_graph = placement.op_names == graph.op_names
-    homes = placement.device[graph.is_io] if same_graph else placement.device[:0]
-    names = placement.device_names
-    # Replicas are of one kind, whichever.
-    kinds = {d: names[group[0]] for group in placement.teams for d in group}
-    devices = [
-        Device(name, kinds.get(d, name), {"default": 1.0}, 1.0) for d, name in enumerate(names)
-    ]
-    return make_cluster("placement", devices, host=int(homes[0]) if len(homes) else 0)

@@ -156,7 +156,6 @@ class Exporter:
     title: str  # as the README lists it
     write: "Callable[[ExportJob], list[Path]]"  # returns the paths written
     accepts: Literal["onnx", "traced", "jax", "hf", "any"] = "any"  # kind of models
-    needs_cluster: bool = False  # kinds of devices decide what is written
     offloads: bool = False  # holds weights that rest in host memory or on disk
     replicates: bool = False  # holds replicated stages
 
@@ -193,10 +192,13 @@ def _accelerate(job: ExportJob) -> "list[Path]":
 
 def _pipelining(job: ExportJob) -> "list[Path]":
     from gdp.commands.accelerate import torch_boundaries
+    from gdp.errors import PlacementError
     from gdp.exporters.pipelining import export_pipelining
     from gdp.models import spec_of
 
-    cuts = torch_boundaries(job.model, job.graph, ())
+    cuts, reason = torch_boundaries(job.model, job.graph, ())
+    if not cuts:
+        raise PlacementError(f"there is nothing to export: {reason}")
     return export_pipelining(
         spec_of(job.model), job.graph, job.placement, job.cluster, cuts, job.output, job.overwrite
     )
@@ -231,21 +233,21 @@ def _jax(job: ExportJob) -> "list[Path]":
     from gdp.exporters.jax import export_jax
     from gdp.models import spec_of
 
-    return export_jax(spec_of(job.model), job.placement, job.output, job.overwrite)
+    return export_jax(spec_of(job.model), job.placement, job.cluster, job.output, job.overwrite)
 
 
 EXPORTERS: Mapping[str, Exporter] = {
     row.name: row
     for row in (
         Exporter("onnxruntime", "ONNX Runtime sub-models", _onnxruntime, "onnx",
-                 needs_cluster=True, replicates=True),
-        Exporter("openvino", "OpenVINO", _openvino, "onnx", needs_cluster=True),
+                 replicates=True),
+        Exporter("openvino", "OpenVINO", _openvino, "onnx"),
         Exporter("accelerate", "device maps for accelerate (with offloading)", _accelerate,
-                 needs_cluster=True, offloads=True),
-        Exporter("llamacpp", "flags of llama.cpp", _llamacpp, needs_cluster=True),
-        Exporter("vllm", "an uneven pipeline of vLLM (untried)", _vllm, "hf", needs_cluster=True),
+                 offloads=True),
+        Exporter("llamacpp", "flags of llama.cpp", _llamacpp),
+        Exporter("vllm", "an uneven pipeline of vLLM (untried)", _vllm, "hf"),
         Exporter("pipelining", "split points for torch.distributed.pipelining", _pipelining,
-                 "traced", needs_cluster=True),
+                 "traced"),
         Exporter("jax", "JAX", _jax, "jax"),
     )
 }  # fmt: skip

@@ -1,6 +1,6 @@
 """A placement as a Hugging Face `device_map`: module path to device."""
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,14 +23,15 @@ def device_map(
     Only modules that hold weights count: accelerate moves modules, and activations follow. With
     accelerators in the cluster, "cpu" means offload: weights stream to accelerator 0 at every use.
     Weights of a PyTorch `module` that no op reads lie where those tied to them do, or on the first
-    device. Raises `PlacementError` when the graph has no module paths, or when one module's weights
-    lie on several devices (`gdp place --for accelerate` keeps modules whole).
+    device. Parameters of the model's own, beside its parts, are entries by their names, which come
+    first: accelerate takes them to the first device of the map. Raises `PlacementError` when the
+    graph has no module paths, or when one module's weights lie on several devices (`gdp place --for
+    accelerate` keeps modules whole).
     """
     holders: dict[str, set[int]] = {}
     for op in np.flatnonzero(graph.weight_bytes > 0):
-        if graph.scope[op]:
-            holders.setdefault(graph.scope[op], set()).add(int(placement.device[op]))
-    if not holders:
+        holders.setdefault(graph.scope[op], set()).add(int(placement.device[op]))
+    if not holders.keys() - {""} and module is None:
         raise PlacementError(
             f"graph {graph.name!r} has no module paths; place the PyTorch module itself, or export "
             "it with torch.onnx.export(dynamo=True), which records them"
@@ -38,20 +39,43 @@ def device_map(
     mixed = sorted(path for path, devices in holders.items() if len(devices) > 1)
     if mixed:
         raise PlacementError(
-            f"{len(mixed)} modules have weights on several devices, first {mixed[0]!r}; place the "
-            "model again with --for accelerate"
+            f"{len(mixed)} modules have weights on several devices, first "
+            f"{mixed[0] or 'the model itself'!r}; place the model again with --for accelerate"
         )
     owner = {path: next(iter(devices)) for path, devices in holders.items()}
+    if len(owner) > 1 and "" in owner and is_offload(cluster.devices[owner[""]]):
+        raise PlacementError(
+            "accelerate streams no parameters of the model itself, beside its modules; place the "
+            "model again with --for accelerate"
+        )
     names = hugging_face_names(cluster)
     if module is not None:
         owner |= _unread(module, owner, min(owner.values(), key=lambda d: str(names[d])))
-    merged = {path: names[device] for path, device in _merged(owner).items()}
+    own = {} if len(set(owner.values())) == 1 else _own_entries(owner, names, module)
+    merged = {path: names[device] for path, device in _merged(owner, not own).items()}
     order = _in_order(merged, graph, module)
     if any(map(is_offload, cluster.devices)) and 0 in merged.values():
         # The first accelerator of the map computes what is offloaded; the plan has 0 for that.
         first = next(path for path in order if merged[path] == 0)
         order = [first, *(path for path in order if path != first)]
-    return {path: merged[path] for path in order}
+    return own | {path: merged[path] for path in order}
+
+
+def _own_entries(
+    owner: dict[str, int], names: Sequence[int | str], module: Any
+) -> dict[str, int | str]:
+    """Entries of the tensors that a model holds beside its parts, which leave the owners: an entry
+    of the whole model would take all its parts along."""
+    if "" not in owner:
+        return {}
+    device = names[owner.pop("")]
+    if module is None:
+        raise PlacementError(
+            "parameters of the model itself, beside its modules, go by names that the PyTorch "
+            "module knows: export the placement of that"
+        )
+    tensors = (*module.named_parameters(), *module.named_buffers())
+    return dict.fromkeys(sorted(name for name, _ in tensors if "." not in name), device)
 
 
 def _in_order(paths: Collection[str], graph: OpGraph, module: Any) -> list[str]:
@@ -100,12 +124,13 @@ def _unread(module: Any, owner: Mapping[str, int], default: int) -> dict[str, in
     return unread
 
 
-def _merged(owner: Mapping[str, int]) -> dict[str, int]:
-    """The owners with every subtree of one device written once, at its root."""
+def _merged(owner: Mapping[str, int], to_root: bool) -> dict[str, int]:
+    """The owners with every subtree of one device written once, at its root; that of the whole
+    model only with `to_root`."""
     below: dict[str, set[int]] = {}
     for path, device in owner.items():
         parts = path.split(".")
-        for depth in range(len(parts) + 1):
+        for depth in range(0 if to_root else 1, len(parts) + 1):
             below.setdefault(".".join(parts[:depth]), set()).add(device)
     kept: dict[str, int] = {}
     for path in sorted(below, key=lambda p: (p.count("."), p)):

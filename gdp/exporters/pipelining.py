@@ -66,7 +66,10 @@ def stages_of(
                   len(own), int(graph.weight_bytes[own[first]].sum()))
         )  # fmt: skip
     if len(stages) < 2:
-        raise _cannot(f"everything is on {stages[0].device!r}, there is nothing to split")
+        where = f"everything is on {stages[0].device!r}, there is nothing to split"
+        if placement.question is None or placement.question.target != "pipelining":
+            raise _cannot(where)
+        raise PlacementError(f"{where}: no pipeline that was tried is worth its cuts")
     return stages
 
 

@@ -11,11 +11,12 @@ from gdp.errors import ModelError
 from gdp.ops.aten import ATEN
 from gdp.ops.jax import JAX
 from gdp.ops.onnx import STANDARD, all_bytes
+from gdp.ops.onnx_ml import ML
 from gdp.ops.onnx_view import NodeView, ShapeRule
 from gdp.ops.onnxruntime import CONTRIB, MICROSOFT
 from gdp.ops.rule import ELEMENTWISE, REDUCTION, VIEW, OpCost, OpRule, Shapes
 
-ONNX: dict[str, OpRule] = {**STANDARD, **CONTRIB}
+ONNX: dict[str, OpRule] = {**STANDARD, **ML, **CONTRIB}
 
 
 def _of_class(op_class: str) -> frozenset[str]:

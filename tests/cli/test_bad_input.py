@@ -189,7 +189,10 @@ def traced():
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("needs", "is called without arguments, but needs a, b"),
+        ("needs", "the function needs a, b; give a=VALUE&b=VALUE behind a question mark"),
+        ("needs?a=1&c=2", "the function needs b; give b=VALUE behind a question mark"),
+        ("needs?a=1&b=2&c=2", "the function has no argument 'c'; it has a, b"),
+        ("needs?a", "'a' must be NAME=VALUE, once for each argument"),
         ("fails", "the function raised KeyError: 'wanted'"),
         ("leaves", "the function raised SystemExit: 3"),
         ("leaves_quietly", "the function raised SystemExit\n"),

@@ -125,6 +125,20 @@ def test_caches_of_offloaded_modules_have_two_places() -> None:
     }  # fmt: skip
 
 
+def test_a_plan_whose_caches_hardly_lack_room_is_followed_by_one_that_holds_less() -> None:
+    """Four layers of 100 MB, the last with 160 MB of cache; half of 519 MB streams. A search that
+    is told of 139 MB keeps a layer, and 100 + 160 MB lack half a megabyte. Smaller memories down
+    to 100 MB change nothing; then no layer stays."""
+    plain = chain(4, weight_mb=100)
+    held = np.where(np.arange(plain.num_ops) == plain.op_index["mul3"], 160 * MB, 0)
+    graph = replace(plain, weight_bytes=plain.weight_bytes + held, cache_bytes=held)
+    plan = plan_accelerate(
+        graph, box(519), whole=whole_modules(None, graph, "module"), costs=roofline, search=SEARCH
+    )
+    peak = dict(zip(plan.cluster.device_names, plan.result.score.peak_bytes.tolist(), strict=True))
+    assert (peak["g0"] // MB, peak["cpu offload"] // MB) == (160, 400)
+
+
 @pytest.mark.parametrize("memory_mb", [48, 51, 90])
 @pytest.mark.parametrize("second_mb", [None, 15])
 def test_searches_for_one_map_share_the_seconds(
@@ -359,3 +373,21 @@ def test_modules_stay_whole_by_granularity() -> None:
         place_for("accelerate", graph, cluster, granularity="op")
     with pytest.raises(ValueError, match="no granularity 'block'"):
         whole_modules(None, graph, "block")
+
+
+def test_parameters_of_the_model_itself_stay_on_the_main_device() -> None:
+    """10 MB before a part of 30 MB and 10 MB behind it: the part gives way, though either of the
+    two would be cheaper to stream."""
+    graph = make_graph(
+        "rooted", [*"xa", "part", *"by"], [INPUT, *["MatMul"] * 3, OUTPUT],
+        [(i, 8) for i in range(4)], [(i, i + 1) for i in range(4)], flop=[0, 1e6, 1e6, 1e6, 0],
+        weight_bytes=[0, 10 * MB, 30 * MB, 10 * MB, 0], scope=["", "", "part", "", ""],
+    )  # fmt: skip
+    how: dict[str, Any] = {"method": "auto", "search": SEARCH, "whole": ("part",)}
+    plan = plan_accelerate(graph, box(55), **how)
+    assert set(plan.result.placement.device[1:4]) == {1}
+    plan = plan_accelerate(graph, box(45, 5), **how)
+    names = [plan.cluster.device_names[d] for d in plan.result.placement.device[1:4]]
+    assert names == ["g0", "cpu offload", "g0"]
+    with pytest.raises(InfeasibleError, match=r"parameters of the model itself, .* take 19.07 MiB"):
+        plan_accelerate(graph, box(30), **how)

@@ -130,7 +130,34 @@ def test_children_that_lie_elsewhere_than_their_module_have_entries_of_their_own
 def test_a_weight_of_the_whole_model_that_no_op_reads_moves_nothing_else() -> None:
     module = Held({"unused": object(), "model.embed.weight": object()})
     found = device_map(layered(), placed([2, 1, 1, 1, 2]), BOX, module)
-    assert found == {"": 0, "head": 1, "model.embed": 1}
+    assert found == {"unused": 0, "model.layers": 0, "head": 1, "model.embed": 1}
+
+
+def rooted() -> OpGraph:
+    """A parameter of the model itself, a part, and another such parameter behind it."""
+    return make_graph(
+        "rooted", ["a", "part", "b"], ["MatMul"] * 3, [(0, 4), (1, 4)], [(0, 1), (1, 2)],
+        weight_bytes=[8] * 3, scope=["", "part", ""],
+    )  # fmt: skip
+
+
+def test_parameters_beside_the_parts_are_entries_by_name_and_come_first() -> None:
+    """An entry of the whole model would take its parts along, and nothing streams such weights."""
+    module = Held({"part.weight": object(), "b": object(), "a": object()})
+    box = with_offload(BOX, ["cpu"])
+    placement = make_placement(rooted(), box, np.array([1, 3, 1]))
+    found = device_map(rooted(), placement, box, module)
+    assert list(found.items()) == [("a", 0), ("b", 0), ("part", "cpu")]
+    assert make_placement(rooted(), BOX, found).device.tolist() == [1, 3, 1]
+    assert device_map(rooted(), make_placement(rooted(), BOX, np.ones(3, int)), BOX) == {"": 0}
+    with pytest.raises(PlacementError, match="go by names that the PyTorch module knows"):
+        device_map(rooted(), placement, box)
+    away = make_placement(rooted(), box, np.array([3, 1, 3]))
+    with pytest.raises(PlacementError, match="streams no parameters of the model itself"):
+        device_map(rooted(), away, box, module)
+    torn = make_placement(rooted(), box, np.array([1, 1, 2]))
+    with pytest.raises(PlacementError, match="on several devices, first 'the model itself'"):
+        device_map(rooted(), torn, box, module)
 
 
 def test_modules_with_weights_of_their_own_or_named_by_the_model_stay_whole() -> None:

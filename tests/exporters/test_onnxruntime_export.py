@@ -149,7 +149,7 @@ def test_other_targets_refuse_replicas_in_one_line(target: str, tmp_path: Path) 
     placement = dataclasses.replace(placed(graph, ()), teams=((0, 1),))
     message = rf"target '{target}' .* core0, core1 take samples in turn .* --no-replicas$"
     with pytest.raises(PlacementError, match=message):
-        export(placement, str(tmp_path / "m.onnx"), target, tmp_path / "out")
+        export(placement, str(tmp_path / "m.onnx"), target, tmp_path / "out", CORES)
     assert not (tmp_path / "out").exists()
     written = export(placement, str(tmp_path / "m.onnx"), "onnxruntime", tmp_path / "out", CORES)
     assert tmp_path / "out" / "run.py" in written

@@ -4,6 +4,7 @@ import ast
 import itertools
 import json
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -281,6 +282,18 @@ class Late(nn.Module):
         y = self.early(x * 2) + x
         return torch.relu(self.once(self.twice(self.twice(y))))
 
+class Pair(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.encoder, self.decoder, self.head = (nn.Linear(16, 16) for _ in range(3))
+
+    def forward(self, x, y):
+        seen = self.encoder(x)
+        return seen, self.head(self.decoder(y) + seen)
+
+def pair():
+    return Pair().eval(), {"x": torch.zeros(2, 16), "y": torch.zeros(2, 16)}
+
 def late():
     return Late().eval(), {"x": torch.zeros(2, 16)}
 """
@@ -316,6 +329,27 @@ def test_no_boundary_is_before_a_read_of_the_input_or_at_a_second_call(spec: str
 
     recorded: Any = traced_model(spec.replace(":net", ":late"))
     assert list(boundaries(recorded.record()).values()) == ["once"]
+
+
+def test_why_a_module_stays_on_one_device_is_said(spec: str, tmp_path: Path) -> None:
+    """The encoder's result is an output, and the decoder's input is read behind it; and a slow link
+    is dearer than any cut is worth. No advice is the command that was just run."""
+    cores = [Device(f"core{i}", "cpu", {"default": 1e6}, 1e12) for i in range(2)]
+    pair, fast = spec.replace(":net", ":pair"), make_cluster("cores", cores)
+    slow = make_cluster("cores", cores, default_bytes_per_s=1.0)
+    for model, cluster, why, refusal in (
+        (pair, fast, r"output '\w+' is made \(op 'encoder/.*'\) before input 'y' is read",
+         "^there is nothing to export: a pipeline of torch is fed at its first .* behind it$"),
+        (spec, slow, "of the pipelines over 5 places where calls of modules begin none is faster",
+         "^everything is on 'core0', .* no pipeline that was tried is worth its cuts$"),
+    ):  # fmt: skip
+        found = gdp.place(
+            model, cluster, target="pipelining", objective="throughput", costs=roofline
+        )
+        (note,) = [note for note in found.notes if note.startswith("all on one device: ")]
+        assert re.search(why, note)
+        with pytest.raises(PlacementError, match=refusal):
+            gdp.export(found, model, "pipelining", tmp_path / "out")
 
 
 def test_two_ranks_compute_what_the_module_does(spec: str, tmp_path: Path) -> None:

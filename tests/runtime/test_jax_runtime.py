@@ -169,20 +169,25 @@ def test_the_same_seed_draws_the_same_arguments() -> None:
 
 
 def test_an_exported_placement_runs_by_itself(tmp_path: Path) -> None:
+    """On the devices that kinds say, whatever these are called."""
     model = "python:jax_models:cnn"
-    graph, cluster = load(model), devices(2)
+    speed = {"default": 5e10}
+    cores = [Device(name, "cpu-core", speed, 1e10) for name in ("fast", "slow")]
+    graph, cluster = load(model), make_cluster("names of my own", cores)
     placement = make_placement(graph, cluster, scattered(graph, 1))
     save_placement(placement, tmp_path / "p.json")
-    written = export(placement, model, "jax", tmp_path / "out")
+    with pytest.raises(ValueError, match=r"'jax' needs the cluster"):
+        export(placement, model, "jax", tmp_path / "out")
+    written = export(placement, model, "jax", tmp_path / "out", cluster)
     assert [path.name for path in written] == ["placement.json", "run.py"]
     done = run_python(str(written[1]), "--measure-seconds", "0.3", cpus=1)
     assert done.returncode == 0, done.stderr
     report = json.loads(done.stdout)
     assert report["outputs_equal"]
-    assert {segment["device"] for segment in report["segments"]} == {"core0", "core1"}
+    assert {segment["device"] for segment in report["segments"]} == {"fast", "slow"}
     save_graph(graph, tmp_path / "graph.json.gz")
     with pytest.raises(ModelError, match="python:"):
-        export(placement, str(tmp_path / "graph.json.gz"), "jax", tmp_path / "out")
+        export(placement, str(tmp_path / "graph.json.gz"), "jax", tmp_path / "out", cluster)
 
 
 def test_replicas_are_refused_and_left_out_where_the_model_is_placed_first(

@@ -120,6 +120,7 @@ def read_model(path: Path, *, weights: bool) -> ir.Model:
     _check_names(proto.graph, path, set())
     try:
         check_fields(proto)
+        _drop_maps(proto.graph)
     except ModelError as error:
         raise ModelError(f"{path}: {error}") from None
     try:
@@ -128,6 +129,26 @@ def read_model(path: Path, *, weights: bool) -> ir.Model:
         raise ModelError(f"{path}: is not a valid ONNX model: {root_cause(error)}") from None
     ir.external_data.set_base_dir(model.graph, path.parent)
     return model
+
+
+def _drop_maps(graph: onnx.GraphProto) -> None:
+    """Take the declared types of maps, which onnx_ir cannot hold, off outputs and values: classical
+    models end in them. Raises `ModelError` for an input that is one."""
+
+    def is_map(value: onnx.ValueInfoProto) -> bool:
+        kind = value.type
+        while kind.HasField("sequence_type"):
+            kind = kind.sequence_type.elem_type
+        return kind.HasField("map_type")
+
+    if maps := [value.name for value in graph.input if is_map(value)]:
+        raise ModelError(
+            f"graph input {maps[0]!r} is no tensor but a map; gdp places models whose inputs are "
+            "tensors"
+        )
+    for value in (*graph.output, *graph.value_info):
+        if is_map(value):
+            value.ClearField("type")
 
 
 def external_files(path: Path) -> list[Path]:

@@ -1,5 +1,6 @@
 """A PyTorch module with its example inputs, ready to be traced, executed or exported."""
 
+import inspect
 import math
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -21,7 +22,7 @@ from gdp.importers.pytorch.listing import (
     require_function,
 )
 
-_OPTIONS = ("name", "dynamic_shapes", "held", "optimizer", "loss", "stored", "assumed")
+_OPTIONS = ("name", "dynamic_shapes", "held", "optimizer", "loss", "stored", "assumed", "offloaded")
 
 
 @dataclass(frozen=True, eq=False)
@@ -46,7 +47,7 @@ class TorchModel:
     - `optimizer`: "sgd", "momentum", "adam", "adamw", a class of `torch.optim` or None, which makes
       it a training step; `loss`: a function from the module's output to the loss;
     - `stored`: how quantised weights are stored, by their path (`gdp.importers.pytorch.quantised`);
-      `assumed`: what is said of them.
+      `assumed`: what is said of them, and `offloaded` of maps that keep some off accelerators.
     """
 
     name: str
@@ -225,7 +226,8 @@ def torch_model(returned: object, name: str) -> TorchModel:
     """The model that a function's `(module, inputs)` or `(module, inputs, options)` is.
 
     Inputs are a tuple of positional ones, a mapping of named ones, or one tensor; the option
-    `kwargs` holds named ones beside positional ones.
+    `kwargs` holds named ones beside positional ones. A mapping whose keys are all arguments of
+    `forward`, and no options, holds named inputs as well: `(module, args, kwargs)`.
     """
     parts = tuple(returned) if isinstance(returned, tuple | list) else ()
     if len(parts) not in (2, 3):
@@ -233,12 +235,19 @@ def torch_model(returned: object, name: str) -> TorchModel:
             f"{name}: a PyTorch model is (module, inputs) or (module, inputs, options)"
         )
     options = dict(_mapping(name, "options", parts[2] if len(parts) == 3 else {}))
-    kwargs = _mapping(name, "option 'kwargs'", options.pop("kwargs", {}))
     inputs, module = parts[1], _as_module(parts[0])
+    if options and options.keys() <= _arguments_of(module) - {*_OPTIONS, "kwargs"}:
+        options = {"kwargs": options}
+    kwargs = _mapping(name, "option 'kwargs'", options.pop("kwargs", {}))
     if isinstance(inputs, Mapping):
         return TorchModel(name, module, (), {**inputs, **kwargs}, options)
     args = tuple(inputs) if isinstance(inputs, tuple | list) else (inputs,)
     return TorchModel(name, module, args, kwargs, options)
+
+
+def _arguments_of(module: Any) -> set[str]:
+    """Names of the arguments of a module's `forward`."""
+    return set(inspect.signature(module.forward).parameters)
 
 
 def _mapping(name: str, what: str, value: object) -> Mapping[str, Any]:
@@ -388,3 +397,23 @@ def _input_output_span(recorded: RecordedTorch) -> tuple[int, int]:
     reads = dst[graph.is_io[src]]
     makes = src[outputs[dst] & ~graph.is_io[src]]
     return int(reads.max(initial=own.min())), int(makes.min(initial=own.max()))
+
+
+def uncut_reason(recorded: RecordedTorch) -> str:
+    """Why a module's program has no `boundaries`, in a sentence with the names of what is there."""
+    graph = recorded.graph
+    first, last = _input_output_span(recorded)
+    if first < last:
+        return (
+            "a pipeline of torch is cut where calls of modules begin, and none that is called once "
+            f"begins between op {graph.op_names[first]!r}, the last that reads an input, and op "
+            f"{graph.op_names[last]!r}, the first that makes an output"
+        )
+    src, dst = graph.edges
+    late = graph.op_names[src[(dst == first) & graph.is_io[src]][0]]
+    early = graph.op_names[dst[(src == last) & graph.is_io[dst]][0]]
+    return (
+        "a pipeline of torch is fed at its first stage and answers at its last, and here output "
+        f"{early!r} is made (op {graph.op_names[last]!r}) before input {late!r} is read (op "
+        f"{graph.op_names[first]!r}): no cut has all inputs before it and all outputs behind it"
+    )

@@ -58,6 +58,7 @@ class Scheme:
     experts: bool = False  # stacked weights of experts are converted, too
     linears: bool = True
     covers: Callable[[Config, str], bool] = lambda config, path: True
+    offloaded: str = ""  # what transformers does with maps that keep weights off accelerators
 
 
 def _bitsandbytes(config: Config, w: Weight) -> int:
@@ -217,7 +218,9 @@ SCHEMES: Mapping[str, Scheme] = {
         Scheme("bitsandbytes", _bitsandbytes, "rows",
                "gemv_4bit for one row of activations, else a dense copy (bitsandbytes/autograd: "
                "matmul_4bit); LLM.int8 multiplies in 8 bits",
-               ("llm_int8_skip_modules",)),
+               ("llm_int8_skip_modules",), offloaded="bitsandbytes: from_pretrained takes a map "
+               "with 'cpu' or 'disk' only with llm_int8_enable_fp32_cpu_offload=True, and keeps "
+               "modules there unquantised: larger and slower than planned"),
         Scheme("gptq", _gptq, "never", "Marlin or ExLlama, which unpack in registers", (),
                experts=True, covers=_gptq_covers),
         Scheme("awq", _awq, "never", "Marlin or the GEMM of AWQ, which unpack in registers",
@@ -227,7 +230,8 @@ SCHEMES: Mapping[str, Scheme] = {
         Scheme("mxfp4", _mxfp4, "never", "Triton, which unpacks in registers", experts=True,
                linears=False),
         Scheme("hqq", _hqq, "always", "HQQLinear's default backend: dequantise, then multiply",
-               ("skip_modules",)),
+               ("skip_modules",), offloaded="HQQ: from_pretrained refuses a map with 'cpu' or "
+               "'disk'; keep all on accelerators (--offload none)"),
         Scheme("torchao", _torchao, "never", "torchao's kernels, which unpack in registers"),
         Scheme("compressed-tensors", _compressed, "never",
                "vLLM's kernels; transformers itself unpacks when it loads, unless run_compressed",
@@ -357,7 +361,8 @@ def quantised_options(model: Any, config: Config, where: str) -> dict[str, Any]:
         raise ModelError(
             f"{where}: quantisation {config['quant_method']!r} converts none of its weights"
         )
-    return {"stored": stored, "assumed": (assumption(config),)}
+    offloaded = SCHEMES[config["quant_method"]].offloaded
+    return {"stored": stored, "assumed": (assumption(config),), "offloaded": offloaded}
 
 
 def assumption(config: Config) -> str:

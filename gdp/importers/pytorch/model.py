@@ -236,7 +236,7 @@ def torch_model(returned: object, name: str) -> TorchModel:
         )
     options = dict(_mapping(name, "options", parts[2] if len(parts) == 3 else {}))
     inputs, module = parts[1], _as_module(parts[0])
-    if options and options.keys() <= _arguments_of(module) - {*_OPTIONS, "kwargs"}:
+    if options and options.keys() <= _forward_arguments(module) - {*_OPTIONS, "kwargs"}:
         options = {"kwargs": options}
     kwargs = _mapping(name, "option 'kwargs'", options.pop("kwargs", {}))
     if isinstance(inputs, Mapping):
@@ -245,7 +245,7 @@ def torch_model(returned: object, name: str) -> TorchModel:
     return TorchModel(name, module, args, kwargs, options)
 
 
-def _arguments_of(module: Any) -> set[str]:
+def _forward_arguments(module: Any) -> set[str]:
     """Names of the arguments of a module's `forward`."""
     return set(inspect.signature(module.forward).parameters)
 
@@ -400,7 +400,7 @@ def _input_output_span(recorded: RecordedTorch) -> tuple[int, int]:
 
 
 def uncut_reason(recorded: RecordedTorch) -> str:
-    """Why a module's program has no `boundaries`, in a sentence with the names of what is there."""
+    """Why a module's program has no `boundaries`, in a sentence that names inputs, outputs and ops."""
     graph = recorded.graph
     first, last = _input_output_span(recorded)
     if first < last:

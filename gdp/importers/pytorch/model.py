@@ -400,7 +400,7 @@ def _input_output_span(recorded: RecordedTorch) -> tuple[int, int]:
 
 
 def uncut_reason(recorded: RecordedTorch) -> str:
-    """Why a module's program has no `boundaries`, in a sentence that names inputs, outputs and ops."""
+    """Why a program has no `boundaries`, in a sentence with names of inputs, outputs and ops."""
     graph = recorded.graph
     first, last = _input_output_span(recorded)
     if first < last:

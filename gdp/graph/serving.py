@@ -5,14 +5,16 @@ of which each passes through all layers before the next, and logits are made of 
 each sequence alone. Keys and values may be stored in fewer bits than they are computed in.
 """
 
+import math
 from dataclasses import replace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from jaxtyping import Float
 
 from gdp.graph.attention import CAUSAL, FUSED, with_fused_attention
-from gdp.graph.op_graph import INPUT, OUTPUT, UNREAD, OpGraph
+from gdp.graph.generation import CACHE_AT
+from gdp.graph.op_graph import INPUT, OUTPUT, UNREAD, OpDetail, OpGraph
 from gdp.ops.table import ELEMENTWISE_OPS, VIEWS
 
 _ITEM_BYTES = {"float64": 8, "float32": 4, "float16": 2, "bfloat16": 2}
@@ -58,7 +60,17 @@ def _with_stored_caches(graph: OpGraph, bits: int) -> OpGraph:
     return replace(
         graph, cache_bytes=cache, weight_bytes=graph.weight_bytes - saved,
         memory_traffic_bytes=np.maximum(graph.memory_traffic_bytes - saved, 0.0),
+        detail=tuple(map(_with_cache_share, graph.detail, share.tolist())),
     )  # fmt: skip
+
+
+def _with_cache_share(detail: OpDetail, share: float) -> OpDetail:
+    """An op's detail with its cache at every context in a share of the bytes."""
+    sizes: Any = detail.attributes.get(CACHE_AT)
+    if sizes is None or share == 1.0:
+        return detail
+    less = tuple(math.ceil(size * share) for size in sizes)
+    return replace(detail, attributes={**detail.attributes, CACHE_AT: less})
 
 
 def _with_last_logits(graph: OpGraph, tokens: int) -> OpGraph:

@@ -80,6 +80,8 @@ def kernels(path: Path, tree: ast.Module) -> Iterator[str]:
 def clauses(path: Path, tree: ast.Module) -> Iterator[str]:
     """Docstrings and comments with a relative clause where a noun should stand."""
     text = (ROOT / path).read_text(encoding="utf-8")
+    if not CLAUSES.search(text):
+        return
     docstrings = {
         node.value.lineno
         for node in ast.walk(tree)

@@ -15,6 +15,7 @@ from gdp.errors import ModelError
 from gdp.exporters.llamacpp import flags_of
 from gdp.graph.generation import Request, request_of
 from gdp.graph.op_graph import OpGraph
+from gdp.importers.gguf import parse_gguf_spec
 from gdp.models import load, source_files
 from tests.fuzz import gguf_files
 
@@ -100,6 +101,11 @@ def test_a_request_holds_weights_once_and_its_cache_to_the_end(tmp_path: Path) -
     mean = load(f"{path}?decode&sequence=80")
     attention = op(mean, "blk.0.attention")
     assert graph.flop[op(graph, "step/blk.0.attention")] == mean.flop[attention]
+
+
+def test_tokens_are_cached_of_all_sequences_and_requests() -> None:
+    assert parse_gguf_spec("m.gguf?prompt=60&new=40&batch=2&requests=3").cached_tokens == 600
+    assert parse_gguf_spec("m.gguf?sequence=64&batch=2&decode").cached_tokens == 128
 
 
 def test_a_prompt_holds_the_tensors_of_one_micro_batch(tmp_path: Path) -> None:

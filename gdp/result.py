@@ -40,6 +40,7 @@ class Result:
     # Seconds since the start and the best value known then, where the method searches.
     curve: tuple[tuple[float, float], ...] = ()
     counts: Counts = field(default_factory=lambda: Counts((), ()))
+    bound_over: str = "whole ops"  # pieces of the placements that the bound holds for
     deviation_s: float | None = None  # standard deviation of the value; None: costs say nothing
 
     @property
@@ -77,6 +78,7 @@ class Result:
             "period_s": self.score.period_s,
             "bound_s": self.bound_s,
             "bound_by": self.bound_by,
+            "bound_over": self.bound_over,
             "gap": self.gap,
             "proven_optimal": self.proven_optimal,
             "feasible": self.score.feasible,

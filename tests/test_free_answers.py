@@ -9,51 +9,103 @@ import pytest
 import gdp
 from gdp import api
 from gdp.cluster.types import Device, make_cluster
+from gdp.commands.registry import PLANNING_TARGETS
 from gdp.costs.base import roofline
+from gdp.errors import ArgumentError, InfeasibleError, ModelError, PlacementError
 from gdp.graph.fuse import class_parts, fuse
-from gdp.graph.op_graph import make_graph
+from gdp.graph.op_graph import INPUT, OUTPUT, GraphBuilder, make_graph
 from gdp.models import Generation, load
 from tests.gguf_models import MIB, box, sayable, write_gguf
 
-NUM_MODELS = 4
-COUNTED = gdp.Search(seconds=None, evaluations=20, simplicity=0.0)
+COUNTED = gdp.Search(seconds=None, evaluations=5, simplicity=0.0)
+HOW: dict[str, Any] = {"costs": roofline, "search": COUNTED}
+SAME = 1 + 1e-9
+CANNOT = (ArgumentError, InfeasibleError, ModelError, PlacementError)
+"""Errors of targets that cannot answer a question."""
 
 
 def question(folder: Path, seed: int) -> tuple[gdp.OpGraph, gdp.Cluster]:
-    """A request to a small model, mostly a mixture of experts, on a CPU and a GPU whose memory
-    holds a part of it."""
+    """A request to a small model, dense or a mixture of experts, on a CPU and one or two GPUs whose
+    memory holds a part of it."""
     rng = np.random.default_rng(seed)
-    experts = int(rng.choice([0, 2, 4]))
-    path = write_gguf(folder / "m.gguf", layers=int(rng.integers(1, 3)), experts=experts)
+    path = write_gguf(folder / "m.gguf", layers=1 + seed % 2, experts=2 * (seed % 2))
     graph = load(
         Generation(str(path), prompt=int(rng.integers(8, 64)), new=int(rng.integers(2, 9)))
     )
     held = int(graph.weight_bytes.sum())
-    size = int(held * rng.uniform(0.3, 1.1)) + MIB
-    return graph, box(size, cpu_bytes=2 * held + 16 * MIB)
+    sizes = [int(held * rng.uniform(0.3, 1.1)) + MIB for _ in range(2 - seed % 2)]
+    return graph, box(*sizes, cpu_bytes=2 * held + 16 * MIB)
 
 
-@pytest.mark.parametrize("seed", range(NUM_MODELS))
-def test_a_bound_holds_for_whatever_flags_can_say(seed: int, tmp_path: Path) -> None:
-    """Experts on the processor and blocks without them are in the space of a free answer."""
+def answers(graph: gdp.OpGraph, cluster: gdp.Cluster, **more: Any) -> dict[str, gdp.Result]:
+    """Answers of all planning targets that have one. Weights are not streamed: a device that does
+    so is none of a free answer's."""
+    found = {}
+    for name, row in PLANNING_TARGETS.items():
+        own = {"offload": "none"} if row.offloads else {}
+        try:
+            found[name] = gdp.place(graph, cluster, target=name, **HOW, **own, **more)
+        except CANNOT:
+            continue
+    return found
+
+
+def require_best(free: gdp.Result, restricted: dict[str, gdp.Result]) -> None:
+    """A free answer is not behind any other, its bound holds for all, and none is behind what
+    stands in its own list."""
+    for name, result in restricted.items():
+        assert free.value_s <= result.value_s * SAME, name
+        assert free.bound_s <= result.value_s * SAME, name
+        assert result.bound_s <= result.value_s * SAME, name
+    for result in (free, *restricted.values()):
+        listed = [row.value_s for row in result.candidates if row.feasible and row.value_s]
+        assert result.value_s <= min(listed, default=np.inf) * SAME
+
+
+@pytest.mark.parametrize("seed", range(2))
+def test_a_free_answer_is_behind_no_target_and_its_bound_holds_for_all(
+    seed: int, tmp_path: Path
+) -> None:
+    """Also for whatever flags of llama.cpp can say, one by one: experts on the processor and blocks
+    without them are in the space of a free answer."""
     graph, cluster = question(tmp_path, seed)
-    how: dict[str, Any] = {"costs": roofline, "search": COUNTED}
-    free = gdp.place(graph, cluster, **how)
+    free, restricted = gdp.place(graph, cluster, **HOW), answers(graph, cluster)
+    require_best(free, restricted)
+    assert {"accelerate", "llamacpp", "onnxruntime", "openvino"} <= restricted.keys()
     scores = [
         api.simulate(graph, plan, cluster, costs=roofline) for plan in sayable(graph, cluster)
     ]
     least_s = min(score.value_s for score in scores if score.feasible)
-    assert free.bound_s <= least_s * (1 + 1e-9)
-    assert free.bound_s <= free.value_s
-    restricted = gdp.place(graph, cluster, target="llamacpp", **how)
-    assert restricted.bound_s <= free.value_s * (1 + 1e-9)
-    assert free.value_s <= restricted.value_s * (1 + 1e-9)
-    for result in (free, restricted):  # neither is behind its list, which has another tool's plan
-        listed = [row.value_s for row in result.candidates if row.feasible and row.value_s]
-        assert listed
-        assert result.value_s <= min(listed) * (1 + 1e-9)
+    assert free.bound_s <= least_s * SAME
+    assert restricted["llamacpp"].value_s >= least_s / SAME
     simulated = api.simulate(graph, free.placement, cluster, costs=roofline)
     assert simulated.value_s == pytest.approx(free.value_s, rel=1e-9)
+
+
+@pytest.mark.parametrize("seed", range(2))
+def test_a_free_pipeline_is_behind_no_target(seed: int) -> None:
+    """Random rows of four layers of unlike sizes on two or three unlike cards."""
+    rng = np.random.default_rng(seed)
+    builder = GraphBuilder()
+    x = builder.make_tensor(builder.add_op("x", INPUT), 64)
+    for i in range(4):
+        op = builder.add_op(
+            f"layers.{i}/mm", "mm", reads=[x], flop=float(rng.integers(1, 9)), traffic_bytes=1.0,
+            scope=f"layers.{i}", weight_bytes=int(rng.integers(20, 60)),
+        )  # fmt: skip
+        x = builder.make_tensor(op, int(rng.integers(1, 9)))
+    builder.add_op("y", OUTPUT, reads=[x])
+    graph = builder.build("row")
+    cards = [
+        Device(f"g{i}", "gpu", {"default": float(speed)}, 1e9, memory_bytes=int(size))
+        for i, (speed, size) in enumerate(rng.integers((1, 150), (4, 400), (2 + seed, 2)))
+    ]
+    host = Device("cpu", "cpu", {"default": 0.1}, 1e9, memory_bytes=1 << 20)
+    cluster = make_cluster("cards", [host, *cards], default_bytes_per_s=64.0)
+    free = gdp.place(graph, cluster, objective="throughput", **HOW)
+    restricted = answers(graph, cluster, objective="throughput")
+    require_best(free, restricted)
+    assert {"accelerate", "onnxruntime", "openvino", "vllm"} <= restricted.keys()
 
 
 def test_without_time_the_answer_is_blocks_and_not_one_device() -> None:

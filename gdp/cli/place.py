@@ -324,4 +324,5 @@ def fit_text(rows: "Sequence[FitRow]") -> str:
         for row in rows
         if row.limit
     )
-    return shown([table(header, body), "", *reasons])
+    notes = dict.fromkeys(f"note: {row.quantize}: {row.note}" for row in rows if row.note)
+    return shown([table(header, body), "", *reasons, *notes])

@@ -111,7 +111,7 @@ def _bound(result: Result) -> str:
     if not result.bound_by:
         return f"none is known of {result.objective}"
     limit = find_objective(result.objective).text(result.bound_s)
-    return f"at least {limit} ({result.bound_by})"
+    return f"no placement of {result.bound_over} takes less than {limit} ({result.bound_by})"
 
 
 def _times(result: Result) -> list[str]:

@@ -11,7 +11,7 @@ import math
 import re
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -22,6 +22,7 @@ from jaxtyping import Int
 from gdp import api
 from gdp.clock import Clock, Phases
 from gdp.cluster.types import UNLIMITED_BYTES, Cluster
+from gdp.commands.rows import MEMORY_SHARES, evened, module_blocks
 from gdp.constraints import (
     Constraints,
     Pin,
@@ -47,13 +48,14 @@ from gdp.errors import (
     PlacementError,
     of_kind,
 )
+from gdp.exporters.vllm import layer_row
 from gdp.graph.op_graph import OpGraph
 from gdp.methods.base import Candidate, Search
 from gdp.models import Model, is_traced, spec_of, traced_model
 from gdp.placement import Placement, make_placement
 from gdp.prepare import prepare_problem, requests_in_flight
 from gdp.result import Result, with_bound
-from gdp.sim.objectives import Score
+from gdp.sim.objectives import Score, find_objective
 from gdp.units import format_bytes
 
 if TYPE_CHECKING:
@@ -145,6 +147,8 @@ def plan_accelerate(
     try:
         result = question.place(accelerators, costs, share)
         result = beside(result, peer, graph, accelerators, costs, constraints)
+        even = _even_maps(graph, accelerators, costs, constraints, result.objective)
+        result = evened(result, even, graph, accelerators, costs, search.simplicity)
         return PlannedPlacement(result, accelerators, costs)
     except InfeasibleError:
         if not may_offload:
@@ -186,6 +190,25 @@ def _require_room_of_root(graph: OpGraph, cluster: Cluster) -> None:
             f"accelerate streams none of those: {main.name} holds {format_bytes(main.memory_bytes)}"
             " beside what streams; put them into a module of their own"
         )
+
+
+def _even_maps(
+    graph: OpGraph, cluster: Cluster, costs: CostModel | str | Path | None,
+    constraints: Constraints, objective: str,
+) -> Iterator[Placement]:  # fmt: skip
+    """Legal maps that spread the layers of a decoder evenly in one row; none of other models."""
+    try:
+        row = layer_row(graph)
+        blocks = module_blocks(
+            graph, cluster, row.layer.clip(0, row.num_layers - 1), costs, constraints
+        )
+    except (PlacementError, InfeasibleError):
+        return
+    join = np.maximum if find_objective(objective).pipelined else np.add
+    for share in MEMORY_SHARES:
+        placement = blocks.placement(blocks.even_row(share, join), "gdp auto")
+        if placement and not _broken_constraint(placement, graph, cluster, constraints):
+            yield placement
 
 
 RESIDENT_SHARE = 0.5

@@ -17,7 +17,7 @@ from gdp.cluster.file import Machine, load_cluster
 from gdp.cluster.types import UNLIMITED_BYTES, Cluster, fullness
 from gdp.commands.accelerate import PlannedPlacement
 from gdp.commands.contexts import cache_bytes_on, longest_of_plan, plan_longest, weights_once
-from gdp.commands.placing import plan_freely
+from gdp.commands.placing import plan_freely, quantisation_note
 from gdp.costs.base import CostModel
 from gdp.costs.offload import is_offload
 from gdp.costs.op_offload import offloads, sent_bytes
@@ -278,6 +278,7 @@ class FitRow:
     gap: float | None = None  # share of the request's seconds that no placement is proven to need
     context: int | None = None  # tokens of a sequence that caches are reserved for
     longest_context: int | None = None  # that the plan has room for
+    note: str = ""  # what a scheme leaves of the weights as they are
 
     def to_json(self) -> dict[str, Any]:
         """Plain data with the field names of the command line's `--json`."""
@@ -421,6 +422,7 @@ def _fitted(
         result = planned.result
     except InfeasibleError as error:
         return replace(row, limit=str(error))
+    row = replace(row, note=quantisation_note(request, graph))
     return _Fitted(row, graph, machine, result.placement, result.score, result.bound_s)
 
 

@@ -18,12 +18,14 @@ from jaxtyping import Float, Int
 
 from gdp.cluster.types import Cluster
 from gdp.commands.accelerate import Peer, PlannedPlacement, beside
-from gdp.commands.block_plans import MEMORY_SHARES, best_row, first_that_fits
+from gdp.commands.block_plans import first_that_fits
+from gdp.commands.rows import EQUAL, EVEN_STEPS, MEMORY_SHARES, best_row, evened
 from gdp.constraints import Constraints
 from gdp.costs.base import CostModel
 from gdp.errors import ArgumentError, InfeasibleError, PlacementError, of_kind
 from gdp.exporters.llamacpp import Slots, slots_of
 from gdp.graph.op_graph import OpGraph
+from gdp.methods.base import Search
 from gdp.placement import Placement, make_placement
 from gdp.prepare import prepare_problem
 from gdp.problem.arrays import arrays_of
@@ -58,6 +60,20 @@ class _LlamaBlocks:
             latency_s[src, dst] + size / self.cluster.link_bytes_per_s[src, dst]
         )  # fmt: skip
 
+    def with_share(self, share: float) -> "_LlamaBlocks":
+        """With a share of the tensors' bytes kept free of weights on every device."""
+        kept = int(share * self.tensor_bytes)
+        return replace(self, memory_bytes=self.memory_bytes - kept)
+
+    def filled(self, fill: float) -> "_LlamaBlocks":
+        """With GPUs whose weights and tensors may take no more than a share of their memory."""
+        memory_bytes = self.memory_bytes.copy()
+        for d, device in enumerate(self.cluster.devices):
+            if not device.is_cpu:
+                most = int(fill * self.cluster.memory_bytes[d]) - self.tensor_bytes
+                memory_bytes[d] = min(memory_bytes[d], most)
+        return replace(self, memory_bytes=memory_bytes)
+
     @cached_property
     def away_s(self) -> list[list[float]]:
         """Seconds of the experts of each slot on the CPU, [device that has the rest][slot]."""
@@ -83,9 +99,10 @@ def plan_llamacpp(
     costs: CostModel | str | Path | None = None,
     constraints: Constraints | None = None,
     whole: Sequence[str] = (),
+    search: Search | None = None,
     **_: Any,
 ) -> PlannedPlacement:
-    """The best plan that llama.cpp's flags can express.
+    """The best plan that llama.cpp's flags can express; of equally fast ones an even one.
 
     Raises:
         InfeasibleError: if nothing fits.
@@ -107,6 +124,11 @@ def plan_llamacpp(
     )  # fmt: skip
     peer = _fit_peer(graph, cluster, slots, blocks)
     result = beside(result, peer, graph, cluster, costs, constraints)
+    even, simplicity = (
+        _even_placements(graph, cluster, slots, blocks),
+        (search or Search()).simplicity,
+    )
+    result = evened(result, even, graph, cluster, costs, simplicity)
     return PlannedPlacement(result, cluster, costs)
 
 
@@ -122,6 +144,7 @@ def candidate_placements(
     except (PlacementError, InfeasibleError):
         return
     yield from filter(None, _placements(graph, cluster, slots, blocks))
+    yield from _even_placements(graph, cluster, slots, blocks)
 
 
 def _placements(
@@ -131,11 +154,32 @@ def _placements(
     None where nothing fits the GPUs."""
     tries = [*((share, False) for share in MEMORY_SHARES), (MEMORY_SHARES[-1], True)]
     for share, frugal in tries:
-        memory_bytes = blocks.memory_bytes - int(share * blocks.tensor_bytes)
-        device = _llama_devices(graph, slots, replace(blocks, memory_bytes=memory_bytes), frugal)
-        yield device if device is None else make_placement(
-            graph, cluster, device, made_by="gdp llamacpp"
-        )  # fmt: skip
+        found = _llama_devices(graph, slots, blocks.with_share(share), frugal)
+        yield found and make_placement(graph, cluster, found[1], made_by="gdp llamacpp")
+
+
+def _even_placements(
+    graph: OpGraph, cluster: Cluster, slots: Slots, blocks: _LlamaBlocks
+) -> Iterator[Placement]:
+    """Plans of nearly the least seconds whose fullest GPU is emptier and emptier, by bisection;
+    they put no more bytes on the CPU. None where there is one GPU."""
+    if sum(not device.is_cpu for device in cluster.devices) < 2:
+        return
+    shares = (blocks.with_share(share) for share in MEMORY_SHARES)
+    found = ((own, _llama_devices(graph, slots, own, False)) for own in shares)
+    own, best = next(((own, plan) for own, plan in found if plan), (blocks, None))
+    least, most = 0.0, 1.0
+    for _ in range(EVEN_STEPS if best else 0):
+        fill = (least + most) / 2
+        plan = _llama_devices(graph, slots, own.filled(fill), False)
+        if (
+            plan and best and plan[0].real <= best[0].real * (1 + EQUAL)
+            and plan[0].imag <= best[0].imag
+        ):  # fmt: skip
+            most = fill
+            yield make_placement(graph, cluster, plan[1], made_by="gdp llamacpp")
+        else:
+            least = fill
 
 
 def even_row(graph: OpGraph, cluster: Cluster) -> Placement:
@@ -234,9 +278,10 @@ def _crossing(graph: OpGraph, ops: Int[np.ndarray, "M"]) -> tuple[int, int]:
 
 def _llama_devices(
     graph: OpGraph, slots: Slots, blocks: _LlamaBlocks, frugal: bool
-) -> Int[np.ndarray, "N"] | None:
-    """Devices of the plan of least seconds, or with `frugal` of the fewest bytes on the CPU; None
-    where no stretches fit the GPUs. O(D S^2) stretches."""
+) -> tuple[complex, Int[np.ndarray, "N"]] | None:
+    """Seconds, bytes on the CPU as their imaginary part, and devices of the plan of least seconds;
+    with `frugal` of the fewest bytes on the CPU, and these two the other way round. None where no
+    stretches fit the GPUs. O(D S^2) stretches."""
     cluster, cpu, count = blocks.cluster, blocks.cpu, len(blocks.layer_bytes)
     gpus = [d for d in range(cluster.num_devices) if not cluster.devices[d].is_cpu]
     unified = cpu in gpus
@@ -263,7 +308,7 @@ def _llama_devices(
     link = np.zeros((cluster.num_devices, cluster.num_devices, count + 1), dtype=complex)
     for before, device in itertools.combinations(order, 2):
         link[before, device] = value(blocks.move_s(before, device, blocks.flow_bytes))
-    _, row = best_row(order, stage, link, np.add)
+    total, row = best_row(order, stage, link, np.add)
     if not row:
         return None
     devices = np.full(graph.num_ops, cpu)
@@ -273,7 +318,7 @@ def _llama_devices(
         for slot in range(start, stop):
             devices[slots.layers[slot]] = where
             devices[slots.experts[slot]] = cpu if stretch and slot in stretch[2] else where
-    return devices
+    return total, devices
 
 
 def _least_to_free(needed_bytes: int, items: dict[int, tuple[float, int]]) -> list[int]:

@@ -24,11 +24,12 @@ from gdp.constraints import Constraints
 from gdp.costs.base import CostModel
 from gdp.costs.offload import resident
 from gdp.errors import ArgumentError, of_kind
+from gdp.exporters.vllm import TENSOR_PARALLEL_FLAG, tensor_parallel
 from gdp.files.writing import storable
 from gdp.graph.generation import longest_of_model, request_of
 from gdp.graph.op_graph import OpGraph
 from gdp.methods.base import Search
-from gdp.models import Model, asks_longest, at_context, load, spec_of
+from gdp.models import HF_PREFIX, Model, asks_longest, at_context, load, spec_of
 from gdp.placement import Question, costs_named
 from gdp.prepare import prepare_placement, room_bytes
 from gdp.result import Result
@@ -182,12 +183,33 @@ def place_for(
         offload=offload or "",
     )  # fmt: skip
     placement = replace(planned.result.placement, question=question)
+    flag = TENSOR_PARALLEL_FLAG if target == "vllm" else ""
+    split = tensor_parallel(graph, cluster, flag) if flag or request_of(graph) is not None else ""
     phases.ended("pieces")
     result = replace(
-        planned.result, placement=placement, phases=phases.seconds,
+        planned.result, placement=placement, bound_over=_pieces(target, granularity),
+        notes=(*planned.result.notes, *filter(None, [split, quantisation_note(model, graph)])),
+        phases=phases.seconds,
         seconds=sum(phases.seconds.values()),
     )  # fmt: skip
     return replace(planned, result=result)
+
+    """Experts that a scheme of `--quantize` leaves at 16 bits, in a sentence; "" where none are."""
+    """What a scheme of `--quantize` leaves at 16 bits of a mixture of experts, in a sentence."""
+    if model is None or not spec_of(model).startswith(HF_PREFIX):
+        return ""
+    from gdp.importers.pytorch.huggingface import quantisation_note as note
+
+    return note(spec_of(model), graph)
+
+
+def _pieces(target: str | None, granularity: str | None) -> str:
+    """Pieces of the placements that the bound of an answer holds for: programs over blocks are
+    bounded by all placements of ops."""
+    row = None if target is None else PLANNING_TARGETS[target]
+    if row is not None and row.exact:
+        return "whole ops"
+    return f"whole {granularity or ('module' if row is not None and row.by_module else 'op')}s"
 
 
 def _told_as_executed(graph: OpGraph, planned: PlannedPlacement) -> PlannedPlacement:

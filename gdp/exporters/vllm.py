@@ -25,6 +25,7 @@ from gdp.files.writing import OWN_FILES_ONLY, OverwritePolicy, indented_json, ne
 from gdp.graph.generation import STEP, request_of
 from gdp.graph.op_graph import OpGraph
 from gdp.placement import Placement
+from gdp.units import format_seconds
 
 TENSOR_PARALLEL = (
     "plans are of whole ops: splitting each layer over N GPUs reads their memories at once, in at "
@@ -38,6 +39,24 @@ _LAYER = re.compile(r"^(.*?)\.(\d+)(?=\.|$)")
 """List of layers and number of the layer, of a module path."""
 _SMALL = 0.01
 """Of a layer's weights: smaller modules, such as norms and rotary tables, follow their rank."""
+
+
+def tensor_parallel(graph: OpGraph, cluster: Cluster, flag: str = "") -> str:
+    """Bound of splitting every layer over the GPUs, in a sentence that names the flag; "" where
+    there is one GPU."""
+    gpus = [d for d in cluster.devices if not d.is_cpu and d.supported != frozenset()]
+    if len(gpus) < 2:
+        return ""
+    stepping = graph.repeats > 1
+    step = stepping if stepping.any() else np.ones(graph.num_ops, dtype=bool)
+    slowest = min(device.bytes_per_s for device in gpus)
+    least_s = float(graph.memory_traffic_bytes[step].sum()) / (len(gpus) * slowest)
+    what = "a step of decoding" if stepping.any() else "a pass"
+    how = f"{flag} {len(gpus)} takes" if flag else f"{len(gpus)} GPUs take"
+    return f"{TENSOR_PARALLEL}: {how} at least {format_seconds(least_s)} for {what} here"
+
+
+TENSOR_PARALLEL_FLAG = "vLLM's --tensor-parallel-size"
 
 
 class LayerRow(NamedTuple):

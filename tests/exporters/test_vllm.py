@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 from click.testing import CliRunner
 
+import gdp
 from gdp import api
 from gdp.cli.main import cli
 from gdp.cluster.types import Cluster, Device, make_cluster
-from gdp.commands.block_plans import plan_vllm
 from gdp.commands.registry import PLANNING_TARGETS
 from gdp.costs.base import roofline
 from gdp.errors import PlacementError
@@ -127,13 +127,23 @@ def test_weights_are_quantised_as_planned(scheme: str, flags: list[str]) -> None
     assert "--tensor-parallel-size" in options.why()["tensor parallelism"]
 
 
-def test_a_pipeline_names_what_tensor_parallelism_is_bounded_by() -> None:
-    """Bytes of one step over the bandwidths of both cards."""
+def test_answers_on_several_cards_name_what_tensor_parallelism_is_bounded_by() -> None:
+    """Bytes of one step over the bandwidths of both cards; bounds are of placements of whole ops,
+    or modules."""
     graph, cluster = decoder(), cards(360_000, 1_000_000)
     step = graph.repeats > 1
     least_s = graph.memory_traffic_bytes[step].sum() / (2 * cluster.devices[1].bytes_per_s)
-    (note,) = [n for n in plan_vllm(graph, cluster).result.notes if "tensor-parallel" in n]
-    assert f"--tensor-parallel-size 2 takes at least {format_seconds(least_s)}" in note
+    ways = {"vllm": "vLLM's --tensor-parallel-size 2 takes", None: "2 GPUs take"}
+    once = gdp.Search(seconds=None, evaluations=5)
+    for target, way in ways.items():
+        result = gdp.place(graph, cluster, target=target, costs=roofline, search=once)
+        (note,) = [n for n in result.notes if n.startswith("plans are of whole ops: ")]
+        assert f"{way} at least {format_seconds(least_s)} for a step of decoding" in note
+        assert result.bound_over == "whole ops"
+    modules = gdp.place(graph, cluster, granularity="module", costs=roofline, search=once)
+    assert modules.bound_over == modules.to_json()["bound_over"] == "whole modules"
+    alone = gdp.place(graph, "cpu", costs=roofline, search=once)
+    assert not any("whole ops" in note for note in alone.notes)
 
 
 def test_the_share_is_that_of_the_fullest_reserve_and_never_rounded_up() -> None:

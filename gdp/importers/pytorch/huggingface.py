@@ -18,6 +18,8 @@ from dataclasses import astuple, dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from gdp.errors import InfeasibleError, ModelError
 from gdp.files.reading import Kind, is_file, is_folder, read_bytes
 from gdp.graph.generation import (
@@ -27,6 +29,7 @@ from gdp.graph.generation import (
     with_context,
     with_requests,
 )
+from gdp.graph.op_graph import OpGraph
 from gdp.graph.serving import Served, served
 from gdp.importers.program import Results, Traced, batch_of, live_ops, request_tokens, spec_parts
 from gdp.importers.pytorch.caches import (
@@ -57,6 +60,7 @@ from gdp.importers.pytorch.model import RecordedTorch, weights_by_path
 from gdp.importers.pytorch.phases import Phase
 from gdp.importers.pytorch.quantised import (
     cache_bits,
+    experts_left,
     quantised_options,
     quantization_of,
     saved_bytes,
@@ -193,6 +197,7 @@ class HuggingFaceModel(Phase):
     """A model of transformers, whose traces are kept."""
 
     key: str = ""
+    scheme: Mapping[str, Any] | None = None  # quantization_config that its weights are stored by
     served: Served | None = None  # where an engine computes it instead of torch
 
     def graph_of(self, listed: Listed) -> Traced:
@@ -247,10 +252,17 @@ class HuggingFaceModel(Phase):
         total = sum(size for storage, size in sizes.items() if storage in read) - saved
         total += sum(unread_weights(self.model, read, {}).values()) if read else 0
         if total > room_bytes:
+            stored = self.options.get("stored", {})
+            sizes_by_path = {
+                path: stored[path].nbytes if path in stored else weight.nbytes
+                for path, weight in self.model.named_parameters()
+            }
+            held = ((path.rpartition(".")[0], size) for path, size in sizes_by_path.items())
+            left = experts_left(held, self.scheme)
             raise InfeasibleError(
                 f"no placement of {self.label} fits: its weights alone miss "
                 f"{format_bytes(total - room_bytes)} on all devices together (need "
-                f"{format_bytes(total)} of {format_bytes(room_bytes)})"
+                f"{format_bytes(total)} of {format_bytes(room_bytes)})" + (left and f"; {left}")
             )
 
     def complete(self, traced: Traced, *programs: Listed) -> Traced:
@@ -318,10 +330,10 @@ def huggingface_model(text: str, device: str = "meta", *, whole: bool = True) ->
     if spec.new:
         with _countable(text), closed():
             request = _generating(asked, model, spec, f"{name}+{spec.new}", key, whole)
-            return _stored_as(_with_programs(request, spec, document, task), quantised)
+            return _stored_as(_with_programs(request, spec, document, task), quantised, scheme)
     if not spec.decode:
         phase = HuggingFaceModel(text, model, (), inputs, {"name": name}, key=key)
-        return _stored_as(_with_programs(phase, spec, document, task), quantised)
+        return _stored_as(_with_programs(phase, spec, document, task), quantised, scheme)
 
     def decoding() -> HuggingFaceModel:
         with _countable(text), closed():
@@ -330,7 +342,19 @@ def huggingface_model(text: str, device: str = "meta", *, whole: bool = True) ->
     phase = decoding() if whole else HuggingFaceModel(text, model)
     phase = replace(phase, options={**phase.options, "name": f"{name} decode"}, key=key)
     phase = _with_programs(replace(phase, again=decoding), spec, document, task)
-    return _stored_as(phase, quantised)
+    return _stored_as(phase, quantised, scheme)
+
+
+def quantisation_note(text: str, graph: OpGraph) -> str:
+    """Experts of the graph of a spec that its quantisation leaves at 16 bits, in a sentence; "" for
+    other models, and where there are none."""
+    if not text.startswith(PREFIX):
+        return ""
+    spec, path = parse_config_spec(text), config_file(text)
+    scheme = quantization_of(_without_code(check_config(path)), spec.quantize, str(path))
+    first = np.unique(graph.weight_id, return_index=True)[1].tolist()
+    own = graph.weight_bytes - graph.cache_bytes
+    return experts_left(((graph.scope[op], int(own[op])) for op in first), scheme)
 
 
 def find_huggingface_trace(text: str) -> Traced | None:
@@ -667,14 +691,17 @@ def _longest(config: Any) -> int:
     return next((n for n in sizes if _is_whole(n) and 0 < n <= _LARGEST), 0)
 
 
-def _stored_as(model: HuggingFaceModel, quantised: Mapping[str, Any]) -> HuggingFaceModel:
+def _stored_as(
+    model: HuggingFaceModel, quantised: Mapping[str, Any], scheme: Mapping[str, Any] | None
+) -> HuggingFaceModel:
     """The model, and each phase of a request, with its weights stored as they are quantised."""
     if not quantised:
         return model
     options = {**model.options, **quantised}
     if isinstance(model, GeneratingModel) and model.step is not None:
-        return replace(model, options=options, step=_stored_as(model.step, quantised))
-    return replace(model, options=options)
+        step = _stored_as(model.step, quantised, scheme)
+        return replace(model, options=options, scheme=scheme, step=step)
+    return replace(model, options=options, scheme=scheme)
 
 
 @contextmanager

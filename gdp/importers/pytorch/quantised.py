@@ -19,6 +19,7 @@ from typing import Any, NamedTuple
 from gdp.errors import ModelError
 from gdp.importers.program import Op, ProgramOps, Value
 from gdp.importers.pytorch.quantised_check import check_quantization
+from gdp.units import format_bytes
 
 Config = Mapping[str, Any]
 
@@ -371,6 +372,28 @@ def assumption(config: Config) -> str:
     return (
         f"{scheme.method}: products take the bytes of their stored weights over the bandwidth, "
         f"plus unpacking ({scheme.kernel})"
+    )
+
+
+def experts_left(held: Iterable[tuple[str, int]], config: Config | None) -> str:
+    """Bytes of experts that a scheme leaves as they are, with the schemes that would not, in a
+    sentence; "" where there are none. `held` has the module path and the bytes of every weight, as
+    it is stored."""
+    scheme = None if config is None else SCHEMES[config["quant_method"]]
+    if scheme is None or scheme.experts:
+        return ""
+    rows = list(held)
+    left = sum(size for path, size in rows if path.endswith("experts"))
+    if not left:
+        return ""
+    others = [
+        name for name, own in QUANTIZE.items() if own and SCHEMES[own["quant_method"]].experts
+    ]
+    return (
+        f"{format_bytes(left)} of {format_bytes(sum(size for _, size in rows))} of weights are "
+        f"experts that {scheme.method} leaves at 16 bits: they are no Linear modules, which is all "
+        f"that it converts; {', '.join(others)} store experts in fewer bits, too (vLLM makes fp8 "
+        "when it loads), and so do GGUF files for llama.cpp"
     )
 
 

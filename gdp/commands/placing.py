@@ -194,8 +194,9 @@ def place_for(
     )  # fmt: skip
     return replace(planned, result=result)
 
+
+def quantisation_note(model: Model | None, graph: OpGraph) -> str:
     """Experts that a scheme of `--quantize` leaves at 16 bits, in a sentence; "" where none are."""
-    """What a scheme of `--quantize` leaves at 16 bits of a mixture of experts, in a sentence."""
     if model is None or not spec_of(model).startswith(HF_PREFIX):
         return ""
     from gdp.importers.pytorch.huggingface import quantisation_note as note

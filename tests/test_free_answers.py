@@ -139,3 +139,25 @@ def test_a_fused_op_is_cut_between_modules_that_hold_weights() -> None:
     assert parts is not None
     assert fuse(graph, apart=parts).group_of.tolist() == [0, 1, 1, 2]
     assert class_parts(graph, fused, np.array([0, 0, 2, 3])) is None
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_more_to_place_on_or_less_to_place_is_no_slower(seed: int, tmp_path: Path) -> None:
+    """More memory, a further card, a shorter prompt and fewer bits leave a plan feasible, so that
+    the exact program over blocks answers nothing slower."""
+    rng = np.random.default_rng(seed)
+    bits = {kind: tmp_path / f"{kind}.gguf" for kind in ("Q8_0", "Q4_K")}
+    for kind, path in bits.items():
+        write_gguf(path, layers=3, kind=kind)
+    graph = load(Generation(bits["Q8_0"], prompt=64, new=4))
+    size = int(graph.weight_bytes.sum() * rng.uniform(0.2, 0.9)) + MIB
+
+    def seconds(kind: str = "Q8_0", prompt: int = 64, sizes: tuple[int, ...] = (size,)) -> float:
+        asked = Generation(bits[kind], prompt=prompt, new=4)
+        return gdp.place(asked, box(*sizes), target="llamacpp", **HOW).value_s
+
+    least_s = seconds()
+    assert seconds(sizes=(2 * size,)) <= least_s * SAME
+    assert seconds(sizes=(size, size)) <= least_s * SAME
+    assert seconds(prompt=32) <= least_s * SAME
+    assert seconds(kind="Q4_K") <= least_s * SAME

@@ -34,10 +34,14 @@ def sizes(dense: list[int], experts: list[int], memory: list[int], buffers: int 
         (sizes([1] * 4, [0] * 4, [10, 30]), [0, 1, 1, 1], [0, 1, 1, 1]),
         # Five of six fit beside the margin of 2 and buffers of 1: the first stays on the CPU.
         (sizes([10] * 6, [0] * 6, [33, 23], 1), [-1, 0, 0, 0, 1, 1], [-1, 0, 0, 0, 1, 1]),
+        # Two of three beside the margin of 2 and buffers of 1, without which all three would fit.
+        (sizes([10] * 3, [0] * 3, [32], 1), [-1, 0, 0], [-1, 0, 0]),
         # Not even the dense part of a mixture fits: every expert is on the CPU.
         (sizes([10] * 4, [90] * 4, [22]), [-1, -1, 0, 0], [-1] * 4),
         # 140 for dense parts of 40: one block is whole, the first.
         (sizes([10] * 4, [90] * 4, [142]), [0] * 4, [0, -1, -1, -1]),
+        # 120 for one whole block of 100, but not for the dense rest of 30 besides.
+        (sizes([10] * 4, [90] * 4, [122]), [0] * 4, [-1] * 4),
         # The first GPU takes two whole blocks, as the second has room for the dense rest.
         (sizes([10] * 4, [90] * 4, [202, 22]), [0, 0, 1, 1], [0, 0, -1, -1]),
         # The first has room for one whole block, but the second not for three dense ones.

@@ -14,12 +14,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-from tiny import plain_graph
+from tiny import plain_graph, unit_cluster
 
 import gdp
 from gdp import api, exporters
 from gdp.cluster.types import Cluster, Device, make_cluster
-from gdp.commands.block_plans import best_pipeline
+from gdp.commands.block_plans import ModuleBlocks, best_pipeline
 from gdp.costs.base import roofline
 from gdp.errors import InfeasibleError, PlacementError
 from gdp.exporters.pipelining import export_pipelining, idle_share, stages_of
@@ -158,6 +158,22 @@ def test_what_would_be_one_kernel_is_cut_where_a_stage_begins() -> None:
     found = best_pipeline(graph, cluster, cuts, costs=roofline, simplicity=0.0)
     assert found.placement.device.tolist() == [1, 1, 2, 2]
     assert found.score.period_s == pytest.approx(2e-3)
+
+
+@pytest.mark.parametrize(
+    ("share", "fill", "fits"),
+    [(0.0, 1.0, True), (0.5, 1.0, True), (1.0, 1.0, False), (0.5, 0.9, False)],
+)
+def test_tensors_and_an_even_row_leave_less_memory_to_weights(
+    share: float, fill: float, fits: bool
+) -> None:
+    """Of 30 bytes the tensors take 10, so that half of them leave just the 25 of the weights."""
+    stretch = np.array([[0, 1], [0, 0]])
+    blocks = ModuleBlocks(
+        plain_graph(1, []), unit_cluster(1, memory_bytes=30), np.zeros(1, np.int64),
+        stretch[:, :, None] * 1.0, stretch * 25, np.zeros(2, np.int64), np.zeros(2, np.int64), 10,
+    )  # fmt: skip
+    assert np.isfinite(blocks.fitting_s(share, fill)[0, 1, 0]) == fits
 
 
 def test_a_slow_link_leaves_all_on_one_device() -> None:

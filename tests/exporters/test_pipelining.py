@@ -19,7 +19,8 @@ from tiny import plain_graph, unit_cluster
 import gdp
 from gdp import api, exporters
 from gdp.cluster.types import Cluster, Device, make_cluster
-from gdp.commands.block_plans import ModuleBlocks, best_pipeline
+from gdp.commands.block_plans import best_pipeline
+from gdp.commands.rows import ModuleBlocks
 from gdp.costs.base import roofline
 from gdp.errors import InfeasibleError, PlacementError
 from gdp.exporters.pipelining import export_pipelining, idle_share, stages_of

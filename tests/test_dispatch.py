@@ -118,6 +118,29 @@ def test_a_plain_module_runs_with_the_graph_that_was_placed() -> None:
     torch.testing.assert_close(by_map(x).detach(), alone)
 
 
+class Rooted(torch.nn.Module):
+    """A parameter of its own before a part, and another one behind it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.before, self.behind = (torch.nn.Parameter(torch.rand(8, 8)) for _ in range(2))
+        self.part, self.other = torch.nn.Linear(8, 8), torch.nn.Linear(8, 8)
+
+    def forward(self, x: Any) -> Any:
+        return self.other(torch.relu(self.part(x @ self.before)) @ self.behind)
+
+
+def test_parameters_beside_the_parts_compute_on_the_first_device() -> None:
+    module, x = Rooted(), torch.randn(3, 8)
+    alone, graph = module(x).detach(), graph_of(module)
+    split = {"": "core0", "other": "core1"}
+    placed = gdp.on_devices(module, split, graph, "2xcpu-core")
+    assert list(placed.hf_device_map) == ["before", "behind", "part", "other"]
+    torch.testing.assert_close(placed(x).detach(), alone)
+    with pytest.raises(gdp.PlacementError, match=r"reads from cuda:0 and cuda:1, and only inputs"):
+        gdp.on_devices(module, {"": "t4:0", "part": "t4:1"}, graph, BOX)
+
+
 def test_a_device_that_torch_lacks_is_named() -> None:
     module = Residual()
     entries = {"blocks.0": "t4:0", "blocks.1": "t4:1"}

@@ -132,22 +132,20 @@ def plan_accelerate(
     if offload not in (None, *OFFLOADS):
         raise ArgumentError(f"no offload {offload!r}; there are {', '.join(OFFLOADS)}")
     constraints = of_kind(constraints, Constraints, "constraints")
-    constraints = replace(
-        constraints, whole=tuple({*constraints.whole, *whole}),
-        pins=(*constraints.pins, *_pins_of_root(graph, cluster)),
-    )  # fmt: skip
+    constraints = replace(constraints, whole=tuple({*constraints.whole, *whole}))
     search = of_kind(placing.pop("search", None), Search, "search")
-    question = _AccelerateQuestion(graph, constraints, search, search.budget(), placing)
     peer = accelerate_peer(module, graph, cluster)
     accelerators = resident(cluster)
+    held = _with_pins_of_root(constraints, graph, accelerators)
+    question = _AccelerateQuestion(graph, held, search, search.budget(), placing)
     base, _ = resolve_costs(costs, accelerators)
     may_offload = offload != "none" and main_device(cluster) is not None
     # One budget for both searches: a model that hardly fits keeps half of it for offloading.
     share = RESIDENT_SHARE if may_offload and _hardly_fits(graph, accelerators) else 1.0
     try:
         result = question.place(accelerators, costs, share)
-        result = beside(result, peer, graph, accelerators, costs, constraints)
-        even = _even_maps(graph, accelerators, costs, constraints, result.objective)
+        result = beside(result, peer, graph, accelerators, costs, held)
+        even = _even_maps(graph, accelerators, costs, held, result.objective)
         result = evened(result, even, graph, accelerators, costs, search.simplicity)
         return PlannedPlacement(result, accelerators, costs)
     except InfeasibleError:
@@ -157,10 +155,11 @@ def plan_accelerate(
     reserved = streamed_bytes(graph, constraints)
     offloading, streamed = cluster_with_offload(cluster, offload, reserved), Streamed(base)
     _require_room_of_root(graph, offloading)
-    result = _with_room_for_caches(question, offloading, streamed)
+    held = _with_pins_of_root(constraints, graph, offloading)
+    result = _with_room_for_caches(replace(question, constraints=held), offloading, streamed)
     placement = replace(result.placement, streamed_bytes=reserved)
     result = replace(result, placement=placement)
-    result = beside(result, peer, graph, offloading, streamed, constraints, reserved)
+    result = beside(result, peer, graph, offloading, streamed, held, reserved)
     code = _torch_model(model)
     if code is not None and (note := code.options.get("offloaded")):
         result = replace(result, notes=(*result.notes, note))
@@ -175,9 +174,28 @@ def _ops_of_root(graph: OpGraph) -> Int[np.ndarray, "M"]:
     return own[[not path for path in paths]] if any(paths) else own[:0]
 
 
-def _pins_of_root(graph: OpGraph, cluster: Cluster) -> list[Pin]:
-    main = cluster.device_names[main_device(cluster) or 0]
-    return [Pin(glob.escape(graph.op_names[op]), (main,)) for op in _ops_of_root(graph).tolist()]
+def _with_pins_of_root(constraints: Constraints, graph: OpGraph, cluster: Cluster) -> Constraints:
+    """The constraints with pins of the ops of the model's own parameters to the main device. What
+    they read, through ops without a module, is computed there, too: accelerate moves the inputs of
+    modules, not those of ops between them."""
+    main = main_device(cluster) or 0
+    own = _ops_of_root(graph).tolist()
+    src, dst = graph.edges
+    makers: dict[int, list[int]] = defaultdict(list)
+    for maker, reader in zip(src.tolist(), dst.tolist(), strict=True):
+        makers[reader].append(maker)
+    near: dict[int, None] = {}
+    stack = list(own)
+    while stack:
+        for maker in makers[stack.pop()]:
+            if not graph.is_io[maker] and maker not in near and maker not in own:
+                near[maker] = None
+                stack += [maker] * (not graph.scope[maker])
+    names = cluster.device_names
+    computing = (names[main], *(d.name for d in cluster.devices if is_offload(d)))
+    pins = [Pin(glob.escape(graph.op_names[op]), (names[main],)) for op in own]
+    pins += [Pin(glob.escape(graph.op_names[op]), computing) for op in near]
+    return replace(constraints, pins=(*constraints.pins, *pins))
 
 
 def _require_room_of_root(graph: OpGraph, cluster: Cluster) -> None:

@@ -3,6 +3,7 @@ accelerate, JAX functions and training steps in jitted pieces."""
 
 import re
 import sys
+import warnings
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -240,7 +241,10 @@ def _dispatched(module: Any, entries: Mapping[str, str], main: str) -> Any:
     devices: dict[str, Any] = {path: torch.device(name) for path, name in entries.items()}
     # Layers of a cache lie where transformers made them.
     skipped: list[str] = sorted(getattr(module, "_skip_keys_device_placement", None) or ())
-    # Without hooks a module on one device would leave moving its inputs to the caller.
-    return dispatch_model(
-        module, devices, torch.device(main), skip_keys=skipped or None, force_hooks=True
-    )
+    with warnings.catch_warnings():
+        # Of entries that are parameters of the module itself, which accelerate takes all the same.
+        warnings.filterwarnings("ignore", message="The following device_map keys do not match any")
+        # Without hooks a module on one device would leave moving its inputs to the caller.
+        return dispatch_model(
+            module, devices, torch.device(main), skip_keys=skipped or None, force_hooks=True
+        )

@@ -376,18 +376,27 @@ def test_modules_stay_whole_by_granularity() -> None:
 
 
 def test_parameters_of_the_model_itself_stay_on_the_main_device() -> None:
-    """10 MB before a part of 30 MB and 10 MB behind it: the part gives way, though either of the
-    two would be cheaper to stream."""
+    """10 MB before two parts of 30 MB and 10 MB behind them: the parts give way, though either of
+    the two would be cheaper to stream. What the second parameter reads is not on another GPU."""
     graph = make_graph(
-        "rooted", [*"xa", "part", *"by"], [INPUT, *["MatMul"] * 3, OUTPUT],
-        [(i, 8) for i in range(4)], [(i, i + 1) for i in range(4)], flop=[0, 1e6, 1e6, 1e6, 0],
-        weight_bytes=[0, 10 * MB, 30 * MB, 10 * MB, 0], scope=["", "", "part", "", ""],
+        "rooted", [*"xa", "first", "second", "view", *"by"],
+        [INPUT, *["MatMul"] * 3, "Reshape", "MatMul", OUTPUT],
+        [(i, 8) for i in range(6)], [(i, i + 1) for i in range(6)],
+        flop=[0, 1e6, 1e6, 1e6, 0, 1e6, 0],
+        weight_bytes=[0, 10 * MB, 30 * MB, 30 * MB, 0, 10 * MB, 0],
+        scope=["", "", "first", "second", "", "", ""],
     )  # fmt: skip
-    how: dict[str, Any] = {"method": "auto", "search": SEARCH, "whole": ("part",)}
-    plan = plan_accelerate(graph, box(55), **how)
-    assert set(plan.result.placement.device[1:4]) == {1}
-    plan = plan_accelerate(graph, box(45, 5), **how)
-    names = [plan.cluster.device_names[d] for d in plan.result.placement.device[1:4]]
-    assert names == ["g0", "cpu offload", "g0"]
+    how: dict[str, Any] = {"method": "auto", "search": SEARCH, "whole": ("first", "second")}
+
+    def names(*memory_mb: int) -> list[str]:
+        plan = plan_accelerate(graph, box(*memory_mb), **how)
+        return [plan.cluster.device_names[d] for d in plan.result.placement.device[1:6]]
+
+    assert set(names(90)) == {"g0"}
+    assert names(60, 35) == ["g0", "g1", "g0", "g0", "g0"]
+    offloaded = names(45, 35)
+    assert offloaded[:3] == ["g0", "g1", "cpu offload"]
+    assert set(offloaded[3:]) <= {"g0", "cpu offload"}
+    assert offloaded[4] == "g0"
     with pytest.raises(InfeasibleError, match=r"parameters of the model itself, .* take 19.07 MiB"):
         plan_accelerate(graph, box(30), **how)

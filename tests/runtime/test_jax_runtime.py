@@ -7,7 +7,9 @@ import json
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -125,6 +127,48 @@ def test_segments_of_few_ops_compute_the_same(name: str, ops: int) -> None:
     expected = [as_numpy(array) for array in model.uncut()(*arguments)]
     for found, wanted in zip(program.run(given), expected, strict=True):
         np.testing.assert_allclose(found, wanted, rtol=1e-4, atol=1e-6)
+
+
+def test_what_no_later_piece_reads_is_let_go() -> None:
+    """Six products in pieces of their own: beside the argument a piece finds at most the result of
+    the one before it, and the memory of a device is that of the simulator."""
+    import jax
+
+    import gdp
+    from gdp.importers.jax.trace import JaxModel
+
+    shape, seen = (47, 47), []
+
+    def products(x: jax.Array) -> jax.Array:
+        for _ in range(6):
+            x = x @ x
+        return x
+
+    model = JaxModel("products", products, (np.eye(47, dtype=np.float32),), {})
+    recorded = model.record()
+    graph = recorded.graph
+    program = SegmentedJaxProgram(recorded, layout_of(np.arange(graph.num_ops)))
+    given = program.given(dict(zip(recorded.arguments, model.args, strict=True)))
+
+    def live() -> int:
+        return sum(array.shape == shape for array in jax.live_arrays())
+
+    def watched(call: Any) -> Any:
+        def function(*arrays: jax.Array) -> Any:
+            seen.append(live() - before)
+            return call.function(*arrays)
+
+        return replace(call, function=function)
+
+    program._calls = [watched(call) for call in program._calls]
+    before = live()
+    np.testing.assert_allclose(program.run(given)[0], model.args[0])
+    assert seen == [0, 1, 1, 1, 1, 1]
+    kept = program._issue(given)
+    assert sum(array is not None for array in kept) == 1
+    one = devices(1)
+    alone = gdp.make_placement(graph, one, np.zeros(graph.num_ops, np.int64))
+    assert gdp.simulate(graph, alone, one).peak_bytes.tolist() == [2 * 4 * 47 * 47]
 
 
 def test_the_reference_of_microbatches_is_the_sum_over_slices() -> None:

@@ -7,7 +7,7 @@ that are given as shapes are made up, and results must agree within `tolerance`.
 """
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -53,6 +53,7 @@ class _Call:
     reads: tuple[int, ...]
     makes: tuple[int, ...]
     sends: tuple[_Send, ...]  # when it has been issued
+    drops: tuple[int, ...] = ()  # slots that nothing reads any more
 
 
 class Given(NamedTuple):
@@ -107,6 +108,7 @@ class SegmentedJaxProgram:
             for value in dict.fromkeys(_flat(self.outputs))
             if value in self._home
         }
+        self._calls = _dropping(self._calls, set(self._result_at.values()))
 
     def _at(self, value: Value, device: int) -> int:
         """The slot of a value on a device."""
@@ -177,7 +179,9 @@ class SegmentedJaxProgram:
         arrays = self._issue(given)
         return [arrays[slot] for slot in self._result_at.values()]
 
-    def _issue(self, given: Given) -> list[Any]:
+    def _issue(self, given: Given, *, keeping: bool = False) -> list[Any]:
+        """Arrays by slot. Those that no later piece reads are let go, so that devices hold what the
+        simulator says; JAX frees them when they have been read."""
         import jax
 
         arrays: list[Any] = [None] * len(self._slot)
@@ -187,10 +191,13 @@ class SegmentedJaxProgram:
             arrays[target] = jax.device_put(arrays[source], device)
         for call in self._calls:
             results = call.function(*[arrays[slot] for slot in call.reads])
-            for slot, array in zip(call.makes, results, strict=True):
-                arrays[slot] = array
+            for k, slot in enumerate(call.makes):
+                arrays[slot] = results[k]
+            del results
             for source, target, device in call.sends:
                 arrays[target] = jax.device_put(arrays[source], device)
+            for slot in () if keeping else call.drops:
+                arrays[slot] = None
         return arrays
 
     def results(self, given: Given) -> list[Any]:
@@ -217,8 +224,21 @@ class SegmentedJaxProgram:
 
     def arguments_of_pieces(self, given: Given) -> list[list[Any]]:
         """Arguments of every segment in one complete run, to time it alone."""
-        arrays = self._issue(given)
+        arrays = self._issue(given, keeping=True)
         return [[arrays[slot] for slot in call.reads] for call in self._calls]
+
+
+def _dropping(calls: Sequence[_Call], results: Collection[int]) -> list[_Call]:
+    """The calls with the slots that each is the last to use, but for results."""
+    last: dict[int, int] = {}
+    for k, call in enumerate(calls):
+        sources = [source for source, _, _ in call.sends]
+        last |= dict.fromkeys((*call.reads, *call.makes, *sources), k)
+    drops: list[list[int]] = [[] for _ in calls]
+    for slot, k in last.items():
+        if slot not in results:
+            drops[k].append(slot)
+    return [replace(call, drops=tuple(own)) for call, own in zip(calls, drops, strict=True)]
 
 
 def _row_steps(recorded: RecordedJax) -> dict[Value, JaxStep]:

@@ -172,7 +172,7 @@ def test_tensors_and_an_even_row_leave_less_memory_to_weights(
     stretch = np.array([[0, 1], [0, 0]])
     blocks = ModuleBlocks(
         plain_graph(1, []), unit_cluster(1, memory_bytes=30), np.zeros(1, np.int64),
-        stretch[:, :, None] * 1.0, stretch * 25, np.zeros(2, np.int64), np.zeros(2, np.int64), 10,
+        stretch[:, :, None] * 1.0, stretch * 25, *np.zeros((2, 2), np.int64), np.array([10]),
     )  # fmt: skip
     assert np.isfinite(blocks.fitting_s(share, fill)[0, 1, 0]) == fits
 

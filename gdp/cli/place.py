@@ -55,8 +55,8 @@ def place(
     machine, rules = cluster.load(), constraints.read()
     room = memory_for(destination.runtime, machine, destination.offload, rules)
     longest = asks_longest(model.spec)
-    spec = model_for(destination.runtime, model.spec, machine)
-    spec = spec_of(at_context(spec, None)) if longest else spec
+    asked = model_for(destination.runtime, model.spec, machine)
+    spec = spec_of(at_context(asked, None) if longest else asked)
     graph = options.told_load(spec, model.bound(), room)
     outputs.require(
         spec, cluster.cluster, trained.checkpoint, trained.costs, constraints.constraints

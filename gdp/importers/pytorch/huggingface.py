@@ -687,8 +687,11 @@ _LONGEST = ("max_position_embeddings", "max_target_positions", "max_seq_len", "s
 def _longest(config: Any) -> int:
     """Tokens of the longest context that a configuration was made for; 0 where it says none."""
     text = config.get_text_config(decoder=True)
-    sizes = (getattr(text, name, None) for name in _LONGEST)
-    return next((n for n in sizes if _is_whole(n) and 0 < n <= _LARGEST), 0)
+    for name in _LONGEST:
+        size = getattr(text, name, None)
+        if isinstance(size, int) and _is_whole(size) and 0 < size <= _LARGEST:
+            return size
+    return 0
 
 
 def _stored_as(

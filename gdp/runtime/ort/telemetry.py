@@ -1,5 +1,6 @@
 """The one place that imports ONNX Runtime, with its telemetry switched off."""
 
+import importlib
 import os
 
 # Read once, when the library is loaded: from then on it would send events to its makers, and keep
@@ -16,7 +17,6 @@ __all__ = ["ort", "own_errors"]
 
 def own_errors() -> tuple[type[Exception], ...]:
     """The exceptions of ONNX Runtime, which have no common base and no documentation."""
-    from onnxruntime.capi import onnxruntime_pybind11_state as native
-
+    native = importlib.import_module("onnxruntime.capi.onnxruntime_pybind11_state")
     kinds = (kind for kind in vars(native).values() if isinstance(kind, type))
     return tuple(kind for kind in kinds if issubclass(kind, Exception))

@@ -178,6 +178,8 @@ def _with_pins_of_root(constraints: Constraints, graph: OpGraph, cluster: Cluste
     """The constraints with pins of the ops of the model's own parameters to the main device. What
     they read, through ops without a module, is computed there, too: accelerate moves the inputs of
     modules, not those of ops between them."""
+    if sum(device.supported != frozenset() for device in cluster.devices) == 1:
+        return constraints  # and ops of unlike demands would not be fused
     main = main_device(cluster) or 0
     own = _ops_of_root(graph).tolist()
     src, dst = graph.edges

@@ -12,12 +12,16 @@ from gdp.commands.execute import Executor
 from gdp.costs import machine
 from gdp.costs.default import SHIPPED, resolve_costs
 from gdp.learn import tuning
+from gdp.learn.tuning import Verdict
 from gdp.placement import make_placement
 from gdp.runtime.observe import observed_run
 
 CLUSTER = "2xcpu-core"
 SHORT = gdp.Measuring(seconds=0.5)
 QUICK = gdp.Search(seconds=None, evaluations=60)
+
+
+BETTER = Verdict(True, "predictions are 5% off as learned, 60% without", 0.6, 0.05)
 
 
 @pytest.fixture(autouse=True)
@@ -78,12 +82,14 @@ def test_replicas_teach_what_each_of_their_devices_takes(towers: str) -> None:
 
 
 def test_the_command_writes_a_placement_costs_and_a_page_and_remembers(
-    towers: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], folder: Path
+    towers: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, folder: Path
 ) -> None:
     from click.testing import CliRunner
 
     from gdp.cli.main import cli
 
+    # Whether a busy machine teaches anything that is right is not for a test to say.
+    monkeypatch.setattr("gdp.commands.tuning.judge_lessons", lambda rows: BETTER)
     out = {name: tmp_path / name for name in ("p.json", "costs.json", "page.html")}
     arguments = [
         "tune", towers, "--dim", "batch=64", "--cluster", CLUSTER, "--runs", "2",
@@ -134,7 +140,7 @@ def test_an_interrupted_loop_keeps_its_best(towers: str, monkeypatch: pytest.Mon
     assert tuned.report is None
     assert tuned.notes == ("interrupted: the best placement so far",)
     assert tuned.value_s == tuned.rounds[0].measured_s
-    assert len(machine.records()) == 1
+    assert machine.records() == []
 
 
 def test_what_cannot_be_tuned_is_refused_in_one_line(tmp_path: Path) -> None:

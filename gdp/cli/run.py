@@ -222,7 +222,8 @@ def tune(
     """Place, run, learn what this machine really costs, and place again.
 
     The best plan, the first one and the baselines are measured in turn at the end. What was
-    learned is remembered: from then on place and run predict with it on this machine.
+    learned is remembered where it predicts these better than the costs so far: from then on
+    place and run predict with it on this machine. Ctrl-C ends with the best plan and code 130.
     """
     from gdp.commands import reporting
     from gdp.commands.tuning import tune as tune_model
@@ -247,11 +248,13 @@ def tune(
     paths = outputs.paths
     if "placement" in paths:
         save_placement(tuned.placement, paths["placement"])
-    if "costs" in paths:
+    if "costs" in paths and tuned.verdict.is_better:
         write_atomic(Path(paths["costs"]), encode(tuned.record))
     if "report" in paths:
         reporting.report_tuned(model.load(), tuned, machine, paths["report"])
-    show(tuned.to_json(), lambda: tuned_text(tuned))
+    show(tuned.to_json(), lambda: tuned_text(tuned, paths.get("costs", "")))
+    if tuned.interrupted:
+        click.get_current_context().exit(130)
 
 
 def round_text(found: "Round") -> str:
@@ -264,8 +267,8 @@ def round_text(found: "Round") -> str:
     )
 
 
-def tuned_text(tuned: "Tuned") -> str:
-    """Text of `gdp tune`: the rounds, the finalists, and one sentence."""
+def tuned_text(tuned: "Tuned", costs_file: str = "") -> str:
+    """Text of `gdp tune`: the rounds, the finalists, what is kept, and one sentence."""
     from gdp.cli.text import run_text, shown, table
 
     rows = [
@@ -280,11 +283,22 @@ def tuned_text(tuned: "Tuned") -> str:
         report = tuned.report.to_json()
         rows = report["rivals"] | report["baselines"]
         lines.append(run_text(report | {"cluster": tuned.cluster, "baselines": rows}))
+    lines += [f"not measured: {stage}: {reason}" for stage, reason in tuned.unmeasured]
     lines += [f"note: {note}" for note in tuned.notes]
-    if tuned.record_file:
-        lines.append(f"costs: remembered for this machine in {tuned.record_file}")
+    lines.append(_kept_text(tuned, costs_file))
     lines.append(
         f"answer: the {tuned.answer}, {tuned.value_s * 1e3:.3f} ms; predictions were "
         f"{tuned.record.off_before:.0%} off, now {tuned.record.off:.0%}"
     )
     return shown(lines)
+
+
+def _kept_text(tuned: "Tuned", costs_file: str) -> str:
+    """A line that says whether what was learned is remembered or written, and why."""
+    places = [f"remembered for this machine in {tuned.record_file}"] if tuned.record_file else []
+    if costs_file and tuned.verdict.is_better:
+        places.append(f"written to {costs_file}")
+    if places:
+        return f"costs: {' and '.join(places)}; {tuned.verdict.reason}"
+    neither = f"not remembered, {costs_file} not written" if costs_file else "not remembered"
+    return f"costs: {neither}; {tuned.verdict.reason}"

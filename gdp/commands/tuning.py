@@ -3,8 +3,9 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
+import msgspec
 import numpy as np
 
 from gdp import api
@@ -17,9 +18,19 @@ from gdp.costs import machine
 from gdp.costs.adapt import Adaptation, AdaptedCosts, Run, lessons
 from gdp.costs.base import CostModel
 from gdp.costs.default import SHIPPED, resolve_costs
-from gdp.errors import ArgumentError, InfeasibleError, PlacementError
+from gdp.errors import ArgumentError, GdpError, InfeasibleError
 from gdp.graph.groups import first_members
-from gdp.learn.tuning import Measurement, Planned, Trial, tuning_loop
+from gdp.interrupts import Interrupts, StopRequestError
+from gdp.learn.tuning import (
+    UNMEASURABLE,
+    Checked,
+    Measurement,
+    Planned,
+    Trial,
+    Verdict,
+    judge_lessons,
+    tuning_loop,
+)
 from gdp.methods.base import Assignment, Search
 from gdp.models import Model, load, with_dims
 from gdp.placement import Placement, make_placement
@@ -34,9 +45,8 @@ TUNED, FIRST, ONE_DEVICE = "tuned plan", "first plan", "one device"
 ROUND_SECONDS = 2.0
 """Of measuring in a round, at most; finalists get `Measuring.seconds` together."""
 PLACE_SECONDS = 2.0
-
-Placer = Callable[[PreparedProblem, Assignment | None, int], Assignment]
-"""A placement of a problem, from scratch or from the best measured one, with a seed."""
+MOST_OUTLIERS = 3
+"""Outliers that a note names."""
 
 
 @dataclass(frozen=True)
@@ -55,6 +65,13 @@ class Round:
         return abs(self.predicted_s / self.measured_s - 1.0)
 
 
+class Unmeasured(NamedTuple):
+    """A measurement that was refused or contradicted itself."""
+
+    stage: str  # "a plan after round 2", "the final contest"
+    reason: str
+
+
 @dataclass(frozen=True, eq=False)
 class Tuned:
     """The best measured placement, and what was learned on the way."""
@@ -65,11 +82,14 @@ class Tuned:
     model: str
     cluster: str
     rounds: tuple[Round, ...]
-    report: RunReport | None  # of the finalists, measured in turn; None where it was interrupted
+    report: RunReport | None  # of the finalists, measured in turn; None where there was no contest
     record: machine.MachineRecord
     costs: AdaptedCosts  # learned from all that is known
-    record_file: str = ""
+    verdict: Verdict  # on the lessons: only where they are better anything is remembered
+    record_file: str = ""  # empty: nothing is remembered
     notes: tuple[str, ...] = ()
+    unmeasured: tuple[Unmeasured, ...] = ()
+    interrupted: bool = False  # by Ctrl-C, after at least one round
 
     @property
     def value_s(self) -> float:
@@ -99,7 +119,9 @@ class Tuned:
                 for r in self.rounds
             ],
             "finals": None if self.report is None else self.report.to_json(),
-            "remembered_in": self.record_file or None, "notes": list(self.notes),
+            "verdict": self.verdict.to_json(), "remembered_in": self.record_file or None,
+            "not_measured": [one._asdict() for one in self.unmeasured],
+            "interrupted": self.interrupted, "notes": list(self.notes),
         }  # fmt: skip
 
 
@@ -119,8 +141,14 @@ class _Session:
     fused: PreparedProblem
     placing: Placing
     search: Search
-    placer: Placer | None = None
+    measuring: Measuring
     ready: dict[bytes, ReadyPlacement] = field(default_factory=dict)
+    unmeasured: list[Unmeasured] = field(default_factory=list)
+
+    def skip(self, stage: str, error: GdpError) -> None:
+        """Record and tell that something was not measured."""
+        self.unmeasured.append(Unmeasured(stage, str(error)))
+        self.measuring.say(f"{stage} was not measured: {error}")
 
     def costs(self, adaptation: Adaptation) -> AdaptedCosts:
         return AdaptedCosts(self.base, adaptation)
@@ -135,8 +163,6 @@ class _Session:
         if executor.runtime.target:
             placed = executor.place(self.costs(adaptation), self.placing).placement
             return self.planned(placed, adaptation)
-        if self.placer is not None:
-            return self.planned(self._by_placer(self.placer, adaptation, begin, seed), adaptation)
         if begin is not None and method == "auto":
             budget, method = replace(budget, start=begin), "local_search"
         placed = api.place(
@@ -145,18 +171,6 @@ class _Session:
                "costs": self.costs(adaptation)},
         ).placement  # fmt: skip
         return self.planned(placed, adaptation)
-
-    def _by_placer(
-        self, placer: Placer, adaptation: Adaptation, begin: Assignment | None, seed: int
-    ) -> Placement:
-        graph, cluster = self.executor.graph, self.executor.cluster
-        prepared = prepare_problem(
-            graph, cluster, self.executor.objective, costs=self.costs(adaptation),
-            constraints=self.placing.get("constraints"),
-        )  # fmt: skip
-        assignment = placer(prepared, begin, seed)
-        rank = None if assignment.rank is None else prepared.expand(assignment.rank)
-        return make_placement(graph, cluster, prepared.expand(assignment.device), rank)
 
     def planned(self, placed: Placement, adaptation: Adaptation) -> Planned:
         """A placement with its prediction."""
@@ -196,7 +210,6 @@ def tune(
     measuring: Measuring | None = None,
     keep: bool = True,
     refit: bool = True,
-    placer: Placer | None = None,
     progress: Callable[[Round], None] | None = None,
 ) -> Tuned:
     """Place a model, run it, learn what this machine really costs, and place it again.
@@ -216,18 +229,21 @@ def tune(
         constraints: As in `gdp.place`.
         runtime: Name of the runtime; None for the first that executes such models.
         measuring: Of the finalists; its progress is told of stages.
-        keep: Remember what was learned for `gdp.place` and `gdp.run` on this machine.
+        keep: Remember what was learned for `gdp.place` and `gdp.run` on this machine, if it
+            predicts the finalists better than the costs so far.
         refit: False keeps the costs as they were, for comparison.
-        placer: Places in every round, instead of `method`, under the costs learned so far.
         progress: Called after every round.
 
     Returns:
         The best measured placement, which remembers this question and is never slower than the
-        first plan or one device where these were measured, with the rounds, the finalists' report
-        and the record of the machine.
+        first plan or one device where these were measured, with the rounds, the finalists' report,
+        the record of the machine and the verdict on it. Ctrl-C ends the loop with the best of the
+        rounds so far, of which nothing is remembered.
 
     Raises:
         ModelError: if no runtime, or not the one given, executes the model.
+        PlacementError: if the runtime refuses the first placement.
+        KeyboardInterrupt: if Ctrl-C comes before the first round has ended, or twice.
         ValueError: if `runs` is not positive.
 
     Example:
@@ -244,33 +260,31 @@ def tune(
     executor = Executor.of(model, graph, target, objective, bound, runtime)
     search = search or Search(seconds=PLACE_SECONDS)
     measuring = measuring or Measuring(seed=search.seed)
-    session = _session(executor, costs, options, search, placer)
-    name = executor.runtime.distribution
-    known = machine.knowledge(target, name, session.label).runs if costs is None else []
-    scouts = [] if known or not refit or runs < 2 else _scouted(session, measuring)
-    trials, rounds, final = _measured(
-        session, runs - len(scouts), [*known, *scouts], refit, measuring, progress
-    )
-    notes = [] if final is not None else ["interrupted: the best placement so far"]
-    answer, placement = _answer(session, trials, final)
+    session = _session(executor, costs, options, search, measuring)
+    known = machine.Knowledge()
+    if costs is None:
+        known = machine.knowledge(target, executor.runtime.distribution, session.label)
+    loop = _measured(session, runs, known.runs, refit, progress)
+    answer, placement = _answer(session, loop.trials, loop.final)
     question = question_of(model, bound, target, objective, constraints, costs)
     placement = replace(placement, question=question)
-    record = _record(session, trials, rounds, scouts)
-    path = ""
-    if keep:
+    record, verdict = _judged(session, loop, known)
+    path, notes = "", _notes(loop)
+    if keep and verdict.is_better:
         try:
             path = str(machine.remember(record))
         except OSError as error:
             notes.append(f"what was learned is not kept: {error}")
     return Tuned(
-        placement, answer, objective, graph.name, target.name, tuple(rounds), final, record,
-        session.costs(trials[-1].adaptation), path, tuple(notes),
+        placement, answer, objective, graph.name, target.name, tuple(loop.rounds), loop.final,
+        record, session.costs(loop.trials[-1].adaptation), verdict, path, tuple(notes),
+        tuple(session.unmeasured), loop.interrupted,
     )  # fmt: skip
 
 
 def _session(
     executor: Executor, costs: CostModel | str | Path | None, options: Placing, search: Search,
-    placer: Placer | None,
+    measuring: Measuring,
 ) -> _Session:  # fmt: skip
     """A session that starts from costs which are not adapted."""
     graph, cluster, objective = executor.graph, executor.cluster, executor.objective
@@ -278,47 +292,75 @@ def _session(
     fused = prepare_problem(
         graph, cluster, objective, costs=base, constraints=options.get("constraints"), replicas=True
     )
-    return _Session(executor, base, label, fused, options, search, placer)
+    return _Session(executor, base, label, fused, options, search, measuring)
 
 
-def _scouted(session: _Session, measuring: Measuring) -> list[Run]:
+def _scouted(session: _Session) -> list[Run]:
     """A run with a part of the model on every device, of runtimes whose plans may leave one out for
     good; empty where that is not possible."""
     executor = session.executor
     if not executor.runtime.target or executor.cluster.num_devices < 2:
         return []
-    measuring.say("running a plan with a part on every device")
+    session.measuring.say("running a plan with a part on every device")
     try:
         plan = even_row(executor.graph, executor.cluster)
         session.planned(plan, Adaptation())
         return [session.measure(plan, ROUND_SECONDS).run]
-    except (PlacementError, RuntimeError):
+    except UNMEASURABLE as error:
+        session.skip("a plan with a part on every device", error)
         return []
 
 
+@dataclass(eq=False)
+class _Loop:
+    """All that was measured."""
+
+    scouts: list[Run] = field(default_factory=list)
+    trials: list[Trial[Placement]] = field(default_factory=list)
+    rounds: list[Round] = field(default_factory=list)
+    final: RunReport | None = None  # None where an interrupt or a refusal came before
+    interrupted: bool = False
+
+
 def _measured(
-    session: _Session, runs: int, known: Sequence[Run], refit: bool, measuring: Measuring,
+    session: _Session, runs: int, known: Sequence[Run], refit: bool,
     progress: Callable[[Round], None] | None,
-) -> tuple[list[Trial[Placement]], list[Round], RunReport | None]:  # fmt: skip
-    """All rounds, and the finalists measured in turn; None where an interrupt came before."""
-    trials: list[Trial[Placement]] = []
-    rounds: list[Round] = []
-    try:
-        measuring.say("placing the first plan")
-        for trial in tuning_loop(
-            session.place, lambda p: session.measure(p, ROUND_SECONDS), runs, known=known,
-            seed=session.search.seed, refit=refit,
-        ):  # fmt: skip
-            trials.append(trial)
-            rounds.append(_round(trial, known))
-            if progress is not None:
-                progress(rounds[-1])
-            measuring.say(f"round {len(trials)} of at most {runs}", len(trials) / runs)
-        return trials, rounds, _finals(session, trials, measuring)
-    except KeyboardInterrupt:
-        if not trials:
-            raise
-        return trials, rounds, None
+) -> _Loop:  # fmt: skip
+    """All rounds, and the finalists measured in turn; ends early on Ctrl-C."""
+    loop = _Loop()
+    with Interrupts(StopRequestError) as interrupts:
+        try:
+            if not known and refit and runs > 1:
+                loop.scouts = _scouted(session)
+            _run_rounds(session, loop, runs - len(loop.scouts), known, refit, progress)
+            loop.final = _finals(session, loop.trials)
+        except (KeyboardInterrupt, StopRequestError):
+            if not loop.trials or interrupts.requests > 1:
+                raise KeyboardInterrupt from None
+            loop.interrupted = True
+    return loop
+
+
+def _run_rounds(
+    session: _Session, loop: _Loop, runs: int, known: Sequence[Run], refit: bool,
+    progress: Callable[[Round], None] | None,
+) -> None:  # fmt: skip
+    """Rounds until they are spent or gain nothing."""
+    say, known = session.measuring.say, [*known, *loop.scouts]
+
+    def unmeasured(error: GdpError) -> None:
+        session.skip(f"a plan after round {len(loop.trials)}", error)
+
+    say("placing the first plan")
+    for trial in tuning_loop(
+        session.place, lambda p: session.measure(p, ROUND_SECONDS), runs, known=known,
+        seed=session.search.seed, refit=refit, unmeasured=unmeasured,
+    ):  # fmt: skip
+        loop.trials.append(trial)
+        loop.rounds.append(_round(trial, known))
+        if progress is not None:
+            progress(loop.rounds[-1])
+        say(f"round {len(loop.trials)} of at most {runs}", len(loop.trials) / runs)
 
 
 def _round(trial: Trial[Placement], known: Sequence[Run]) -> Round:
@@ -329,29 +371,48 @@ def _round(trial: Trial[Placement], known: Sequence[Run]) -> Round:
     )  # fmt: skip
 
 
-def _finals(
-    session: _Session, trials: Sequence[Trial[Placement]], measuring: Measuring
-) -> RunReport:
-    """The best plan, the first one and the baselines, measured in turn."""
+def _finals(session: _Session, trials: Sequence[Trial[Placement]]) -> RunReport | None:
+    """The best plan, the first one and the baselines, measured in turn; None where that fails."""
     adaptation = trials[-1].adaptation
-    best = min(trials, key=lambda trial: trial.measured.value_s).planned
-    first = trials[0].planned
-    measuring.say("measuring the finalists and the baselines in turn")
+    best, first = _best(trials), trials[0].planned
+    session.measuring.say("measuring the finalists and the baselines in turn")
     rivals = {}
     if first.key != best.key:
         session.planned(first.placement, adaptation)
         rivals[FIRST] = session.ready[first.key].prediction
     session.planned(best.placement, adaptation)
-    return session.executor.run(
-        best.placement, session.ready[best.key], measuring, rivals=rivals
-    )  # fmt: skip
+    try:
+        return session.executor.run(
+            best.placement, session.ready[best.key], session.measuring, rivals=rivals
+        )
+    except UNMEASURABLE as error:
+        session.skip("the final contest", error)
+        return None
+
+
+def _best(trials: Sequence[Trial[Placement]]) -> Planned[Placement]:
+    return min(trials, key=lambda trial: trial.measured.value_s).planned
+
+
+def _notes(loop: _Loop) -> list[str]:
+    """Remarks on how the loop ended, and on measurements that taught nothing."""
+    notes = ["interrupted: the best placement so far"] if loop.interrupted else []
+    learned = loop.trials[-1].adaptation
+    if count := len(learned.outliers):
+        named = "; ".join(learned.outliers[:MOST_OUTLIERS])
+        more = "; ..." if count > MOST_OUTLIERS else ""
+        notes.append(
+            f"{count} of {learned.observations} measured pieces and links teach nothing, as they "
+            f"contradict all others: {named}{more}"
+        )
+    return notes
 
 
 def _answer(
     session: _Session, trials: Sequence[Trial[Placement]], final: RunReport | None
 ) -> tuple[str, Placement]:
     """The fastest of the placements that were measured in turn."""
-    best = min(trials, key=lambda trial: trial.measured.value_s).planned.placement
+    best = _best(trials).placement
     if final is None:
         return TUNED, best
     objective = session.executor.objective
@@ -375,13 +436,33 @@ def _answer(
     return TUNED, best
 
 
-def _record(
-    session: _Session, trials: Sequence[Trial[Placement]], rounds: Sequence[Round],
-    scouts: Sequence[Run],
-) -> machine.MachineRecord:  # fmt: skip
-    """The record of the machine that is kept."""
-    executor = session.executor
-    first = trials[0].planned.placement
+def _judged(
+    session: _Session, loop: _Loop, known: machine.Knowledge
+) -> tuple[machine.MachineRecord, Verdict]:
+    """The record of the machine, and the verdict: its lessons have to predict the final contest
+    better than the costs so far."""
+    record = _record(session, loop)
+    if loop.final is None:
+        return record, judge_lessons([])
+    before, after = known.adaptation(), known.after(record).adaptation()
+    finalists = _finalists(loop.final)
+    checked = []
+    plans = {TUNED: _best(loop.trials).placement, FIRST: loop.trials[0].planned.placement}
+    for name, placement in plans.items():
+        if name in finalists:
+            rate = speed(session.executor.objective, finalists[name])
+            predicted = [session.planned(placement, a).predicted_s for a in (before, after)]
+            interval_s = (1.0 / rate.high, 1.0 / rate.low)
+            checked.append(Checked(1.0 / rate.value, interval_s, predicted[0], predicted[1]))
+    verdict = judge_lessons(checked)
+    shares = {"off_before": verdict.off_before, "off": verdict.off}
+    return msgspec.structs.replace(record, **shares), verdict
+
+
+def _record(session: _Session, loop: _Loop) -> machine.MachineRecord:
+    """The record of the machine, with the errors of the rounds."""
+    executor, rounds = session.executor, loop.rounds
+    first = loop.trials[0].planned.placement
     unadapted = session.planned(first, Adaptation()).predicted_s
     # Predictions were made before their placement was run, the last three after learning most.
     checked = [r.off for r in rounds[1:] or rounds][-3:]
@@ -390,6 +471,6 @@ def _record(
         schema=machine.SCHEMA, date=machine.now(), model=executor.graph.name,
         digest=executor.graph.digest, runtime=name, versions=machine.runtime_versions(name),
         costs=session.label, devices=machine.measured_devices(executor.cluster),
-        runs=(*scouts, *(trial.measured.run for trial in trials)),
+        runs=(*loop.scouts, *(trial.measured.run for trial in loop.trials)),
         off_before=abs(unadapted / rounds[0].measured_s - 1.0), off=float(np.mean(checked)),
     )  # fmt: skip

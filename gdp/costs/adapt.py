@@ -54,6 +54,8 @@ OUTLYING = 5.0
 """Deviations from the prediction by all others beyond which an observation is left out."""
 LEAST_DEVIATION = 0.1
 """Of the log of seconds: what measurements of one piece differ by on a quiet machine is no sign."""
+FIRST_DEVIATION = 0.5
+"""Least deviation before anything is fitted, when types of ops are as far off as their costs."""
 CAUCHY = 2.385
 """Deviations at which an observation has half its weight: 95% of the efficiency of least squares
 where noise is normal (Holland and Welsch 1977, doi 10.1080/03610927708827533)."""
@@ -277,9 +279,8 @@ def _outliers(observations: Sequence[_Observation]) -> dict[int, float]:
     sigma = np.sqrt([_variance(name, TYPICAL_SPREAD) for name in names])
     noise = _noise(TYPICAL_NOISE, rows.measured)
     mean = np.zeros(len(names))
-    error = _linear(rows, design, mean)[1]
-    error = error - np.median(error)
-    deviation = np.hypot(_usual(error), clock)
+    error = _from_median(observations, _linear(rows, design, mean)[1])
+    deviation = np.hypot(max(_usual(error), FIRST_DEVIATION), clock)
     for step in range(2 * STEPS):
         slope, residual = _linear(rows, design, mean)
         scale = 1.0 / np.hypot(1.0, error / deviation / CAUCHY) / noise
@@ -289,6 +290,16 @@ def _outliers(observations: Sequence[_Observation]) -> dict[int, float]:
         mean = sigma * fitted if step else 0.5 * sigma * fitted
     beyond = np.flatnonzero(np.abs(error) > OUTLYING * deviation)
     return {int(i): math.exp(error[i]) for i in beyond}
+
+
+def _from_median(
+    observations: Sequence[_Observation], error: Float[np.ndarray, "R"]
+) -> Float[np.ndarray, "R"]:
+    """Differences from the median of each kind of device, and of all links."""
+    # The first effect is that of the kind; of a piece that only starts, of its dispatch.
+    kinds = np.array([observation.shares[0][1][0] for observation in observations])
+    medians = {kind: np.median(error[kinds == kind]) for kind in np.unique(kinds)}
+    return error - np.array([medians[kind] for kind in kinds])
 
 
 def _usual(error: Float[np.ndarray, "R"]) -> float:

@@ -179,6 +179,11 @@ class Knowledge:
         """The multipliers that these runs teach."""
         return adapt(self.runs)
 
+    def after(self, record: MachineRecord) -> "Knowledge":
+        """This knowledge once a record is remembered, instead of earlier ones of its subject."""
+        others = (r for r in self.records if _subject(r) != _subject(record))
+        return Knowledge([*others, record])
+
     def label(self) -> str:
         """Number of models that taught it, and the error of the last predictions."""
         count = len({record.digest for record in self.records})

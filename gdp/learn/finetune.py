@@ -11,12 +11,9 @@ arXiv 1706.01905). Here it scales the gates of the pair head, 99 numbers of the 
 (mu + lambda) evolution strategy (Beyer and Schwefel 2002, doi 10.1023/A:1015059928466).
 """
 
-import contextlib
 import json
 import logging
 import os
-import signal
-import threading
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -32,6 +29,7 @@ from gdp.errors import ArgumentError, of_kind
 from gdp.files.kept import use_xla_cache
 from gdp.files.reading import read_toml, shipped
 from gdp.files.writing import OverwritePolicy, check_folder_writable
+from gdp.interrupts import Interrupts
 from gdp.learn.evaluator import PlacementEvaluator
 from gdp.learn.ppo import (
     ChoiceRows,
@@ -273,7 +271,7 @@ def check_checkpoint_writable(
 def _finetuned(
     problem: Problem, policy: Policy, config: FinetuneConfig, given: Assignment | None, seed: int,
     *, progress: Callable[[int, dict[str, float]], None], out: Path | None,
-    interrupts: "Interrupts",
+    interrupts: Interrupts,
 ) -> Finetuned:  # fmt: skip
     """The fine-tuning of `finetune`, which ends early on an interrupt."""
     clock, judge = Clock(config.seconds), PlacementEvaluator(problem, config.evaluations)
@@ -316,46 +314,6 @@ def _finetuned(
     return Finetuned(
         tuned, best, value_s, start_s, start_evaluations, spent, history, interrupts.requested
     )
-
-
-class Interrupts:
-    """Ctrl-C as a request to end with the best so far.
-
-    Searches end where `KeyboardInterrupt` is raised. While `held`, a request only sets `requested`,
-    and the current update is finished first, as JAX may not survive an exception in the midst of
-    its work. A second request is raised at once.
-    """
-
-    def __init__(self) -> None:
-        self.requested = False
-        self._is_held = False
-        self._before: Any = None
-
-    def __enter__(self) -> "Interrupts":
-        # Signals reach the main thread alone, and nobody else may ask for them.
-        if threading.current_thread() is threading.main_thread():
-            self._before = signal.signal(signal.SIGINT, self._handle)
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        if self._before is not None:
-            signal.signal(signal.SIGINT, self._before)
-
-    @contextlib.contextmanager
-    def held(self) -> Iterator[None]:
-        """Context in which the first request is not raised."""
-        self._is_held = True
-        try:
-            yield
-        finally:
-            self._is_held = False
-
-    def _handle(self, number: int, frame: object) -> None:
-        again, self.requested = self.requested, True
-        if not again:
-            log.warning("interrupted: ends with the best so far; once more to stop without it")
-        if again or not self._is_held:
-            raise KeyboardInterrupt
 
 
 def _portfolio(

@@ -1,14 +1,17 @@
-"""The closed loop: place, measure, learn the machine's costs from the pieces, place again."""
+"""The closed loop: place, measure, learn the machine's costs from the pieces, place again; and the
+verdict on the lessons."""
 
+import logging
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
-from typing import Generic, TypeVar
+from dataclasses import asdict, dataclass
+from typing import Any, Generic, NamedTuple, TypeVar
 
 import numpy as np
 
 from gdp.costs.adapt import Adaptation, Run, adapt
-from gdp.errors import PlacementError
+from gdp.errors import GdpError, MeasurementError, ModelError, PlacementError
 
+LOG = logging.getLogger(__name__)
 PATIENCE = 2
 """Rounds without a gain after which the loop ends."""
 LEAST_GAIN = 0.01
@@ -18,6 +21,9 @@ DRAWS = 3
 """Of costs from the posterior, where the likeliest ones lead to a placement that was measured."""
 MOST_ROUNDS = 1000
 """Distance of the seeds of one round's draws."""
+
+UNMEASURABLE = (PlacementError, MeasurementError, ModelError)
+"""Errors that say that a placement cannot be measured; all others are faults."""
 
 P = TypeVar("P")
 
@@ -63,6 +69,7 @@ def tuning_loop(
     patience: int | None = PATIENCE,
     seed: int = 0,
     refit: bool = True,
+    unmeasured: Callable[[GdpError], None] | None = None,
 ) -> Iterator[Trial[P]]:
     """Rounds of placing, measuring and learning, until they are spent or gain nothing.
 
@@ -78,10 +85,15 @@ def tuning_loop(
         patience: Rounds without a gain after which the loop ends; None: all runs are spent.
         seed: Of searches and draws.
         refit: False keeps the costs as they were, for comparison.
+        unmeasured: Called with the reason why a placement could not be measured; None: it is
+            logged.
 
     Yields:
-        A trial for every executed placement; one that the runtime refuses costs a run and is left
-        out, unless it is the first.
+        A trial for every executed placement; one that the runtime refuses, or whose measurement
+        contradicts itself, costs a run and is left out.
+
+    Raises:
+        PlacementError, MeasurementError, ModelError: if the first placement is not measured.
     """
     seen: list[Run] = []
     trials: list[Trial[P]] = []
@@ -93,9 +105,13 @@ def tuning_loop(
             return
         try:
             measured = measure(planned.placement)
-        except (PlacementError, RuntimeError):
+        except UNMEASURABLE as error:
             if not trials:
                 raise
+            if unmeasured is None:
+                LOG.warning("not measured: %s", error)
+            else:
+                unmeasured(error)
             refused.add(planned.key)
             continue
         seen.append(measured.run)
@@ -130,3 +146,50 @@ def _next(
         if planned.key not in measured:
             return planned
     return None
+
+
+class Checked(NamedTuple):
+    """Seconds of a placement that was measured in turn with others, and two predictions of them."""
+
+    measured_s: float
+    interval_s: tuple[float, float]  # 95%
+    before_s: float  # predicted without the lessons in question
+    after_s: float  # with them
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """Judgement of lessons: mean shares by which predictions missed, and the reason."""
+
+    is_better: bool
+    reason: str  # one line
+    off_before: float | None = None  # without the lessons; None: nothing was measured to judge by
+    off: float | None = None  # with them
+
+    def to_json(self) -> dict[str, Any]:
+        """The fields as plain values."""
+        return asdict(self)
+
+
+def judge_lessons(rows: Sequence[Checked]) -> Verdict:
+    """Verdict by a final contest: lessons are better where predictions with them are nearer to the
+    measured seconds, wherever in their intervals these lie.
+
+    >>> judge_lessons([Checked(1.0, (0.9, 1.1), before_s=2.0, after_s=1.05)]).reason
+    'predictions are 5% off as learned, 100% without'
+    """
+    if not rows:
+        return Verdict(False, "no final contest was measured, so nothing says that it is right")
+    predicted = np.array([(row.before_s, row.after_s) for row in rows])
+    # All contenders at once: they take turns, so that a busy machine slows all of them.
+    cases = [
+        np.abs(predicted / np.array(seconds)[:, None] - 1.0).mean(axis=0)
+        for seconds in zip(*((row.measured_s, *row.interval_s) for row in rows), strict=True)
+    ]
+    off_before, off = map(float, cases[0])
+    gains = [before - after for before, after in cases]
+    both = f"predictions are {off:.0%} off as learned, {off_before:.0%} without"
+    if min(gains) > 0:
+        return Verdict(True, both, off_before, off)
+    noisy = "too noisy to tell whether it is right: " if max(gains) > 0 else ""
+    return Verdict(False, noisy + both, off_before, off)

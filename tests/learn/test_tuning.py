@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from gdp.costs.adapt import Adaptation, Piece, Run, Share, op_effects
-from gdp.errors import PlacementError
-from gdp.learn.tuning import Measurement, Planned, tuning_loop
+from gdp.errors import GdpError, MeasurementError, ModelError, PlacementError, RefusedError
+from gdp.learn.tuning import Checked, Measurement, Planned, judge_lessons, tuning_loop
 
 TRUE = {"A": 3.0, "B": 0.5, "C": 1.0, "D": 2.0}
 """Multipliers of a machine with one second of each type by its costs."""
@@ -134,3 +134,65 @@ def test_a_placement_that_the_runtime_refuses_costs_a_run_and_is_left_out() -> N
     assert len(executed(refused=2)) == 3
     with pytest.raises(PlacementError, match="HETERO"):
         executed(refused=1)
+
+
+def loop_with(error: Exception, told: list[GdpError]) -> int:
+    """Rounds of a loop whose second measurement raises."""
+    names, measured = itertools.count(1), []
+
+    def place(adaptation: Adaptation, start: int | None, seed: int) -> Planned[int]:
+        name = next(names)
+        return Planned(name, bytes([name]), 1.0)
+
+    def run(name: int) -> Measurement:
+        measured.append(name)
+        if len(measured) == 2:
+            raise error
+        return Measurement(1.0 / name, Run("m", ()))
+
+    return len(list(tuning_loop(place, run, 4, unmeasured=told.append)))
+
+
+@pytest.mark.parametrize("kind", [RefusedError, PlacementError, MeasurementError, ModelError])
+def test_reasons_why_a_placement_is_not_measured_are_told(kind: type[GdpError]) -> None:
+    told: list[GdpError] = []
+    error = kind("no room")
+    assert loop_with(error, told) == 3
+    assert told == [error]
+
+
+@pytest.mark.parametrize("fault", [RuntimeError("a bug"), KeyError("x"), GdpError("another")])
+def test_faults_end_the_loop(fault: Exception) -> None:
+    told: list[GdpError] = []
+    with pytest.raises(type(fault)):
+        loop_with(fault, told)
+    assert told == []
+
+
+def checked(measured_s: float, width: float, before_s: float, after_s: float) -> Checked:
+    half = measured_s * width / 2
+    return Checked(measured_s, (measured_s - half, measured_s + half), before_s, after_s)
+
+
+@pytest.mark.parametrize(
+    ("rows", "better", "reason"),
+    [
+        ([checked(1.0, 0.1, 2.0, 1.1)], True, "predictions are 10% off as learned, 100% without"),
+        ([checked(1.0, 0.1, 1.04, 1.5)], False, "predictions are 50% off as learned, 4% without"),
+        ([checked(1.0, 0.1, 1.2, 1.2)], False, "predictions are 20% off as learned, 20% without"),
+        # Shares are of all contenders: one that is predicted worse may be outweighed.
+        ([checked(1.0, 0.1, 1.0, 1.1), checked(4.0, 0.1, 8.0, 4.0)], True, "predictions are 5% "),
+        # Nearer at 1.0, farther at 1.2.
+        ([checked(1.0, 0.4, 1.15, 0.9)], False, "too noisy to tell whether it is right: predict"),
+        # Farther at 1.0, nearer at 0.8.
+        ([checked(1.0, 0.4, 1.09, 0.9)], False, "too noisy to tell whether it is right: predict"),
+        ([], False, "no final contest was measured"),
+    ],
+)
+def test_lessons_are_judged_by_the_final_contest(
+    rows: list[Checked], better: bool, reason: str
+) -> None:
+    verdict = judge_lessons(rows)
+    assert verdict.is_better == better
+    assert verdict.reason.startswith(reason)
+    assert (verdict.off is None) == (verdict.off_before is None) == (not rows)

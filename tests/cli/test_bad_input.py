@@ -190,8 +190,8 @@ def traced():
     ("name", "message"),
     [
         ("needs", "the function needs a, b; give a=VALUE&b=VALUE behind a question mark"),
-        ("needs?a=1&c=2", "the function needs b; give b=VALUE behind a question mark"),
-        ("needs?a=1&b=2&c=2", "the function has no argument 'c'; it has a, b"),
+        ("needs?a=1&c=2.5", "the function needs b; give b=VALUE behind a question mark"),
+        ("needs?a=1&b=2&d=2", "the function has no argument 'd'; it has a, b, c"),
         ("needs?a", "'a' must be NAME=VALUE, once for each argument"),
         ("fails", "the function raised KeyError: 'wanted'"),
         ("leaves", "the function raised SystemExit: 3"),

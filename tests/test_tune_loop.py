@@ -83,6 +83,19 @@ def test_lessons_that_predict_the_final_contest_better_are_remembered(
     assert len(machine.records()) == 1
 
 
+def test_a_machine_that_is_as_its_costs_say_teaches_nothing(
+    towers: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Pieces are their ops and their dispatch, to the last of it."""
+    made_up_machine.use(monkeypatch, lambda request, number: 1.0)
+    tuned = tune(towers)
+    pieces = [piece for run in tuned.record.runs for piece in run.pieces]
+    assert pieces
+    for piece in pieces:
+        assert sum(s.seconds for s in piece.shares) == pytest.approx(piece.measured_s)
+        assert [s.seconds > 0 for s in piece.shares if not s.op_type] == [True]
+
+
 @pytest.mark.parametrize("noisy", [False, True])
 def test_lessons_of_a_load_that_is_gone_or_of_noise_are_not_remembered(
     noisy: bool, towers: str, monkeypatch: pytest.MonkeyPatch

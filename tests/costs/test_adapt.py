@@ -132,6 +132,30 @@ def test_a_slow_type_of_ops_is_no_outlier_even_if_one_piece_alone_has_it(count: 
     assert learned > np.log(2.5)
 
 
+def test_pieces_that_are_shorter_than_the_clock_tells_say_little() -> None:
+    """Half a microsecond that is measured as one and a half is no slower op."""
+    long = Piece("core0", "cpu-core", (Share("A", 4, "A", 1e-3),), 1e-3, False)
+    short = Piece("core0", "cpu-core", (Share("A", 4, "A", 5e-7),), 1.5e-6, False)
+    found = adapt([Run("m", (long,) * 3 + (short,) * 3)])
+    assert found.outliers == ()
+    assert log_predicted(found, long)[0] == pytest.approx(np.log(1e-3), abs=0.02)
+
+
+@pytest.mark.parametrize("count", [3, 40])
+def test_many_observations_are_condensed_and_say_the_same(count: int) -> None:
+    """By hand: variance S of all effects together, seen n times with noise s, is
+    S / (1 + n S / s^2). Kept are at most as many rows as there are effects."""
+    once = Piece("core0", "cpu-core", (Share("A", 4, "A", 1e-1),), 1.2e-1, False)
+    found = adapt([Run("m", (once,) * count)])
+    prior, noise = float(found.variance.sum()), found.noise**2
+    left = prior / (1.0 + count * prior / noise)
+    assert log_predicted(found, once)[1] == pytest.approx(np.sqrt(left + noise), rel=1e-4)
+    assert len(found.gain) == min(count, len(found.names))
+    assert log_predicted(found, once)[0] == pytest.approx(
+        np.log(1e-1) + np.log(1.2) * (1.0 - left / prior), abs=1e-3
+    )
+
+
 def test_the_spread_of_a_noisy_machine_is_no_outlier() -> None:
     """Deviations are counted in those of most pieces, not in a fixed share."""
     machine, rng = a_machine(2), np.random.default_rng(2)

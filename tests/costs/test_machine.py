@@ -13,6 +13,7 @@ from gdp.costs import machine
 from gdp.costs.adapt import Piece, Run, Share, op_keys
 from gdp.costs.default import resolve_costs
 from gdp.costs.profile import ProfileError
+from gdp.graph.op_graph import make_graph
 
 MODEL, CLUSTER = "onnx:light_squeezenet", "2xcpu-core"
 
@@ -121,3 +122,14 @@ def test_the_runtime_is_told_from_the_ops() -> None:
     small = replace(graph, op_types=tuple(t if io else t.lower() for t, io in zip(
         graph.op_types, np.asarray(graph.is_io), strict=True)))  # fmt: skip
     assert machine.runtime_of(small) == "torch"
+
+
+def test_the_runtime_is_that_of_most_ops_not_of_one() -> None:
+    """A single op with a name as of ONNX makes no ONNX model, nor one of torch a module."""
+    names, links = ["in", "a", "b", "c"], [(0, 8), (1, 8), (2, 8)]
+    uses = [(0, 1), (1, 2), (2, 3)]
+    for types, runtime in (
+        (["Input", "mm", "add", "Relu"], "torch"),
+        (["Input", "MatMul", "Add", "relu"], "onnxruntime"),
+    ):
+        assert machine.runtime_of(make_graph("g", names, types, links, uses)) == runtime

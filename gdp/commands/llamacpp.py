@@ -224,7 +224,10 @@ def _llama_blocks(
     if cluster.devices[cluster.host].is_unified:  # a processor of its own, in the same memory
         cpus = [cluster.host]
     if not cpus:
-        raise PlacementError(f"llama.cpp needs a CPU; cluster {cluster.name!r} has none")
+        raise PlacementError(
+            f"llama.cpp needs a CPU; cluster {cluster.name!r} has none: add one, or say `unified = "
+            "true` of a GPU that shares its processor's memory"
+        )
     cpu = cluster.host if cluster.host in cpus else cpus[0]
     pieces = [slots.embedding, *slots.layers, *slots.experts]
     piece = np.full(graph.num_ops, len(pieces))

@@ -23,7 +23,7 @@ from gdp.commands.registry import PLANNING_TARGETS
 from gdp.constraints import Constraints
 from gdp.costs.base import CostModel
 from gdp.costs.offload import resident
-from gdp.errors import ArgumentError, of_kind
+from gdp.errors import ArgumentError, PlacementError, of_kind
 from gdp.exporters.vllm import TENSOR_PARALLEL_FLAG, tensor_parallel
 from gdp.files.writing import storable
 from gdp.graph.generation import longest_of_model, request_of
@@ -321,12 +321,14 @@ def _planners(
 ) -> dict[str, Planner]:
     """Programs of planning targets whose plans a free search knows, too, to be never behind."""
     from gdp.commands.llamacpp import candidate_placements
+    from gdp.exporters.llamacpp import slots_of
 
-    if (
-        constraints.together
-        or constraints.whole
-        or placing.get("objective", "latency") != "latency"
-    ):
+    kept_whole = constraints.together or constraints.whole
+    if kept_whole or placing.get("objective", "latency") != "latency":
+        return {}
+    try:
+        slots_of(graph)
+    except PlacementError:  # no row of blocks that llama.cpp knows: nothing to tell of it
         return {}
     return {
         "llamacpp": partial(candidate_placements, graph, cluster, placing.get("costs"), constraints)

@@ -293,6 +293,15 @@ def test_experts_on_another_gpu_than_their_block_are_refused() -> None:
     assert len(flags.override_tensor) == 1
 
 
+def test_a_machine_without_a_processor_is_told_of_unified_memory(tmp_path: Path) -> None:
+    graph = load(f"{write_gguf(tmp_path / 'm.gguf', layers=2)}?decode&sequence=64")
+    gpu = Device("pc", "gfx1151", {"default": 1e12}, 1e11, 64 * MIB)
+    with pytest.raises(PlacementError, match=r"needs a CPU; .* has none: .* `unified = true`"):
+        plan_llamacpp(graph, make_cluster("pc", [gpu]))
+    found = plan_llamacpp(graph, make_cluster("pc", [replace(gpu, unified=True)])).result
+    assert found.score.feasible
+
+
 def test_demands_are_kept_or_refused(tmp_path: Path) -> None:
     graph, cluster = load(write_gguf(tmp_path / "m.gguf")), box(64 * MIB)
     kept = plan_llamacpp(

@@ -156,3 +156,10 @@ def test_a_target_replicates_if_its_export_does() -> None:
     assert {name: row.replicates for name, row in PLANNING_TARGETS.items()} == {
         name: EXPORTERS[name].replicates for name in PLANNING_TARGETS
     }
+
+
+def test_a_model_that_llama_cpp_does_not_know_has_no_row_of_it() -> None:
+    placed = place_for(None, row(), machine(), costs=HALVES, search=SEARCH)
+    methods = [candidate.method for candidate in placed.result.candidates]
+    assert "single" in methods
+    assert "llamacpp" not in methods

@@ -86,7 +86,7 @@ def _support_vectors(view: NodeView) -> Number:
 def _trees(view: NodeView) -> Number:
     """A comparison for each level of every tree, taken as balanced; a sum over trees."""
     if roots := view.attribute("tree_roots"):
-        nodes = len(view.attribute("nodes_splits") or ()) or len(view.attribute("nodes_modes", ()))
+        nodes = len(view.attribute("nodes_featureids") or ())
         sizes = [nodes / len(roots)] * len(roots)
     else:
         sizes = list(Counter(view.attribute("nodes_treeids") or ()).values())

@@ -55,6 +55,8 @@ class CacheGrowth(NamedTuple):
     longest: int = 0  # tokens that the model was made for; 0 where nothing says it
 
 
+_NAMED = ", context "
+"""Between the name of a graph and the context that its caches are reserved for."""
 _TOKENS, _LONGEST = "cache_tokens", "longest_context"
 """Attributes of the op that takes the next token: those of a `CacheGrowth`."""
 
@@ -236,9 +238,6 @@ def with_context(graph: OpGraph, tokens: int) -> OpGraph:
         graph, name=f"{graph.name.partition(_NAMED)[0]}{_NAMED}{tokens}", cache_bytes=cache,
         weight_bytes=graph.weight_bytes - graph.cache_bytes + cache, detail=tuple(detail),
     )  # fmt: skip
-
-
-_NAMED = ", context "
 
 
 def _cache_bytes(graph: OpGraph, tokens: int) -> Int[np.ndarray, "N"]:

@@ -19,7 +19,7 @@ LEAST_GAIN = 0.01
 
 DRAWS = 3
 """Of costs from the posterior, where the likeliest ones lead to a placement that was measured."""
-MOST_ROUNDS = 1000
+SEED_STRIDE = 1000
 """Distance of the seeds of one round's draws."""
 
 UNMEASURABLE = (PlacementError, MeasurementError, ModelError)
@@ -141,7 +141,7 @@ def _next(
         if planned.key not in measured:
             return planned
     for draw in range(DRAWS):
-        drawn = adaptation.sampled(seed + number + draw * MOST_ROUNDS)
+        drawn = adaptation.sampled(seed + number + draw * SEED_STRIDE)
         planned = place(drawn, best, seed + number)
         if planned.key not in measured:
             return planned

@@ -17,12 +17,12 @@ import click
 
 import gdp
 from benchmarks.tables import head, line
-from gdp.api import place
 from gdp.bounds.best import all_bounds
 from gdp.cluster.types import Cluster
 from gdp.costs.base import roofline
 from gdp.methods.base import Search
 from gdp.prepare import prepare_problem
+from gdp.solve import place
 
 MODELS = (
     "bvlc_alexnet", "densenet121", "inception_v1", "inception_v2", "resnet50", "shufflenet",

@@ -33,15 +33,15 @@ from typing import Any
 import click
 
 from benchmarks.tables import between, head, line
-from gdp import api
+from gdp import solve
+from gdp.api.place import place_for
+from gdp.api.run import Executor, export, run
 from gdp.cluster.presets import cluster_preset
-from gdp.commands.execute import Executor, export, run
-from gdp.commands.placing import place_for
 from gdp.constraints import Constraints
+from gdp.measure.measuring import Measuring
+from gdp.measure.report import advice
 from gdp.methods.base import Search
 from gdp.models import load, traced_model
-from gdp.runtime.measure import Measuring
-from gdp.runtime.report import advice
 
 FLAG = "--xla_force_host_platform_device_count=2"
 BOX = "2xcpu-core"
@@ -81,7 +81,7 @@ def light(seconds: float, search_seconds: float, simplicity: str, models: str) -
         )  # fmt: skip
         for name, replicas in itertools.product(models.split(","), (True, False)):
             graph = load(spec(name))
-            result = api.place(
+            result = solve.place(
                 graph, cluster, objective="throughput", constraints=Constraints(replicas=replicas),
                 search=Search(seconds=search_seconds, simplicity=percent / 100),
             )  # fmt: skip
@@ -200,9 +200,9 @@ def accelerate_rows(options: Options) -> Iterable[Row]:
 
     from benchmarks.offloaded import Machine, dispatched, equal, measured
     from gdp.cluster.presets import device_preset
-    from gdp.commands.accelerate import kept_modules, plan_accelerate
     from gdp.costs.base import roofline
-    from gdp.exporters.accelerate import device_map
+    from gdp.targets.accelerate.device_map import device_map
+    from gdp.targets.accelerate.plan import kept_modules, plan_accelerate
 
     with tempfile.TemporaryDirectory() as scratch:
         host, card = (replace(device_preset(n), name=n) for n in ("cpu-server", "rtx4090"))

@@ -23,13 +23,13 @@ import click
 
 import gdp
 from benchmarks.tables import head
+from gdp.api.fit import generation_answer
+from gdp.api.place import memory_for, place_for
 from gdp.cluster.presets import cluster_preset
-from gdp.commands.accelerate import PlannedPlacement, torch_module
-from gdp.commands.generation import generation_answer
-from gdp.commands.placing import memory_for, place_for
 from gdp.errors import GdpError, InfeasibleError
-from gdp.exporters.accelerate import device_map
 from gdp.graph.op_graph import OpGraph
+from gdp.targets.accelerate.device_map import device_map
+from gdp.targets.accelerate.plan import PlannedPlacement, torch_module
 
 PROMPT, NEW = 2048, 256
 BOXES = "cpu+rtx3060,cpu+rtx4090,cpu+rtx4090+t4,cpu+2xrtx3090"

@@ -26,16 +26,18 @@ from jaxtyping import Float, Int
 import gdp
 from benchmarks.tables import between, geomean, head, line
 from benchmarks.tune import spinning
-from gdp import api
+from gdp import solve
+from gdp.api.fit import generation_answer
 from gdp.cluster.presets import device_preset
 from gdp.cluster.types import Cluster, make_cluster
-from gdp.commands.generation import generation_answer
 from gdp.costs.base import CostModel
-from gdp.exporters.llamacpp import Slots, flags_of, slots_of
 from gdp.graph.op_graph import OpGraph
 from gdp.importers.gguf_header import import_gguf
+from gdp.measure.measuring import Measured, Measuring, measure
+from gdp.measure.statistics import MIN_BLOCKS, Estimate, estimate
 from gdp.placement import Placement, make_placement
-from gdp.runtime.llamacpp.run import (
+from gdp.targets.llamacpp.flags import Slots, flags_of, slots_of
+from gdp.targets.llamacpp.run import (
     RPC_KIND,
     LlamaContender,
     Tokens,
@@ -43,8 +45,6 @@ from gdp.runtime.llamacpp.run import (
     cores_of,
     default_arguments,
 )
-from gdp.runtime.measure import Measured, Measuring, measure
-from gdp.runtime.statistics import MIN_BLOCKS, Estimate, estimate
 
 VOCABULARY = 8192
 DRAWN_ROWS = 256
@@ -237,7 +237,7 @@ class Bench:
 
     def predicted(self, placement: Placement) -> tuple[float, float]:
         """Tokens per second of the prompt and of decoding."""
-        score = api.simulate(self.graph, placement, self.cluster, costs=self.costs)
+        score = solve.simulate(self.graph, placement, self.cluster, costs=self.costs)
         answer = generation_answer(self.graph, placement, self.cluster, score, costs=self.costs)
         assert answer is not None
         return PROMPT / answer.first_token_s, answer.tokens_per_s

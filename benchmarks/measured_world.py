@@ -40,11 +40,11 @@ import numpy as np
 
 import gdp
 from benchmarks.tables import head
+from gdp.api.fit import generation_answer
+from gdp.api.place import model_for
 from gdp.cluster.file import load_cluster
 from gdp.cluster.reserve import for_runtime
 from gdp.cluster.types import Cluster
-from gdp.commands.generation import generation_answer
-from gdp.commands.placing import model_for
 from gdp.errors import InfeasibleError
 from gdp.models import Generation, load
 from gdp.placement import make_placement

@@ -12,25 +12,25 @@ from typing import Any
 
 import numpy as np
 
-from gdp import api
+from gdp import solve
 from gdp.cluster.types import Cluster, Device, make_cluster
-from gdp.commands.accelerate import (
+from gdp.constraints import Constraints
+from gdp.costs.base import CostModel
+from gdp.costs.offload import Streamed
+from gdp.importers.pytorch.model import TorchModel
+from gdp.measure.plan import Prediction, make_plan
+from gdp.measure.statistics import estimate
+from gdp.methods.base import Search
+from gdp.placement import make_placement
+from gdp.prepare import prepare_placement
+from gdp.targets.accelerate.device_map import device_map
+from gdp.targets.accelerate.plan import (
     balanced_map,
     cluster_with_offload,
     kept_modules,
     plan_accelerate,
     streamed_bytes,
 )
-from gdp.constraints import Constraints
-from gdp.costs.base import CostModel
-from gdp.costs.offload import Streamed
-from gdp.exporters.accelerate import device_map
-from gdp.importers.pytorch.model import TorchModel
-from gdp.methods.base import Search
-from gdp.placement import make_placement
-from gdp.prepare import prepare_placement
-from gdp.runtime.plan import Prediction, make_plan
-from gdp.runtime.statistics import estimate
 
 ROUNDS, MAX_RUNS = 7, 36
 WARM_UPS = 2
@@ -150,7 +150,7 @@ def _alone(model: TorchModel, machine: Machine, costs: CostModel, limit: int) ->
     """The whole module on the accelerator."""
     graph, box = model.trace().graph, machine.box()
     device = np.where(graph.is_io, box.host, 1)
-    score = api.simulate(graph, make_placement(graph, box, device), box, costs=costs)
+    score = solve.simulate(graph, make_placement(graph, box, device), box, costs=costs)
     module = model.module.to(machine.device)
     return (lambda: module(**_on(machine.device, model.kwargs))[0]), score.latency_s
 
@@ -161,12 +161,12 @@ def _by_ops(model: TorchModel, machine: Machine, costs: CostModel, limit: int) -
 
     import torch
 
-    from gdp.runtime.pytorch.program import SegmentedTorchProgram, Workers, output_nodes, pieces
-    from gdp.runtime.pytorch.run import values
+    from gdp.targets.torch.program import SegmentedTorchProgram, Workers, output_nodes, pieces
+    from gdp.targets.torch.run import values
 
     recorded, box = model.record(), machine.box(limit)
     search = Search(seed=0, seconds=None, evaluations=400)
-    found = api.place(recorded.graph, box, costs=costs, search=search)
+    found = solve.place(recorded.graph, box, costs=costs, search=search)
     prepared, device, _ = prepare_placement(recorded.graph, found.placement, box, costs=costs)
     plan = make_plan(Prediction(prepared.problem, device, prepared.group_of), "latency")
     devices = [torch.device("cpu"), machine.device]
@@ -197,7 +197,7 @@ def _by_accelerate(model: TorchModel, machine: Machine, costs: CostModel, limit:
     streams = cluster_with_offload(box, "cpu", streamed_bytes(graph, constraints))
     found = dict(balanced_map(model.module, graph, box) or {})
     placement = make_placement(graph, streams, found)
-    score = api.simulate(graph, placement, streams, costs=Streamed(costs))
+    score = solve.simulate(graph, placement, streams, costs=Streamed(costs))
     return dispatched(model, machine, found), score.latency_s
 
 

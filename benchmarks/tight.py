@@ -120,8 +120,8 @@ def row(problem: Problem, evaluations: int) -> dict[str, Any]:
 def main(objective: str, over: float, evaluations: int, models: str, clusters: str) -> None:
     """Print a row for each model and cluster, and geometric means."""
     import gdp
-    from gdp.api import prepare_problem
     from gdp.costs.base import roofline
+    from gdp.solve import prepare_problem
 
     timed = " | ".join(f"{name} ms (CPU s)" for name in ("search", "long", "auto"))
     click.echo(head(f"model | cluster | MB | {timed} | auto / long | bound / auto", left=2))

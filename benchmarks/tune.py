@@ -45,12 +45,12 @@ from gdp.costs.adapt import (
 from gdp.costs.base import roofline
 from gdp.learn.instances import Instance, make
 from gdp.learn.tuning import Measurement, Planned, tuning_loop
+from gdp.measure.statistics import Estimate
 from gdp.methods.base import Assignment, Search
 from gdp.methods.portfolio import auto
 from gdp.methods.search.local_search import local_search
 from gdp.problem.problem import Problem
 from gdp.problem.ticks import in_ticks
-from gdp.runtime.statistics import Estimate
 from gdp.sim.score import score
 from gdp.sim.segments import segments
 

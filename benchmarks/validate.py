@@ -25,7 +25,7 @@ import click
 import numpy as np
 from jaxtyping import Float, Int
 
-from gdp import api
+from gdp import solve
 from gdp.cluster.types import Cluster
 from gdp.constraints import Constraints
 from gdp.costs.base import CostModel, roofline
@@ -34,17 +34,17 @@ from gdp.costs.learned import LearnedCosts
 from gdp.errors import GdpError
 from gdp.graph.fuse import fuse, group_seconds
 from gdp.graph.op_graph import OpGraph
+from gdp.measure.measuring import Measuring
+from gdp.measure.measuring import measure as measure_contenders
+from gdp.measure.plan import Prediction
 from gdp.methods.base import Search
 from gdp.models import load
 from gdp.problem.problem import make_problem
-from gdp.runtime.measure import Measuring
-from gdp.runtime.measure import measure as measure_contenders
-from gdp.runtime.ort.pipeline import SideBySide
-from gdp.runtime.ort.run import CutPlan, cut_plan, prepare
-from gdp.runtime.ort.sessions import core_of_device
-from gdp.runtime.ort.source import Source, load_source, randomised
-from gdp.runtime.plan import Prediction
 from gdp.sim.segments import segment_values, segments
+from gdp.targets.onnxruntime.pipeline import SideBySide
+from gdp.targets.onnxruntime.run import CutPlan, cut_plan, prepare
+from gdp.targets.onnxruntime.sessions import core_of_device
+from gdp.targets.onnxruntime.source import Source, load_source, randomised
 
 LOG = logging.getLogger(__name__)
 MODELS = {
@@ -75,7 +75,7 @@ def placements(
     for method in METHODS:
         for objective in ("latency", "throughput"):
             try:
-                result = api.place(
+                result = solve.place(
                     graph, cluster, objective=objective, method=method, costs=costs,
                     search=Search(seed=seed, seconds=1.0), constraints=Constraints(replicas=False),
                 )  # fmt: skip

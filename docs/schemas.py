@@ -10,8 +10,8 @@ def formats() -> dict[str, type[msgspec.Struct]]:
     from gdp import constraints, placement
     from gdp.cluster.file import ClusterEntry
     from gdp.costs import machine, profile
-    from gdp.exporters.onnxruntime import OnnxRuntimeManifest
     from gdp.graph import file as graph_file
+    from gdp.targets.onnxruntime.export import OnnxRuntimeManifest
 
     return {
         "placement": placement._File,  # noqa: SLF001

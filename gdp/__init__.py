@@ -11,20 +11,18 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from gdp.api import compare as compare
-    from gdp.api import simulate as simulate
+    from gdp.api.explain import explain as explain
+    from gdp.api.finetune import finetune as finetune
+    from gdp.api.on_devices import on_devices as on_devices
+    from gdp.api.place import place as place
+    from gdp.api.report import report as report
+    from gdp.api.run import export as export
+    from gdp.api.run import run as run
+    from gdp.api.tune import tune as tune
     from gdp.cluster.types import Cluster as Cluster
     from gdp.cluster.types import Device as Device
     from gdp.cluster.types import Link as Link
     from gdp.cluster.types import make_cluster as make_cluster
-    from gdp.commands.dispatch import on_devices as on_devices
-    from gdp.commands.execute import export as export
-    from gdp.commands.execute import run as run
-    from gdp.commands.explanation import explain as explain
-    from gdp.commands.finetuning import finetune as finetune
-    from gdp.commands.placing import place as place
-    from gdp.commands.reporting import report as report
-    from gdp.commands.tuning import tune as tune
     from gdp.constraints import Constraints as Constraints
     from gdp.constraints import Pin as Pin
     from gdp.errors import ArgumentError as ArgumentError
@@ -36,6 +34,7 @@ if TYPE_CHECKING:
     from gdp.graph.op_graph import OpGraph as OpGraph
     from gdp.importers.jax.trace import trace as trace
     from gdp.importers.pytorch.model import trace_torch as trace_torch
+    from gdp.measure.measuring import Measuring as Measuring
     from gdp.methods.base import Search as Search
     from gdp.models import Generation as Generation
     from gdp.models import load as load
@@ -45,7 +44,8 @@ if TYPE_CHECKING:
     from gdp.placement import save_placement as save_placement
     from gdp.problem.problem import Problem as Problem
     from gdp.result import Result as Result
-    from gdp.runtime.measure import Measuring as Measuring
+    from gdp.solve import compare as compare
+    from gdp.solve import simulate as simulate
 
     __version__: str
 
@@ -59,7 +59,7 @@ _WHERE = {
     "Generation": "gdp.models",
     "InfeasibleError": "gdp.errors",
     "Link": "gdp.cluster.types",
-    "Measuring": "gdp.runtime.measure",
+    "Measuring": "gdp.measure.measuring",
     "ModelError": "gdp.errors",
     "OpGraph": "gdp.graph.op_graph",
     "Pin": "gdp.constraints",
@@ -68,23 +68,23 @@ _WHERE = {
     "Problem": "gdp.problem.problem",
     "Result": "gdp.result",
     "Search": "gdp.methods.base",
-    "compare": "gdp.api",
-    "explain": "gdp.commands.explanation",
-    "export": "gdp.commands.execute",
-    "finetune": "gdp.commands.finetuning",
+    "compare": "gdp.solve",
+    "explain": "gdp.api.explain",
+    "export": "gdp.api.run",
+    "finetune": "gdp.api.finetune",
     "load": "gdp.models",
     "load_placement": "gdp.placement",
     "make_cluster": "gdp.cluster.types",
     "make_placement": "gdp.placement",
-    "on_devices": "gdp.commands.dispatch",
-    "place": "gdp.commands.placing",
-    "report": "gdp.commands.reporting",
-    "run": "gdp.commands.execute",
+    "on_devices": "gdp.api.on_devices",
+    "place": "gdp.api.place",
+    "report": "gdp.api.report",
+    "run": "gdp.api.run",
     "save_placement": "gdp.placement",
-    "simulate": "gdp.api",
+    "simulate": "gdp.solve",
     "trace": "gdp.importers.jax.trace",
     "trace_torch": "gdp.importers.pytorch.model",
-    "tune": "gdp.commands.tuning",
+    "tune": "gdp.api.tune",
 }
 __all__ = sorted(_WHERE)
 

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 from gdp.cluster.types import Cluster, Device, make_cluster
-from gdp.exporters.llamacpp import slots_of
 from gdp.graph.op_graph import OpGraph
 from gdp.placement import Placement, make_placement
+from gdp.targets.llamacpp.flags import slots_of
 
 MIB = 1 << 20
 WIDTH, INNER, VOCABULARY, HEADS, KEY_HEADS = 256, 512, 1024, 4, 2

@@ -6,17 +6,17 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from gdp.commands.registry import RUNTIMES
 from gdp.costs.default import SHIPPED
 from gdp.graph.groups import first_members
+from gdp.measure.compare import Comparison
+from gdp.measure.plan import Prediction, make_plan
+from gdp.measure.report import DEFAULT, PLACED, SINGLE, Row, RunReport, SegmentTime
+from gdp.measure.request import RunRequest
 from gdp.placement import make_placement
 from gdp.prepare import prepare_placement
-from gdp.runtime.compare import Comparison
-from gdp.runtime.plan import Prediction, make_plan
-from gdp.runtime.report import DEFAULT, PLACED, SINGLE, Row, RunReport, SegmentTime
-from gdp.runtime.request import RunRequest
 from gdp.sim.score import score
 from gdp.sim.segments import segment_problem
+from gdp.targets.table import RUNTIMES
 
 Slowness = Callable[[RunRequest, int], float]
 """Factor on the shipped costs in a request, the so-manieth; it may raise instead."""

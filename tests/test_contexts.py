@@ -8,14 +8,14 @@ import pytest
 from click.testing import CliRunner
 
 import gdp
-from gdp import api
+from gdp import solve
+from gdp.api.fit import fit
 from gdp.cli.main import cli
-from gdp.commands.contexts import STEP, longest_of_plan
-from gdp.commands.generation import fit
 from gdp.costs.base import roofline
 from gdp.errors import ModelError
 from gdp.graph.generation import request_of, with_context
 from gdp.models import Generation, load
+from gdp.targets.contexts import STEP, longest_of_plan
 from tests.gguf_models import KEY_HEADS, WIDTH, box, sayable, write_gguf
 
 TOKEN_BYTES = 2 * 2 * KEY_HEADS * (WIDTH // 4)  # keys and values of a block, in F16
@@ -38,7 +38,9 @@ def test_no_plan_of_flags_has_a_longer_context(seed: int, model: str) -> None:
     weights = int((graph.weight_bytes - graph.cache_bytes).sum())
     sizes = (weights * rng.uniform(0.5, 1.2, 3) + TOKEN_BYTES * rng.integers(0, 5000, 3)).tolist()
     cluster = box(*map(int, sizes[:2]), cpu_bytes=int(sizes[2]))
-    scored = ((p, api.simulate(graph, p, cluster, costs=roofline)) for p in sayable(graph, cluster))
+    scored = (
+        (p, solve.simulate(graph, p, cluster, costs=roofline)) for p in sayable(graph, cluster)
+    )
     each = [longest_of_plan(graph, p, cluster, score, "latency") for p, score in scored]
     best = max(tokens for tokens in each if tokens is not None)
     assert 20 < best < LONGEST
@@ -57,14 +59,14 @@ def test_a_plan_has_room_for_so_many_tokens_and_no_more(model: str) -> None:
     graph = load(Generation(model, prompt=16, new=4))
     cluster = box(int(graph.weight_bytes.sum()) + 300 * TOKEN_BYTES + (1 << 20))
     plan = gdp.make_placement(graph, cluster, np.where(graph.is_io, cluster.host, 1))
-    score = api.simulate(graph, plan, cluster, costs=roofline)
+    score = solve.simulate(graph, plan, cluster, costs=roofline)
     tokens = longest_of_plan(graph, plan, cluster, score, "latency")
     free = int(cluster.memory_bytes[1] - score.peak_bytes[1])
     assert tokens == (20 + free // (2 * TOKEN_BYTES)) // STEP * STEP > 256
     for context, fits in ((tokens, True), (tokens + STEP, False)):
         reserved = with_context(graph, context)
         again = gdp.make_placement(reserved, cluster, plan.device)
-        assert api.simulate(reserved, again, cluster, costs=roofline).feasible == fits
+        assert solve.simulate(reserved, again, cluster, costs=roofline).feasible == fits
 
 
 def test_a_context_is_placed_told_and_exported(model: str, tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from click.testing import CliRunner
 
-from gdp.commands.corpus import compact
+from gdp.api.corpus import compact
 from gdp.files.writing import TargetError
 from gdp.graph.file import load_graph
 from gdp.graph.op_graph import INPUT, OUTPUT

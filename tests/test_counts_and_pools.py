@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from tiny import cpu, plain_graph
 
-from gdp import api
+from gdp import solve
 from gdp.cli.text import cluster_json, cluster_text, memory_in_all, result_text
 from gdp.cluster.detect import local_cluster
 from gdp.cluster.file import read_cluster, with_max_memory, write_cluster
@@ -35,8 +35,10 @@ def chain() -> OpGraph:
 
 def test_terminal_json_and_page_count_the_same() -> None:
     graph, cluster = chain(), make_cluster("two", [cpu("a"), cpu("b")])
-    result = api.place(graph, cluster, costs=roofline, search=Search(seconds=None, evaluations=50))
-    view = api.view_of(graph, result.placement, cluster, costs=roofline)
+    result = solve.place(
+        graph, cluster, costs=roofline, search=Search(seconds=None, evaluations=50)
+    )
+    view = solve.view_of(graph, result.placement, cluster, costs=roofline)
     ops, kernels = view.counts()
     assert result.counts == (tuple(ops), tuple(kernels))
     assert (sum(ops), sum(kernels)) == (4, 2)
@@ -44,7 +46,7 @@ def test_terminal_json_and_page_count_the_same() -> None:
     assert sum(plain["devices"].values()) == 4
     assert sum(plain["kernels"].values()) == 2
     assert "plain: 4 ops, run as 2 kernels, on two" in result_text(graph, cluster, result)
-    again = api.evaluated(graph, result.placement, cluster, costs=roofline)
+    again = solve.evaluated(graph, result.placement, cluster, costs=roofline)
     assert again.counts == result.counts
 
 
@@ -69,14 +71,14 @@ def test_methods_see_the_shared_memory() -> None:
     cores = [cpu(f"c{i}", memory_bytes=11, memory_pool="ram") for i in range(2)]
     cluster = make_cluster("box", cores)
     with pytest.raises(InfeasibleError, match=r"weights need 12 B, c0, c1 hold 11 B: 1 B missing"):
-        api.place(graph, cluster, costs=roofline, method="blocks")
+        solve.place(graph, cluster, costs=roofline, method="blocks")
     divided = with_max_memory(cluster, {"c0": 11, "c1": 6})
     assert [d.memory_pool for d in divided.devices] == ["", ""]
-    assert api.place(graph, divided, costs=roofline, method="blocks").score.feasible
+    assert solve.place(graph, divided, costs=roofline, method="blocks").score.feasible
     less = plain_graph(2, [(0, 1)], sizes=0, flop=[9.0] * 2, weight_bytes=[5] * 2)
     counted = Search(seconds=None, evaluations=50)
     for method in ("auto", "single", "pipeline_dp", "exact"):
-        found = api.place(
+        found = solve.place(
             less, cluster, objective="throughput", costs=roofline, method=method, search=counted
         )
         assert found.score.peak_bytes.sum() == 10
@@ -89,7 +91,7 @@ def test_a_placement_made_elsewhere_is_noted() -> None:
     from gdp.placement import make_placement
 
     placement = make_placement(graph, cluster, np.array([0, 1]))
-    assert api.evaluated(graph, placement, cluster, costs=roofline).notes == (
+    assert solve.evaluated(graph, placement, cluster, costs=roofline).notes == (
         "c0, c1 share 11 B of memory and would hold 12 B together",
     )
 

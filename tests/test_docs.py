@@ -48,7 +48,7 @@ def test_programs_and_files_that_a_page_names_exist(page: Path) -> None:
 
 
 def test_the_pages_list_every_export_format_and_planning_target() -> None:
-    from gdp.commands.registry import EXPORTERS, PLANNING_TARGETS
+    from gdp.targets.table import EXPORTERS, PLANNING_TARGETS
 
     readme = (TOP / "README.md").read_text()
     cell = re.search(r"^\| runtime \|.*\| (.*) \|$", readme, re.MULTILINE)

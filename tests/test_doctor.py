@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 
 from gdp import version
+from gdp.api import doctor
+from gdp.api.doctor import FAIL, NONE, OK, WARN, Check
 from gdp.cli.inform import doctor_text
-from gdp.commands import doctor
-from gdp.commands.doctor import FAIL, NONE, OK, WARN, Check
-from gdp.commands.registry import Runtime
+from gdp.targets.table import Runtime
 from gdp.version import install_command
 
 

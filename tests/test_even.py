@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 import gdp
+from gdp.api.report import report, trace
 from gdp.cluster.file import load_cluster, write_cluster
-from gdp.commands.reporting import report, trace
 from gdp.costs.base import roofline
 from gdp.graph.file import save_graph
 from gdp.graph.op_graph import INPUT, OUTPUT, make_graph

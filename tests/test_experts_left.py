@@ -9,7 +9,7 @@ import pytest
 pytest.importorskip("transformers", reason="transformers is not installed")
 
 import gdp
-from gdp.commands.generation import fit
+from gdp.api.fit import fit
 from gdp.errors import InfeasibleError
 from gdp.models import Generation, load
 from gdp.units import format_bytes

@@ -10,9 +10,9 @@ import pytest
 from click.testing import CliRunner
 
 import gdp
+from gdp.api.fit import FitRow, _carried, _Fitted, fit
+from gdp.api.place import plan_freely
 from gdp.cli.main import cli
-from gdp.commands.generation import FitRow, _carried, _Fitted, fit
-from gdp.commands.placing import plan_freely
 from gdp.costs.base import roofline
 from tests.gguf_models import write_gguf
 from tests.tiny import plain_graph
@@ -63,7 +63,7 @@ def test_a_row_takes_the_plan_of_another_that_is_better_for_it(
             options["constraints"] = pins
         return plan_freely(graph, cluster, **options)
 
-    monkeypatch.setattr("gdp.commands.generation.plan_freely", poor)
+    monkeypatch.setattr("gdp.api.fit.plan_freely", poor)
     once = gdp.Search(seconds=None, evaluations=20)
     two = gdp.Cluster.load("cpu+t4"), gdp.Cluster.load("cpu+2xt4-pcie3")
     first, second = fit(model, two[:1], prompts=[8, 64], new=4, search=once)

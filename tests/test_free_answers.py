@@ -7,14 +7,14 @@ import numpy as np
 import pytest
 
 import gdp
-from gdp import api
+from gdp import solve
 from gdp.cluster.types import Device, make_cluster
-from gdp.commands.registry import PLANNING_TARGETS
 from gdp.costs.base import roofline
 from gdp.errors import ArgumentError, InfeasibleError, ModelError, PlacementError
 from gdp.graph.fuse import class_parts, fuse
 from gdp.graph.op_graph import INPUT, OUTPUT, GraphBuilder, make_graph
 from gdp.models import Generation, load
+from gdp.targets.table import PLANNING_TARGETS
 from tests.gguf_models import MIB, box, sayable, write_gguf
 
 COUNTED = gdp.Search(seconds=None, evaluations=5, simplicity=0.0)
@@ -73,12 +73,12 @@ def test_a_free_answer_is_behind_no_target_and_its_bound_holds_for_all(
     require_best(free, restricted)
     assert {"accelerate", "llamacpp", "onnxruntime", "openvino"} <= restricted.keys()
     scores = [
-        api.simulate(graph, plan, cluster, costs=roofline) for plan in sayable(graph, cluster)
+        solve.simulate(graph, plan, cluster, costs=roofline) for plan in sayable(graph, cluster)
     ]
     least_s = min(score.value_s for score in scores if score.feasible)
     assert free.bound_s <= least_s * SAME
     assert restricted["llamacpp"].value_s >= least_s / SAME
-    simulated = api.simulate(graph, free.placement, cluster, costs=roofline)
+    simulated = solve.simulate(graph, free.placement, cluster, costs=roofline)
     assert simulated.value_s == pytest.approx(free.value_s, rel=1e-9)
 
 
@@ -118,7 +118,7 @@ def test_without_time_the_answer_is_blocks_and_not_one_device() -> None:
     fast = Device("fast", "gpu", {"default": 1.0}, 1e18, memory_bytes=(3 << 20) + 64)
     slow = Device("slow", "cpu", {"default": 0.1}, 1e18, memory_bytes=1 << 30)
     cluster = make_cluster("two", [slow, fast], default_bytes_per_s=1e18, default_latency_s=0.0)
-    result = api.place(graph, cluster, costs=roofline, search=gdp.Search(seconds=0.0))
+    result = solve.place(graph, cluster, costs=roofline, search=gdp.Search(seconds=0.0))
     assert result.value_s == pytest.approx(13.0, rel=1e-6)
     untried = [row.method for row in result.candidates if row.reason == "no time was left"]
     assert untried

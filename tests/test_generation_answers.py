@@ -9,8 +9,8 @@ from click.testing import CliRunner
 from tiny import unit_cluster
 
 import gdp
+from gdp.api import report as reporting
 from gdp.cli.main import cli
-from gdp.commands import reporting
 from gdp.costs.base import roofline
 from gdp.costs.offload import with_offload
 from gdp.graph.file import save_graph

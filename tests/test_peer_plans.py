@@ -11,14 +11,14 @@ import pytest
 from click.testing import CliRunner
 
 import gdp
+from gdp.api.place import place_for
 from gdp.cli.main import cli
 from gdp.cluster.presets import cluster_preset
-from gdp.commands.accelerate import balanced_map, compared
-from gdp.commands.llamacpp import FIT_MARGIN_BYTES, FitSizes, fit_plan
-from gdp.commands.placing import place_for
 from gdp.graph.op_graph import INPUT, OUTPUT, OpGraph, make_graph
 from gdp.methods.base import Search
 from gdp.sim.objectives import Score
+from gdp.targets.accelerate.plan import balanced_map, compared
+from gdp.targets.llamacpp.plan import FIT_MARGIN_BYTES, FitSizes, fit_plan
 
 BOX = cluster_preset("cpu+2xt4")
 

@@ -11,8 +11,8 @@ import pytest
 
 import gdp
 from gdp import clock, prepare
+from gdp.api.place import place_for
 from gdp.clock import Phases
-from gdp.commands.placing import place_for
 from gdp.costs.adapt import AdaptedCosts, Piece, Run, Share, adapt
 from gdp.costs.base import roofline
 from gdp.graph.op_graph import OpGraph, make_graph
@@ -122,9 +122,9 @@ def test_a_problem_is_prepared_once_where_costs_are_learned(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     made: list[object] = []
-    monkeypatch.setattr("gdp.api.prepare_problem", lambda *args, **kwargs: made.append(args) or
+    monkeypatch.setattr("gdp.solve.prepare_problem", lambda *args, **kwargs: made.append(args) or
                         prepare.prepare_problem(*args, **kwargs))  # fmt: skip
-    result = gdp.api.place(
+    result = gdp.solve.place(
         layers(), gdp.Cluster.load("2xcpu-core"), method="single", costs=learned(), search=ONCE
     )
     assert len(made) == 1

@@ -8,9 +8,9 @@ import pytest
 from golden.models import FILES
 
 import gdp
+from gdp.api import calibrate as calibration
 from gdp.cli.main import cli
 from gdp.cluster.detect import cpu_model
-from gdp.commands import calibration
 from gdp.costs import machine
 from gdp.costs.calibrate import ModelPrediction
 from gdp.costs.profile import (

@@ -9,10 +9,10 @@ import pytest
 from click.testing import CliRunner
 
 import gdp
+from gdp.api.run import Executor
 from gdp.cli.main import cli
 from gdp.cluster.file import load_cluster, with_max_memory, write_cluster
 from gdp.cluster.reserve import with_reserve
-from gdp.commands.execute import Executor
 from gdp.graph.file import save_graph
 from gdp.placement import digest_of
 from gdp.units import format_seconds

@@ -17,8 +17,8 @@ from gdp.cli.main import cli
 from gdp.learn.instances import random_graph
 from gdp.learn.metrics import METRICS, MetricsLog, read_metrics, validation_points
 from gdp.learn.recipe import RecipeError, parse_recipe
+from gdp.measure.measuring import Measuring
 from gdp.policy.policy import default_checkpoint, load_policy
-from gdp.runtime.measure import Measuring
 
 OPEN = """<ir_version: 9, opset_import: ["" : 18]> g (float[N, 8] x) => (float[N, 8] y)
     { a = MatMul (x, w)  b = Relu (a)  y = MatMul (b, w) }"""

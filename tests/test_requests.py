@@ -11,8 +11,8 @@ from click.testing import CliRunner
 pytest.importorskip("transformers", reason="transformers is not installed")
 
 import gdp
+from gdp.api.fit import generation_answer
 from gdp.cli.main import cli
-from gdp.commands.generation import generation_answer
 from gdp.models import load
 from tests.generating_configs import generating_config
 

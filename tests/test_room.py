@@ -2,10 +2,10 @@
 
 import pytest
 
+from gdp.api.place import memory_for
 from gdp.cluster.presets import cluster_preset, device_preset
 from gdp.cluster.reserve import for_runtime
 from gdp.cluster.types import Cluster, make_cluster
-from gdp.commands.placing import memory_for
 from gdp.constraints import Constraints, Pin
 from gdp.prepare import room_bytes
 

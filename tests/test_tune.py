@@ -8,13 +8,13 @@ import pytest
 from golden.models import FILES
 
 import gdp
-from gdp.commands.execute import Executor
+from gdp.api.run import Executor
 from gdp.costs import machine
 from gdp.costs.default import SHIPPED, resolve_costs
 from gdp.learn import tuning
 from gdp.learn.tuning import Verdict
+from gdp.measure.observe import observed_run
 from gdp.placement import make_placement
-from gdp.runtime.observe import observed_run
 
 CLUSTER = "2xcpu-core"
 SHORT = gdp.Measuring(seconds=0.5)
@@ -27,7 +27,7 @@ BETTER = Verdict(True, "predictions are 5% off as learned, 60% without", 0.6, 0.
 @pytest.fixture(autouse=True)
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("GDP_DATA_DIR", str(tmp_path / "data"))
-    monkeypatch.setattr("gdp.commands.tuning.ROUND_SECONDS", 0.3)
+    monkeypatch.setattr("gdp.api.tune.ROUND_SECONDS", 0.3)
     return tmp_path / "data" / "machine"
 
 
@@ -89,7 +89,7 @@ def test_the_command_writes_a_placement_costs_and_a_page_and_remembers(
     from gdp.cli.main import cli
 
     # Whether a busy machine teaches anything that is right is not for a test to say.
-    monkeypatch.setattr("gdp.commands.tuning.judge_lessons", lambda rows: BETTER)
+    monkeypatch.setattr("gdp.api.tune.judge_lessons", lambda rows: BETTER)
     out = {name: tmp_path / name for name in ("p.json", "costs.json", "page.html")}
     arguments = [
         "tune", towers, "--dim", "batch=64", "--cluster", CLUSTER, "--runs", "2",
@@ -135,7 +135,7 @@ def test_an_interrupted_loop_keeps_its_best(towers: str, monkeypatch: pytest.Mon
         yield next(tuning.tuning_loop(*arguments, **options))
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("gdp.commands.tuning.tuning_loop", interrupted)
+    monkeypatch.setattr("gdp.api.tune.tuning_loop", interrupted)
     tuned = gdp.tune(towers, CLUSTER, dims=["batch=64"], runs=3, search=QUICK, measuring=SHORT)
     assert tuned.report is None
     assert tuned.notes == ("interrupted: the best placement so far",)

@@ -15,14 +15,14 @@ from click.testing import CliRunner, Result
 from golden.models import FILES
 
 import gdp
+from gdp.api import tune as tuning
 from gdp.cli.main import cli
-from gdp.commands import tuning
 from gdp.costs import machine
 from gdp.costs.adapt import Piece, Run, Share, adapt
 from gdp.errors import MeasurementError, RefusedError
 from gdp.learn.tuning import Measurement, Planned, Trial
+from gdp.measure.request import RunRequest
 from gdp.placement import make_placement
-from gdp.runtime.request import RunRequest
 
 CLUSTER = "2xcpu-core"
 SHORT = gdp.Measuring(seconds=0.5)
@@ -46,7 +46,7 @@ def searches(monkeypatch: pytest.MonkeyPatch) -> list[gdp.Placement]:
         answers.append(make_placement(graph, cluster, late.astype(np.int64)))
         return SimpleNamespace(placement=answers[-1])
 
-    monkeypatch.setattr(tuning.api, "place", place)
+    monkeypatch.setattr(tuning.solve, "place", place)
     return answers
 
 
@@ -207,7 +207,7 @@ def test_without_a_final_contest_the_best_round_is_the_answer_and_nothing_is_kep
 
 def interrupt_search(monkeypatch: pytest.MonkeyPatch, which: int) -> None:
     """Let Ctrl-C come in a search, which catches it as searches do."""
-    place, begun = tuning.api.place, []
+    place, begun = tuning.solve.place, []
 
     def searched(*given: Any, **options: Any) -> Any:
         begun.append(given)
@@ -216,7 +216,7 @@ def interrupt_search(monkeypatch: pytest.MonkeyPatch, which: int) -> None:
                 signal.raise_signal(signal.SIGINT)
         return place(*given, **options)
 
-    monkeypatch.setattr(tuning.api, "place", searched)
+    monkeypatch.setattr(tuning.solve, "place", searched)
 
 
 def test_ctrl_c_in_a_search_ends_the_loop_with_the_best_so_far(

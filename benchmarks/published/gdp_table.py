@@ -33,7 +33,7 @@ from benchmarks.published.baselines.rows import (
 )
 from benchmarks.published.cases import Case, Row
 from benchmarks.published.summary import comparison
-from gdp import api
+from gdp import solve
 from gdp.cluster.types import Cluster
 from gdp.costs.base import roofline
 from gdp.graph.op_graph import OpGraph
@@ -90,7 +90,7 @@ LARGEST_NODES = 1300
 
 def rows_of(name: str, cluster: str) -> dict[str, tuple[Runner, bool]]:
     """Every row of a workload: how it is run, and whether it draws."""
-    table, family = api.methods(), WORKLOADS[name].family
+    table, family = solve.methods(), WORKLOADS[name].family
     learned = {row: (by_training(train), True) for row, train in LEARNED.items()}
     if name in BATCH:
         learned["GDP-batch"] = by_batch(name, cluster), True

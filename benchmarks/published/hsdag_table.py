@@ -28,7 +28,7 @@ from benchmarks.published.baselines.rows import (
 from benchmarks.published.cases import Case, Row
 from benchmarks.published.hsdag_graphs import MODELS, PUBLISHED, graph_of
 from benchmarks.published.summary import comparison
-from gdp import api
+from gdp import solve
 from gdp.cluster.types import Cluster
 from gdp.costs.base import roofline
 from gdp.graph.op_graph import OpGraph
@@ -54,7 +54,7 @@ UPDATES = 100
 
 def rows_of(model: str, cluster: str) -> dict[str, tuple[Runner, bool]]:
     """Every row: how it is run, and whether it draws."""
-    table = api.methods()
+    table = solve.methods()
     human = partial(expert, family=FAMILY.get(model, "convolutional"))
     return {
         "CPU only": (by_rule(lambda problem: only_on(problem, 0)), False),

@@ -13,7 +13,7 @@ from gdp.cli.show import show
 from gdp.errors import ClusterError
 
 if TYPE_CHECKING:
-    from gdp.commands.calibration import Remembered
+    from gdp.api.calibrate import Remembered
     from gdp.costs.profile import Overheads, Profile
 
 
@@ -114,14 +114,14 @@ def _measured(
     if kind == "jax":
         if not named:
             raise ValueError(f"--device {device} needs models: --quick is for cpu:CORE and jax:cpu")
-        from gdp.runtime.profile.jax import profile_functions
+        from gdp.targets.jax.profile import profile_functions
 
         functions = [(name, group, *_jax_function(model)) for name, group, model in named]
         return profile_functions(
             functions, index or "cpu", rounds=measuring.rounds, seconds=measuring.seconds
         )
     if kind == "torch":
-        from gdp.runtime.profile.pytorch import profile_modules
+        from gdp.targets.torch.profile import profile_modules
 
         if not named:
             raise ValueError(
@@ -132,7 +132,7 @@ def _measured(
             rounds=measuring.rounds, seconds=measuring.seconds, overheads=overheads,
         )  # fmt: skip
     if kind == "cpu" and (index or "0").isdigit():
-        from gdp.runtime.profile.ort import ProfileConfig, profile_models
+        from gdp.targets.onnxruntime.profile import ProfileConfig, profile_models
 
         config = ProfileConfig(core=int(index or 0), **asdict(measuring))
         if quick:
@@ -149,8 +149,8 @@ def _quick_jax(measuring: Rounds) -> "Profile":
     JAX reads the number of devices when it is first used.
     """
     os.environ.setdefault("XLA_FLAGS", "--xla_force_host_platform_device_count=2")
-    from gdp.runtime.profile.jax import quick_profile
-    from gdp.runtime.profile.small_models import small_models
+    from gdp.targets.jax.profile import quick_profile
+    from gdp.targets.jax.small_models import small_models
 
     return quick_profile(list(small_models()), measuring.rounds, min(measuring.seconds, 1.0))
 
@@ -230,7 +230,7 @@ def calibrate(
     Without -o nothing is fitted anew: what the profiles teach is remembered for this machine, as
     `gdp tune` remembers its runs.
     """
-    from gdp.commands.calibration import reference_device
+    from gdp.api.calibrate import reference_device
     from gdp.costs.calibrate import calibrate as fit_costs
     from gdp.costs.calibrate import report_text, write_plot
     from gdp.costs.cost_file import save_costs
@@ -264,7 +264,7 @@ def calibrate(
 def _rebase(base: str, profile: "Profile", output: str) -> None:
     """Adapt the costs of a folder, or the shipped ones, to a profile, and write them."""
     from gdp import checkpoint
-    from gdp.commands.calibration import reference_device, require_better
+    from gdp.api.calibrate import reference_device, require_better
     from gdp.costs.calibrate import evaluate, recharge, refit
     from gdp.costs.cost_file import load_costs, save_costs
     from gdp.costs.default import shipped_for
@@ -306,7 +306,7 @@ def _rebase(base: str, profile: "Profile", output: str) -> None:
 
 def _remembered(profile: "Profile") -> "Remembered":
     """Keep what a profile teaches of this machine."""
-    from gdp.commands.calibration import remember_profile
+    from gdp.api.calibrate import remember_profile
     from gdp.costs.profile import ProfileError
 
     try:

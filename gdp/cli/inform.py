@@ -35,9 +35,9 @@ def explain(
     what fills each device. Constraints are those that the model was placed with, which its file
     remembers.
     """
+    from gdp.api.explain import explain as explain_ops
+    from gdp.api.fit import generation_of
     from gdp.cli.text import generation_text
-    from gdp.commands.explanation import explain as explain_ops
-    from gdp.commands.generation import generation_of
 
     read, rules = options.read_placement(placement), constraints.read()
     if op is None and scope is None:
@@ -169,7 +169,7 @@ def doctor() -> None:
 
     Exits with 1 where something fails that gdp needs.
     """
-    from gdp.commands.doctor import examine
+    from gdp.api.doctor import examine
 
     checks = examine()
     show(checks, lambda: doctor_text(checks))

@@ -48,7 +48,7 @@ def build(
     families are held out. Run again on the same folder, it adds models and improves labels. It ends
     with the gdp pretrain command that trains on it.
     """
-    from gdp.commands.corpus import RECIPE, CorpusConfig, build_corpus
+    from gdp.api.corpus import RECIPE, CorpusConfig, build_corpus
 
     outputs.require(folder="corpus")
     folder = Path(outputs.paths["corpus"])
@@ -195,7 +195,7 @@ def finetune(
     by PPO, and the rest is a local search. `gdp tune` learns from runs of the model on this
     machine.
     """
-    from gdp.commands.finetuning import finetune as tune
+    from gdp.api.finetune import finetune as tune
     from gdp.learn.metrics import progress_bar
 
     output = outputs.paths["policy"]

@@ -12,7 +12,6 @@ import click
 from click.core import ParameterSource
 
 from gdp.cli.show import AS_JSON
-from gdp.commands.registry import PLANNING_TARGETS
 from gdp.errors import ArgumentError, GdpError
 from gdp.files.writing import (
     OverwritePolicy,
@@ -21,6 +20,7 @@ from gdp.files.writing import (
     check_folder_writable,
     is_stream,
 )
+from gdp.targets.table import PLANNING_TARGETS
 
 if TYPE_CHECKING:
     from gdp.cluster.types import Cluster

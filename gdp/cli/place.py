@@ -16,7 +16,7 @@ from gdp.terminal import printable_lines
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from gdp.commands.generation import FitRow
+    from gdp.api.fit import FitRow
     from gdp.result import Result
 
 
@@ -41,12 +41,12 @@ def place(
     outputs: options.Outputs,
 ) -> None:  # fmt: skip
     """Place a model on a cluster."""
-    from gdp import api
+    from gdp import solve
+    from gdp.api import report as reporting
+    from gdp.api.fit import generation_answer
+    from gdp.api.place import memory_for, model_for, place_for
     from gdp.cli import first_run
     from gdp.cli.text import result_text
-    from gdp.commands import reporting
-    from gdp.commands.generation import generation_answer
-    from gdp.commands.placing import memory_for, model_for, place_for
     from gdp.models import asks_longest, at_context, spec_of
     from gdp.placement import save_placement
 
@@ -63,7 +63,7 @@ def place(
     )
     search.search()  # refuses bad values before anything is compiled
     if destination.runtime is None:
-        api.require_answerable(
+        solve.require_answerable(
             graph, machine, method=search.method, costs=trained.costs,
             checkpoint=trained.checkpoint, constraints=rules,
         )  # fmt: skip
@@ -116,7 +116,7 @@ def compare(
     constraints: options.ConstraintOptions, methods: str | None,
 ) -> None:  # fmt: skip
     """Run every method and print one table."""
-    from gdp import api
+    from gdp import solve
     from gdp.cli import first_run
     from gdp.cli.text import compare_text
     from gdp.prepare import room_bytes
@@ -129,12 +129,12 @@ def compare(
     graph = model.load(room_bytes(machine, rules))
     names = methods.split(",") if methods else None
     for name in names or ["auto"]:
-        api.require_answerable(
+        solve.require_answerable(
             graph, machine, method=name, costs=trained.costs, checkpoint=trained.checkpoint,
             constraints=rules,
         )  # fmt: skip
     first_run.prepare("auto", objective)
-    rows = api.compare(
+    rows = solve.compare(
         graph, machine, objective=objective, names=names, costs=trained.costs, search=budget,
         checkpoint=trained.checkpoint, constraints=rules, progress=say,
     )  # fmt: skip
@@ -165,10 +165,10 @@ def simulate(
 
     A placement that remembers its model is enough: gdp simulate PLACEMENT.
     """
-    from gdp import api
+    from gdp import solve
+    from gdp.api import report as reporting
+    from gdp.api.fit import generation_answer
     from gdp.cli.text import generation_lines
-    from gdp.commands import reporting
-    from gdp.commands.generation import generation_answer
     from gdp.prepare import placed_on
 
     spec, placement = model.beside(placement)
@@ -179,7 +179,7 @@ def simulate(
     graph, placed, machine, _ = placed_on(
         None if spec is None else model.graph(read), read, asked, costs
     )
-    score = api.simulate(graph, placed, asked, objective=objective, costs=costs)
+    score = solve.simulate(graph, placed, asked, objective=objective, costs=costs)
     if path := outputs.paths.get("trace"):
         reporting.trace(graph, placed, machine, path, costs=costs)
     prediction = {
@@ -212,7 +212,7 @@ def report(
     objective: str | None, costs: str | None, outputs: options.Outputs,
 ) -> None:  # fmt: skip
     """Write an HTML report of a placement."""
-    from gdp.commands import reporting
+    from gdp.api import report as reporting
 
     outputs.require(model.given, placement, cluster.cluster, costs)
     read = options.read_placement(placement)
@@ -275,8 +275,8 @@ def fit(
     MODEL is a configuration of transformers (hf:CONFIG) or a .gguf file. Every row is a placement
     of one request: the prompt is read, then tokens are written.
     """
-    from gdp.commands.generation import fit as fit_rows
-    from gdp.commands.generation import fit_picture
+    from gdp.api.fit import fit as fit_rows
+    from gdp.api.fit import fit_picture
     from gdp.files.writing import write_atomic
     from gdp.methods.base import Search
     from gdp.models import HF_PREFIX, LONGEST, is_gguf

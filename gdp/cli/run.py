@@ -11,14 +11,14 @@ import click
 from gdp.cli import options
 from gdp.cli.show import Say, placing, show, stages
 from gdp.clock import MEASURE_SECONDS
-from gdp.commands.registry import EXPORTERS, RUNTIMES, Runtime
 from gdp.files.writing import write_atomic
+from gdp.targets.table import EXPORTERS, RUNTIMES, Runtime
 from gdp.terminal import printable_lines
 
 if TYPE_CHECKING:
+    from gdp.api.run import Placing
+    from gdp.api.tune import Round, Tuned
     from gdp.cluster.types import Cluster
-    from gdp.commands.execute import Placing
-    from gdp.commands.tuning import Round, Tuned
     from gdp.graph.op_graph import OpGraph
     from gdp.result import Result
 
@@ -59,15 +59,15 @@ def run(
 
     Without PLACEMENT the model is placed first; a placement that remembers its model is enough.
     """
+    from gdp.api import report as reporting
+    from gdp.api.run import Placing, runnable, runtime_of
+    from gdp.api.run import run as run_model
     from gdp.cli import first_run
     from gdp.cli.text import run_text
-    from gdp.commands import reporting
-    from gdp.commands.execute import Placing, runnable, runtime_of
-    from gdp.commands.execute import run as run_model
+    from gdp.measure.measuring import Measuring
     from gdp.models import spec_of
     from gdp.placement import placement_on
     from gdp.prepare import asked_of, room_bytes
-    from gdp.runtime.measure import Measuring
 
     spec, dims, read = model.spec, model.bound(), None
     if placement is not None or model.is_placement:
@@ -115,11 +115,11 @@ def _placed(
     how: "Placing", search: options.MethodOptions, say: Say,
 ) -> "Result":  # fmt: skip
     """A placement that the runtime executes; the stages of finding it are told."""
-    from gdp import api
+    from gdp import solve
+    from gdp.api.run import place_runnable
     from gdp.cli import first_run
-    from gdp.commands.execute import place_runnable
 
-    api.require_answerable(
+    solve.require_answerable(
         graph, machine, method=search.method, costs=costs, checkpoint=how.get("checkpoint"),
         constraints=how.get("constraints"),
     )  # fmt: skip
@@ -146,7 +146,7 @@ def export(
     outputs: options.Outputs,
 ) -> None:
     """Write what a runtime needs to execute a placement."""
-    from gdp.commands.execute import export as export_placement
+    from gdp.api.run import export as export_placement
 
     read = options.read_placement(placement)
     overrides = cluster.cluster is not None or cluster.max_memory or cluster.reserve
@@ -225,12 +225,12 @@ def tune(
     learned is remembered where it predicts these better than the costs so far: from then on
     place and run predict with it on this machine. Ctrl-C ends with the best plan and code 130.
     """
-    from gdp.commands import reporting
-    from gdp.commands.tuning import tune as tune_model
+    from gdp.api import report as reporting
+    from gdp.api.tune import tune as tune_model
     from gdp.costs.machine import encode
+    from gdp.measure.measuring import Measuring
     from gdp.methods.base import Search
     from gdp.placement import save_placement
-    from gdp.runtime.measure import Measuring
 
     machine = cluster.load()
     outputs.require(

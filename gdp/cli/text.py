@@ -18,7 +18,7 @@ from gdp.terminal import printable
 from gdp.units import format_bytes, format_seconds
 
 if TYPE_CHECKING:
-    from gdp.commands.generation import GenerationAnswer
+    from gdp.api.fit import GenerationAnswer
 
 
 class Shown(str):
@@ -339,7 +339,7 @@ def _channels_text(cluster: Cluster) -> str:
 
 def run_text(report: Mapping[str, Any]) -> str:
     """Text of `gdp run`: predicted and measured times, the baselines, and the fastest of them."""
-    from gdp.runtime.report import advice
+    from gdp.measure.report import advice
 
     placed = dict(report) | {
         "latency_s": report["measured_latency_s"],

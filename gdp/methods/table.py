@@ -1,4 +1,4 @@
-"""Every method by its command-line name. `gdp.api` adds the trained policy."""
+"""Every method by its command-line name. `gdp.solve` adds the trained policy."""
 
 from gdp.methods.base import Method
 from gdp.methods.exact.method import exact

@@ -56,8 +56,8 @@ def report_html(
 ) -> str:
     """The page's text. `result` holds the fields of `Result.to_json`, `measured` those of
     `RunReport.to_json` where the placement was executed, `steady` those of a
-    `gdp.runtime.cycle.SteadyState` where the pipeline is to be drawn, `generation` those of
-    `gdp.commands.generation.GenerationAnswer` where a request was placed."""
+    `gdp.measure.cycle.SteadyState` where the pipeline is to be drawn, `generation` those of
+    `gdp.api.fit.GenerationAnswer` where a request was placed."""
     tree = module_tree(view)
     cut = cut_rows(view)
     script, pipelined = _scripts(), find_objective(result["objective"]).pipelined

@@ -8,7 +8,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from gdp.commands.corpus import compact, save_entry
+from gdp.api.corpus import compact, save_entry
 from gdp.files.writing import TargetError, write_atomic
 from gdp.graph.op_graph import OpGraph
 from gdp.importers.jax.trace import trace, trace_training_step

@@ -58,7 +58,7 @@ def test_overheads_alone_are_measured_and_charged_to_costs(
     cli: click.Group, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from gdp.costs.profile import Overheads
-    from gdp.runtime.profile import overheads
+    from gdp.targets.onnxruntime import overheads
 
     monkeypatch.setattr(
         overheads, "measure_overheads",

@@ -8,18 +8,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from gdp import api, clock, explain
+from gdp import clock, explain, solve
+from gdp.api.place import place_for
 from gdp.bounds.best import all_bounds, best_bound
 from gdp.cluster.types import UNLIMITED_BYTES, Cluster, Device, Link, make_cluster
-from gdp.commands import accelerate
-from gdp.commands.accelerate import (
-    Peer,
-    beside,
-    plan_accelerate,
-    streamed_bytes,
-    whole_modules,
-)
-from gdp.commands.placing import place_for
 from gdp.constraints import Constraints, Pin
 from gdp.costs.base import roofline
 from gdp.costs.offload import (
@@ -37,6 +29,14 @@ from gdp.placement import make_placement
 from gdp.problem.problem import make_problem
 from gdp.result import Result
 from gdp.sim.score import values
+from gdp.targets.accelerate import plan as accelerate
+from gdp.targets.accelerate.plan import (
+    Peer,
+    beside,
+    plan_accelerate,
+    streamed_bytes,
+    whole_modules,
+)
 
 MB = 10**6
 SEARCH = Search(seconds=None, evaluations=50)
@@ -106,7 +106,7 @@ def test_caches_of_offloaded_modules_lie_on_the_main_device(memory_mb: int, rest
     assert peak["g0"] // MB == 10 * (4 - resting) + 16
     assert peak["cpu offload"] // MB == 10 * resting
     assert plan.result.bound_s <= plan.result.value_s
-    again = api.simulate(graph, plan.result.placement, box(memory_mb), costs=roofline)
+    again = solve.simulate(graph, plan.result.placement, box(memory_mb), costs=roofline)
     assert again.peak_bytes.tolist() == list(peak.values())
     assert again.feasible
 
@@ -154,8 +154,8 @@ def test_searches_for_one_map_share_the_seconds(
         # Of what a search may use, it uses all.
         return placed(*args, search=SEARCH, **options)
 
-    placed, now = api.place, SimpleNamespace(s=0.0)
-    monkeypatch.setattr(api, "place", counted)
+    placed, now = solve.place, SimpleNamespace(s=0.0)
+    monkeypatch.setattr(solve, "place", counted)
     monkeypatch.setattr(clock, "time", SimpleNamespace(perf_counter=lambda: now.s))
     plain = chain(4)
     holds = plain.weight_bytes > 0
@@ -178,7 +178,7 @@ def test_no_answer_is_worse_than_the_plan_of_a_peer_that_fits(seed: int, method:
     graph, cluster = chain(3), resident(box(100, 100))
     rng = np.random.default_rng(seed)
     constraints = Constraints(forbid=(Pin("mul0", ("g1",)),)) if seed % 2 else Constraints()
-    own = api.place(
+    own = solve.place(
         graph, cluster, method=method, costs=roofline, search=SEARCH, constraints=constraints
     )
     result = own
@@ -189,7 +189,7 @@ def test_no_answer_is_worse_than_the_plan_of_a_peer_that_fits(seed: int, method:
         row = result.candidates[-1]
         barred = bool(seed % 2) and device[graph.op_index["mul0"]] == 2
         assert row.feasible != barred
-        again = api.simulate(graph, result.placement, cluster, costs=roofline)
+        again = solve.simulate(graph, result.placement, cluster, costs=roofline)
         assert again.value_s == result.value_s
         assert result.bound_s <= result.value_s
     rows = [row for row in result.candidates if row.feasible]
@@ -214,7 +214,7 @@ def test_accelerates_own_map_is_answered_where_it_is_the_best(
         assert plan.result.method == "accelerate, auto"
         assert plan.result.value_s == row.value_s
         assert plan.result.placement.device_names == plan.cluster.device_names
-        score = api.simulate(graph, plan.result.placement, cluster, costs=roofline)
+        score = solve.simulate(graph, plan.result.placement, cluster, costs=roofline)
         assert score.value_s == row.value_s
         # Eight ops of 1 ms, and twice 10 MB over a link of 1 GB/s.
         assert row.value_s == pytest.approx(28e-3, rel=1e-4)
@@ -280,7 +280,7 @@ def test_what_fits_stays_on_the_accelerator_and_what_does_not_streams() -> None:
     assert tight.result.score.latency_s == pytest.approx(26e-3, rel=1e-3)
     devices = tight.result.placement.device
     assert sorted(np.bincount(devices, minlength=3).tolist()) == [2, 2, 4]
-    for call in (api.simulate, api.evaluated):
+    for call in (solve.simulate, solve.evaluated):
         again = call(graph, tight.result.placement, box(25), costs=roofline)
         assert again.value_s == tight.result.value_s, "the plain cluster is all that is needed"
     moved = explain(graph, tight.result.placement, box(25), op="mul0", costs=roofline)

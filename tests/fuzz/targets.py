@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks.partitioning_instances import load_dnn_partitioning
-from gdp import api
+from gdp import solve
 from gdp.cli.options import demands_of
 from gdp.cluster.file import cluster_toml
 from gdp.cluster.types import Cluster
@@ -93,7 +93,7 @@ def cluster() -> Cluster:
 
 def _place(found: OpGraph, machine: Cluster | None = None, **options: Any) -> None:
     search = Search(seed=1, seconds=0.05, evaluations=20)
-    api.place(found, machine or cluster(), method="heft", search=search, **options)
+    solve.place(found, machine or cluster(), method="heft", search=search, **options)
 
 
 def _file(name: str, document: Any, encode: Callable[[Any], bytes]) -> Any:
@@ -213,10 +213,10 @@ def _scratch() -> str:
 
 
 def _use_placement(found: Any) -> None:
-    api.simulate(graph(), found, cluster())
+    solve.simulate(graph(), found, cluster())
     if found.question is not None:
         demands_of(Constraints(), found)
-        api.simulate(None, found, objective=found.question.objective)
+        solve.simulate(None, found, objective=found.question.objective)
     save_placement(make_placement(graph(), cluster(), found.device), Path(_scratch()) / "p.json")
 
 

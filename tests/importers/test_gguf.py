@@ -12,11 +12,11 @@ from gguf_models import HEADS, INNER, KEY_HEADS, VOCABULARY, WIDTH, write_gguf
 import gdp
 from gdp.cli.main import cli
 from gdp.errors import ModelError
-from gdp.exporters.llamacpp import flags_of
 from gdp.graph.generation import Request, request_of
 from gdp.graph.op_graph import OpGraph
 from gdp.importers.gguf import parse_gguf_spec
 from gdp.models import load, source_files
+from gdp.targets.llamacpp.flags import flags_of
 from tests.fuzz import gguf_files
 
 BITS = {"Q4_K": 4.5, "Q8_0": 8.5, "Q6_K": 6.5625, "F16": 16.0}  # of a weight, scales included

@@ -14,8 +14,8 @@ from click.testing import CliRunner
 from onnx import TensorProto, helper
 from tiny import SMALL_NETWORK
 
+from gdp.api.corpus import CorpusConfig, CorpusSummary, build_corpus, find_models
 from gdp.cli.main import cli
-from gdp.commands.corpus import CorpusConfig, CorpusSummary, build_corpus, find_models
 from gdp.errors import GdpError
 from gdp.learn.labels import load_labels
 from gdp.learn.metrics import ValidationPoint, curve_text

@@ -21,7 +21,7 @@ from tiny import (
     without_queues,
 )
 
-from gdp import api
+from gdp import solve
 from gdp.bounds.best import all_bounds
 from gdp.cluster.types import Device, Link, make_cluster
 from gdp.errors import InfeasibleError
@@ -32,7 +32,7 @@ from gdp.sim.score import score, values
 
 EVENT: tuple[str, ...] = ("latency", "throughput")
 HOST: tuple[str, ...] = ("max_load", "block_latency")
-METHODS = api.methods()
+METHODS = solve.methods()
 SEARCH = Search(seed=3, seconds=None, evaluations=150)
 ROUNDING = 1e-9
 SOLVER = 1e-5  # HiGHS and CP-SAT decide up to this share

@@ -7,7 +7,7 @@ import pytest
 from tiny import random_problem, tight_latency
 
 import gdp
-from gdp import api, clock
+from gdp import clock, solve
 from gdp.clock import WorkClock
 from gdp.methods.base import SEEDS, Search
 from gdp.methods.exact.method import exact
@@ -17,7 +17,7 @@ from gdp.methods.fix_and_optimise.latency import solve_s
 from gdp.methods.scoring import score_of
 from gdp.problem.problem import Problem
 
-COUNTED = sorted(set(api.methods()) - {"exact", "hsdag"})  # exact has a test of its own
+COUNTED = sorted(set(solve.methods()) - {"exact", "hsdag"})  # exact has a test of its own
 
 
 def passing(monkeypatch: pytest.MonkeyPatch, step_s: float) -> None:
@@ -43,7 +43,7 @@ def test_the_answer_is_the_same_whatever_time_passes(
     name: str, objective: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Also with no seconds at all, and where each look at the clock takes an hour."""
-    method, answers = api.methods()[name], []
+    method, answers = solve.methods()[name], []
     for seconds, step_s in ((None, 0.0), (0.0, 1e-9), (1e9, 3600.0), (5.0, 3600.0)):
         passing(monkeypatch, step_s)
         problem = short_of_memory(objective)  # anew: nothing is known of it
@@ -124,5 +124,5 @@ def test_exact_heeds_no_seconds_beside_evaluations(objective: str) -> None:
 @pytest.mark.parametrize("seed", [1 << 58, SEEDS - 1])
 def test_any_seed_is_a_seed(name: str, seed: int) -> None:
     problem = random_problem(4, num_ops=6, num_devices=2, varied=True)
-    answer = api.methods()[name](problem, Search(seed=seed, seconds=None, evaluations=30))
+    answer = solve.methods()[name](problem, Search(seed=seed, seconds=None, evaluations=30))
     assert answer.assignment is not None

@@ -13,7 +13,7 @@ from splits import save_split
 from tiny import fork_join, plain_graph, random_problem, unit_cluster
 
 from benchmarks.partitioning_instances import load_dnn_partitioning
-from gdp import api
+from gdp import solve
 from gdp.clock import Clock
 from gdp.cluster.types import Device, make_cluster
 from gdp.costs.base import roofline
@@ -311,17 +311,19 @@ def test_place_answers_for_pipelines_and_says_what_is_known(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Ten ops of 1 s on two accelerators and a slow CPU, all tensors a hundredth of a second."""
-    monkeypatch.setattr(api, "_trained", lambda checkpoint: {})  # which takes long to load
+    monkeypatch.setattr(solve, "_trained", lambda checkpoint: {})  # which takes long to load
     graph = plain_graph(10, [(i, i + 1) for i in range(9)], 1, flop=[1.0] * 10)
     devices = [Device(f"g{i}", "gpu", {"default": 1.0}, 1e9) for i in range(2)]
     devices.append(Device("host", "cpu", {"default": 0.1}, 1e9))
     cluster = make_cluster(
         "three", devices, default_bytes_per_s=100.0, default_latency_s=0.0, host="host"
     )
-    load = api.place(graph, cluster, objective="max_load", method="pipeline_dp", costs=roofline)
+    load = solve.place(graph, cluster, objective="max_load", method="pipeline_dp", costs=roofline)
     assert load.value_s == pytest.approx(5.01)
     assert load.notes[0].startswith("no contiguous pipeline is better")
-    period = api.place(graph, cluster, objective="throughput", method="pipeline_dp", costs=roofline)
+    period = solve.place(
+        graph, cluster, objective="throughput", method="pipeline_dp", costs=roofline
+    )
     assert period.value_s == pytest.approx(5.0)
 
 

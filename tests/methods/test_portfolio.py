@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from tiny import cpu, plain_graph
 
-from gdp import api
+from gdp import solve
 from gdp.clock import Clock
 from gdp.cluster.types import Cluster, Device, Link, make_cluster
 from gdp.costs.base import roofline
@@ -227,10 +227,10 @@ def test_what_was_not_found_is_told_from_what_cannot_fit() -> None:
     lumpy = plain_graph(3, [(0, 1), (1, 2)], 0, flop=[1.0] * 3, weight_bytes=[4, 4, 4])
     cluster = make_cluster("two", [cpu("a", memory_bytes=7), cpu("b", memory_bytes=7)])
     with pytest.raises(InfeasibleError) as unproven:
-        api.place(lumpy, cluster, costs=roofline, search=counted)
+        solve.place(lumpy, cluster, costs=roofline, search=counted)
     assert "found no placement in 40 evaluations: " in str(unproven.value)
     assert "the closest misses" in str(unproven.value)
     assert "no proof that none fits" in str(unproven.value)
     large = plain_graph(1, [], 0, flop=[1.0], weight_bytes=[10])
     with pytest.raises(InfeasibleError, match=r"^no placement can fit: op 'o0' needs 10 B"):
-        api.place(large, cluster, costs=roofline, search=counted)
+        solve.place(large, cluster, costs=roofline, search=counted)

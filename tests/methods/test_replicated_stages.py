@@ -10,7 +10,7 @@ import pytest
 from host_memory import is_pipeline
 from tiny import plain_graph, random_problem, unit_cluster
 
-from gdp import api
+from gdp import solve
 from gdp.bounds.best import all_bounds
 from gdp.cluster.presets import cluster_preset
 from gdp.cluster.types import Device, make_cluster
@@ -237,21 +237,21 @@ def test_placing_replicates_unless_told_not_to() -> None:
     graph = plain_graph(3, [(0, 1), (1, 2)], flop=[5e9, 1e9, 1e9])
     cluster, search = cluster_preset("2xcpu-core"), Search(seconds=None, evaluations=50)
     how: dict[str, Any] = {"costs": roofline, "search": search, "method": "pipeline_dp"}
-    latency = api.place(graph, cluster, **how)
+    latency = solve.place(graph, cluster, **how)
     assert latency.placement.teams == ()
     how["objective"] = "throughput"
-    free = api.place(graph, cluster, **how)
+    free = solve.place(graph, cluster, **how)
     assert free.placement.teams == ((0, 1),)
     assert free.to_json()["teams"] == [["core0", "core1"]]
     assert free.to_json()["devices"] == {"core0": 3, "core1": 3}
     assert free.proven_optimal
-    plain = api.place(graph, cluster, **how, constraints=Constraints(replicas=False))
+    plain = solve.place(graph, cluster, **how, constraints=Constraints(replicas=False))
     assert plain.placement.teams == ()
     assert free.value_s < plain.value_s
     assert free.bound_s <= free.value_s
-    assert api.simulate(
+    assert solve.simulate(
         graph, free.placement, cluster, objective="throughput", costs=roofline
     ).value_s == pytest.approx(free.value_s)
-    again = api.evaluated(graph, free.placement, cluster, objective="throughput", costs=roofline)
+    again = solve.evaluated(graph, free.placement, cluster, objective="throughput", costs=roofline)
     assert again.value_s == pytest.approx(free.value_s)
     assert not merge([Constraints(), Constraints(replicas=False)]).replicas

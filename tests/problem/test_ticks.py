@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from tiny import plain_graph, random_devices, random_problem, unit_cluster
 
 import gdp
-from gdp import api
+from gdp import solve
 from gdp.cluster.types import Cluster
 from gdp.errors import GdpError
 from gdp.problem.problem import Problem, make_problem
@@ -52,7 +52,7 @@ def placed(method: str, problem: Problem, factor: float) -> gdp.Result | None:
         return None
 
 
-@pytest.mark.parametrize("method", sorted(set(api.methods()) - {"hsdag"}))
+@pytest.mark.parametrize("method", sorted(set(solve.methods()) - {"hsdag"}))
 def test_any_unit_of_time_gives_the_same_answer(method: str) -> None:
     answered = 0
     for objective, seed in (("latency", 1), ("throughput", 2)):

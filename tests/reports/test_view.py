@@ -7,7 +7,6 @@ import pytest
 from reports.shared import shown_view
 from tiny import cpu, plain_graph, unit_cluster
 
-from gdp.api import view_of
 from gdp.cluster.types import Link, make_cluster
 from gdp.costs.base import roofline
 from gdp.placement import make_placement
@@ -16,6 +15,7 @@ from gdp.reports import html
 from gdp.reports.trace import trace_events
 from gdp.reports.view import PlacementView, channel_names, layers, module_tree, op_label
 from gdp.sim.latency import simulate
+from gdp.solve import view_of
 
 
 def modules(scopes: list[str]) -> PlacementView:

@@ -1,0 +1,281 @@
+"""Explanation of a placement: times of ops on every device, and the effect of moving them."""
+
+import difflib
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from jaxtyping import Bool, Int
+
+from gdp import solve
+from gdp.api.fit import generation_of
+from gdp.cluster.file import Machine
+from gdp.cluster.types import UNLIMITED_BYTES, Cluster
+from gdp.constraints import Constraints, allowed_mask, matching, together_ids
+from gdp.costs.base import CostModel
+from gdp.errors import ArgumentError, InfeasibleError, of_kind
+from gdp.graph.groups import merge_ids
+from gdp.graph.op_graph import OpGraph
+from gdp.models import Model
+from gdp.placement import (
+    Placed,
+    Placement,
+    Teams,
+    make_placement,
+)
+from gdp.prepare import placed_on, prepare_placement
+from gdp.problem.problem import Problem
+from gdp.reports.view import PlacementView, module_path, op_label
+from gdp.sim.objectives import Score
+from gdp.units import format_bytes
+
+NEARLY_FULL = 0.8
+"""Share of a device's memory from which it is mentioned."""
+NOTABLE = 1e-3
+"""Changes of the value by a smaller share are neglected."""
+
+
+def explain(
+    model: Model | None,
+    placement: Placed,
+    cluster: Machine | None = None,
+    *,
+    op: str | None = None,
+    scope: str | None = None,
+    objective: str = "latency",
+    costs: CostModel | str | Path | None = None,
+    constraints: Constraints | None = None,
+) -> dict[str, Any]:
+    """Explain the devices of some ops of a placement, or the times of a placed generation.
+
+    Args:
+        model: Model that the placement is of; None for the one that it was made for.
+        placement: Placement, result, device map, or file of one.
+        cluster: Cluster of the placement; None for the one that it was made for.
+        op: Glob of the names or scopes of the ops; at most one of `op` and `scope` is given.
+        scope: Module whose ops are explained.
+        objective: Objective whose value is compared.
+        costs: Cost model or file; None for the shipped one.
+        constraints: Constraints that the model was placed with; None for those it remembers.
+
+    Returns:
+        For every device, the seconds of these ops there, and the simulated value, change and memory
+        of the placement with them alone moved there (with ops that must share their device; ranks
+        stay); also the transfers that their kernels cause, and the limits that bind them. Without
+        ops, of a generation: under "generation" seconds, tokens per second, the parts of both
+        phases and the bytes of every device, as `gdp place --json` has them.
+
+    Raises:
+        ArgumentError: if no op matches, or none is asked for and the placement is of no generation.
+    """
+    if op is None and scope is None:
+        answer = generation_of(model, placement, cluster, objective=objective, costs=costs)
+        return {"generation": answer.to_json()}
+    graph, placement, cluster, costs = placed_on(model, placement, cluster, costs)
+    if constraints is None and placement.question is not None:
+        constraints = placement.question.constraints
+    constraints = of_kind(constraints, Constraints, "constraints")
+    chosen = _placeable(graph, cluster, _chosen(graph, op, scope))
+    moving = _with_ties(graph, chosen, constraints)
+    prepared, device, rank = prepare_placement(graph, placement, cluster, objective, costs=costs)
+    now = _judge(prepared.problem, device, rank, placement.teams)
+    lead = {d: team[0] for team in placement.teams for d in team}  # holds the ops of its team
+    view = solve.view_of(graph, placement, cluster, costs=costs)
+    kernels = np.unique(view.group_of[chosen])
+    allowed = _allowed(graph, cluster, constraints)
+
+    def row_of(d: int) -> dict[str, Any]:
+        to, row = lead.get(d, d), _stay(prepared.problem, kernels, d)
+        row["holds"] = int((placement.device[chosen] == to).sum())
+        if row["holds"] == len(chosen):
+            return row | _change(cluster, now, now)
+        if reason := _barred(graph, cluster, prepared.problem, allowed, moving, kernels, d):
+            return row | {"reason": reason}
+        after = _moved(graph, placement, cluster, moving, to, objective, costs)
+        return row | _change(cluster, after, now)
+
+    rows = [row_of(d) for d in range(cluster.num_devices)]
+    return {
+        "matches": scope if op is None else op,
+        "ops": len(chosen),
+        "moved_along": [graph.op_names[i] for i in np.setdiff1d(moving, chosen)],
+        "kernels": [op_label(view.problem.graph, k) for k in kernels.tolist()],
+        "objective": objective,
+        "value_s": now.value_s,
+        "devices": rows,
+        "transfers": _transfers(view, kernels),
+        "limits": _limits(rows, cluster, now, len(chosen), placement.simplicity_cost),
+        "costs": prepared.costs,
+    }
+
+
+def _chosen(graph: OpGraph, op: str | None, scope: str | None) -> Int[np.ndarray, "K"]:
+    if (op is None) == (scope is None):
+        raise ArgumentError("give --op GLOB or --scope MODULE, one of them")
+    if op is not None:
+        return matching(graph, op)
+    wanted = module_path(scope or "")
+    paths = [module_path(text) for text in graph.scope]
+    ops = [i for i, path in enumerate(paths) if wanted and path[: len(wanted)] == wanted]
+    if ops:
+        return np.array(ops, dtype=np.int64)
+    modules = sorted({".".join(path[: len(wanted)]) for path in paths if path})
+    if not modules:
+        raise ArgumentError(f"graph {graph.name!r} names no modules; use --op GLOB")
+    near = difflib.get_close_matches(".".join(wanted), modules, n=3, cutoff=0.0)
+    raise ArgumentError(
+        f"no module {scope!r} in graph {graph.name!r}; there is {', '.join(near)}; "
+        "`gdp inspect --ops` lists all"
+    )
+
+
+def _placeable(
+    graph: OpGraph, cluster: Cluster, chosen: Int[np.ndarray, "K"]
+) -> Int[np.ndarray, "L"]:
+    """The chosen ops without inputs and outputs, which belong to the host."""
+    if graph.is_io[chosen].all():
+        raise ArgumentError(
+            f"{graph.op_names[chosen[0]]!r} is an input or output of the model, which belongs to "
+            f"the host {cluster.device_names[cluster.host]}"
+        )
+    return chosen[~graph.is_io[chosen]]
+
+
+def _with_ties(
+    graph: OpGraph, chosen: Int[np.ndarray, "K"], constraints: Constraints
+) -> Int[np.ndarray, "L"]:
+    """The ops and those that must share a device with one of them."""
+    group = merge_ids(graph.colocate, together_ids(constraints, graph))
+    tied = np.isin(group, group[chosen]) & ~graph.is_io
+    return np.flatnonzero(tied)
+
+
+def _allowed(graph: OpGraph, cluster: Cluster, constraints: Constraints) -> Bool[np.ndarray, "N D"]:
+    """Devices that constraints allow for each op; none if they contradict each other."""
+    try:
+        return allowed_mask(constraints, graph, cluster)
+    except InfeasibleError:
+        return np.zeros((graph.num_ops, cluster.num_devices), dtype=bool)
+
+
+def _stay(problem: Problem, kernels: Int[np.ndarray, "K"], d: int) -> dict[str, Any]:
+    """A device's row: the seconds of the kernels there, launching them included."""
+    from gdp.sim.engine import arrays
+
+    seconds = float(arrays(problem).op_s[kernels, d].sum())
+    return {
+        "device": problem.cluster.device_names[d], "compute_s": seconds, "value_s": None,
+        "change_s": None, "feasible": False, "peak_bytes": None, "reason": "",
+    }  # fmt: skip
+
+
+def _barred(
+    graph: OpGraph, cluster: Cluster, problem: Problem, allowed: Bool[np.ndarray, "N D"],
+    moving: Int[np.ndarray, "L"], kernels: Int[np.ndarray, "K"], d: int,
+) -> str:  # fmt: skip
+    """Why the ops may not run on a device, whatever its memory; "" where they may."""
+    name, supported = cluster.device_names[d], cluster.devices[d].supported
+    alien = [i for i in moving if supported is not None and graph.op_types[i] not in supported]
+    if alien:
+        return f"{name} does not support {graph.op_types[alien[0]]} ({graph.op_names[alien[0]]!r})"
+    pinned = moving[~allowed[moving, d]]
+    if pinned.size:
+        return f"a constraint keeps {graph.op_names[pinned[0]]!r} off {name}"
+    never = kernels[np.isinf(problem.compute_s[kernels, d])]
+    if never.size:
+        return f"the costs give {problem.graph.op_names[never[0]]!r} no time on {name}"
+    return ""
+
+
+def _judge(
+    problem: Problem, device: Int[np.ndarray, "M"], rank: Int[np.ndarray, "M"], teams: Teams
+) -> Score:
+    from gdp.sim.score import score
+
+    return score(problem, device, rank, teams)
+
+
+def _moved(
+    graph: OpGraph, placement: Placement, cluster: Cluster, moving: Int[np.ndarray, "L"], d: int,
+    objective: str, costs: CostModel | str | Path | None,
+) -> Score:  # fmt: skip
+    """The score of the placement with these ops on device d; fused anew, as runtimes would."""
+    device = placement.device.copy()
+    device[moving] = d
+    other = make_placement(graph, cluster, device, placement.rank, teams=placement.teams)
+    return solve.simulate(graph, other, cluster, objective=objective, costs=costs)
+
+
+def _change(cluster: Cluster, after: Score, now: Score) -> dict[str, Any]:
+    over = np.flatnonzero(after.peak_bytes > cluster.memory_bytes)
+    reason = ", ".join(
+        f"{cluster.device_names[d]} would hold {format_bytes(after.peak_bytes[d])} of "
+        f"{format_bytes(cluster.memory_bytes[d])}"
+        for d in over
+    )
+    return {
+        "value_s": after.value_s, "change_s": after.value_s - now.value_s,
+        "feasible": after.feasible, "reason": reason,
+        "peak_bytes": dict(zip(cluster.device_names, after.peak_bytes.tolist(), strict=True)),
+    }  # fmt: skip
+
+
+def _transfers(view: PlacementView, kernels: Int[np.ndarray, "K"]) -> list[dict[str, Any]]:
+    """The transfers of tensors that these kernels make, or read after them; longest first."""
+    graph, names, sent = view.problem.graph, view.problem.cluster.device_names, view.schedule
+    mine = np.zeros(graph.num_ops, dtype=bool)
+    mine[kernels] = True
+    reads = {
+        (int(t), int(view.device[i]))
+        for t, i in zip(graph.use_tensor, graph.use_op, strict=True)
+        if mine[i]
+    }
+    rows = []
+    for k in range(len(sent.transfers.tensor)):
+        tensor, to = int(sent.transfers.tensor[k]), int(sent.transfers.destination[k])
+        maker = int(graph.producer[tensor])
+        if not mine[maker] and (tensor, to) not in reads:
+            continue
+        rows.append(
+            {
+                "tensor": graph.tensor_names[tensor], "made_by": op_label(graph, maker),
+                "direction": "out" if mine[maker] else "in",
+                "source": names[sent.transfers.source[k]], "destination": names[to],
+                "bytes": int(view.problem.sent_bytes[tensor]),
+                "seconds": float(sent.transfers.arrive_s[k] - sent.transfers.start_s[k]),
+            }
+        )  # fmt: skip
+    return sorted(rows, key=lambda row: -row["seconds"])
+
+
+def _limits(
+    rows: list[dict[str, Any]], cluster: Cluster, now: Score, count: int, simplicity_cost: float
+) -> list[str]:
+    """Binding limits in words: constraints, memory, or the value; and the cost of simplicity."""
+    elsewhere = [row for row in rows if row["holds"] < count]
+    limits = [row["reason"] for row in elsewhere if row["reason"]]
+    for d, device in enumerate(cluster.devices):
+        full = now.peak_bytes[d] / device.memory_bytes
+        if device.memory_bytes < UNLIMITED_BYTES and full >= NEARLY_FULL:
+            limits.append(f"{device.name} is {full:.0%} full as it is")
+    if not elsewhere:
+        return [*limits, "there is no other device"]
+    fits = [row for row in elsewhere if row["feasible"]]
+    better = [row for row in fits if row["change_s"] < -NOTABLE * now.value_s]
+    if better:
+        best = min(better, key=lambda row: row["change_s"])
+        fall = -best["change_s"] / now.value_s
+        why = "the placement can be improved"
+        if fall <= simplicity_cost + NOTABLE:
+            why = (
+                f"the placement was given for its fewer cuts, {simplicity_cost:.2%} slower than "
+                "the best found, which --simplicity 0 answers"
+            )
+        limits.append(f"moved alone to {best['device']}, the value would fall by {fall:.1%}: {why}")
+    elif fits:
+        least = min(row["change_s"] for row in fits)
+        slower = f"at least {least / now.value_s:.1%} slower"
+        same = "as fast, within 0.1%"
+        word = slower if least > NOTABLE * now.value_s else same
+        limits.append(f"moved alone to where else they fit, the whole is {word}")
+    return limits

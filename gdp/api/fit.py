@@ -1,0 +1,463 @@
+"""Requests to language models: first token, tokens per second, memory, and which of them fit."""
+
+import itertools
+import math
+import os
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import asdict, dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from jaxtyping import Bool
+
+from gdp import solve
+from gdp.api.place import plan_freely, quantisation_note
+from gdp.cluster.file import Machine, load_cluster
+from gdp.cluster.types import UNLIMITED_BYTES, Cluster, fullness
+from gdp.costs.base import CostModel
+from gdp.costs.offload import is_offload
+from gdp.costs.op_offload import offloads, sent_bytes
+from gdp.errors import ArgumentError, InfeasibleError
+from gdp.graph.generation import NEXT_TOKEN, Request, request_of, run_once
+from gdp.graph.op_graph import OpGraph
+from gdp.methods.base import Search
+from gdp.models import Generation, Model, asks_longest, at_context, load, with_options
+from gdp.placement import Placed, Placement, check, make_placement
+from gdp.prepare import (
+    PreparedProblem,
+    placed_on,
+    prepare_placement,
+    requests_in_flight,
+    room_bytes,
+)
+from gdp.sim.latency import simulate
+from gdp.sim.objectives import Score, find_objective
+from gdp.targets.accelerate.plan import PlannedPlacement
+from gdp.targets.contexts import cache_bytes_on, longest_of_plan, plan_longest, weights_once
+
+CAUSES = {
+    "bandwidth": "reading weights and caches",
+    "arithmetic": "computing",
+    "sending": "sending weights to a GPU and computing there",
+    "dispatch": "launching kernels",
+    "streaming": "streaming weights",
+    "transfers": "moving tensors between devices",
+}
+"""Parts of the time of a phase, and their words."""
+
+
+class TimePart(NamedTuple):
+    """A part of the time of a phase."""
+
+    cause: str  # of `CAUSES`
+    device: str  # "" for tensors between devices
+    share: float
+
+    @property
+    def text(self) -> str:
+        """Work and place in words."""
+        return CAUSES[self.cause] + (f" on {self.device}" if self.device else "")
+
+
+@dataclass(frozen=True)
+class DeviceMemory:
+    """Bytes on one device; `free_bytes` is None where it has no limit."""
+
+    device: str
+    weights_bytes: int
+    cache_bytes: int  # at the end of the request, of all requests in flight
+    activations_bytes: int  # the most at once, beside weights and caches
+    reserve_bytes: int  # kept beside all these for the system, drivers and runtimes
+    free_bytes: int | None
+
+
+@dataclass(frozen=True)
+class GenerationAnswer:
+    """Seconds and bytes of one request. Times are predictions of the simulator."""
+
+    request: Request
+    first_token_s: float  # from the prompt to the first token
+    token_s: float  # of one step at the mean context
+    request_s: float  # the prompt and all steps
+    in_flight: int  # requests at once
+    all_tokens_per_s: float  # written by all of them
+    useful: int  # requests at once from which on more are no faster: some device never waits
+    room: int | None  # requests whose caches the memory has room for; None: no limit
+    shares: tuple[tuple[TimePart, ...], tuple[TimePart, ...]]  # of the prompt and of a step
+    limits: tuple[str, str]  # what most of the time of the prompt and of the steps goes to
+    memory: tuple[DeviceMemory, ...]
+    is_pipeline: bool  # requests at once were asked for
+    context: int  # tokens of each sequence that caches are reserved for
+    longest_context: int | None  # that these devices have room for; None where that is not known
+
+    @property
+    def tokens_per_s(self) -> float:
+        """Tokens of one request per second while it decodes, those of its batch together."""
+        return self.request.batch / self.token_s if self.token_s > 0 else math.inf
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain data with the field names of the command line's `--json`."""
+        plain = asdict(self) | {"request": self.request.asked()}
+        for name in ("limits", "shares"):
+            plain[name] = dict(zip(("prompt", "decode"), plain[name], strict=True))
+        plain["shares"] = {
+            phase: [share._asdict() | {"text": share.text} for share in rows]
+            for phase, rows in plain["shares"].items()
+        }
+        return plain | {"tokens_per_s": self.tokens_per_s}
+
+
+def generation_of(
+    model: Model | None,
+    placement: Placed,
+    cluster: Machine | None = None,
+    *,
+    objective: str = "latency",
+    costs: CostModel | str | Path | None = None,
+) -> GenerationAnswer:
+    """The answer of a placement that was made before; arguments as `gdp.explain` has them.
+
+    Raises:
+        ArgumentError: The placement is of no generation.
+    """
+    graph, placed, machine, costs = placed_on(model, placement, cluster, costs)
+    score = solve.simulate(graph, placed, machine, objective=objective, costs=costs)
+    answer = generation_answer(graph, placed, machine, score, costs=costs, objective=objective)
+    if answer is None:
+        raise ArgumentError(
+            "the placement is of no request (--generate): give --op GLOB or --scope MODULE"
+        )
+    return answer
+
+
+def generation_answer(
+    graph: OpGraph,
+    placement: Placement,
+    cluster: Cluster,
+    score: Score,
+    *,
+    costs: CostModel | str | Path | None = None,
+    objective: str = "latency",
+) -> GenerationAnswer | None:
+    """Seconds and bytes of a request under a placement and its score; None for one phase.
+
+    The prompt and one step are simulated with the links as they are; the score is that of the whole
+    request. R requests of L seconds each that take turns on the devices, the busiest of which needs
+    P seconds for each, finish max(P, L / R) seconds apart at best, and so they do where every step
+    passes each device once: the larger mean of two cycles, the busiest device and the whole way.
+    """
+    request = request_of(graph)
+    if request is None:
+        return None
+    once = run_once(graph)
+    prepared, device, rank = prepare_placement(once, placement, cluster, costs=costs)
+    schedule = simulate(prepared.problem, device, rank)
+    first = int(prepared.group_of[once.op_index[NEXT_TOKEN]])
+    first_s = float(schedule.finish_s[first])
+    token_s = max(schedule.latency_s - first_s, 0.0)
+    stepping = np.zeros(prepared.problem.num_ops, dtype=bool)
+    stepping[prepared.group_of[graph.repeats > 1]] = True
+    stepping[first] = False  # it takes the first token, too
+    shares = (
+        _shares(prepared, device, ~stepping, first_s), _shares(prepared, device, stepping, token_s)
+    )  # fmt: skip
+    count = requests_in_flight(graph, cluster, objective)
+    busiest_s = min(score.period_s, score.latency_s)
+    useful = max(1, math.ceil(score.latency_s / busiest_s * (1 - 1e-9))) if busiest_s else 1
+    flight = count if request.requests else min(count, useful)
+    apart_s = max(busiest_s, score.latency_s / flight)
+    memory = _memory(graph, placement, cluster, score, count)
+    return GenerationAnswer(
+        request=request, first_token_s=first_s, token_s=token_s, request_s=score.latency_s,
+        in_flight=flight, useful=useful, room=_room(memory, count),
+        all_tokens_per_s=request.new * request.batch / apart_s if apart_s else math.inf,
+        shares=shares,
+        limits=(
+            _limit(shares[0], "the prompt", "the time to the first token"),
+            _limit(shares[1], "decode", "a step"),
+        ),
+        memory=memory, is_pipeline=find_objective(objective).pipelined or count > 1,
+        context=request.held,
+        longest_context=longest_of_plan(graph, placement, cluster, score, objective),
+    )  # fmt: skip
+
+
+def _shares(
+    prepared: PreparedProblem, device: np.ndarray, mine: Bool[np.ndarray, "M"], whole_s: float
+) -> tuple[TimePart, ...]:
+    """Parts of a phase, the largest first: bandwidth, arithmetic, dispatch or streaming of each
+    device; the rest is transfers. Where devices work at once, parts of the sum of all work."""
+    problem = prepared.problem
+    graph, seconds = problem.graph, dict[tuple[str, str], float]()
+    sends = (sent_bytes(graph) > 0) & offloads(graph, problem.cluster)
+    for d, entry in enumerate(problem.cluster.devices):
+        ops = np.flatnonzero(mine & (device == d) & ~graph.is_io)
+        op_s = problem.compute_s[ops, d]
+        per_op = ops.size if entry.dispatch_per == "op" else 0
+        seconds["dispatch", entry.name] = per_op * entry.dispatch_s
+        if is_offload(entry):
+            seconds["streaming", entry.name] = float(op_s.sum())
+            continue
+        if entry.is_cpu and sends[ops].any():
+            seconds["sending", entry.name] = float(op_s[sends[ops]].sum())
+            ops, op_s = ops[~sends[ops]], op_s[~sends[ops]]
+        moved_s = graph.memory_traffic_bytes[ops] / entry.bytes_per_s
+        speed = np.array([entry.speed(graph.detail[op].dtype) for op in ops])
+        reads = moved_s >= (graph.flop[ops] / speed if ops.size else moved_s)
+        seconds["bandwidth", entry.name] = float(op_s[reads].sum())
+        seconds["arithmetic", entry.name] = float(op_s[~reads].sum())
+    worked_s = sum(seconds.values())
+    seconds["transfers", ""] = max(whole_s - worked_s, 0.0)
+    total_s = max(whole_s, worked_s)
+    if total_s <= 0:
+        return ()
+    parts = [TimePart(*key, part_s / total_s) for key, part_s in seconds.items() if part_s > 0]
+    return tuple(sorted(parts, key=lambda part: -part.share))
+
+
+def _limit(shares: tuple[TimePart, ...], phase: str, whole: str) -> str:
+    """The largest part of the time of a phase, in a sentence."""
+    if not shares:
+        return f"nothing limits {phase}: it takes no time"
+    cause, device, share = shares[0]
+    what = {
+        "transfers": "the way between devices", "streaming": f"the way of weights on {device}",
+        "sending": f"the way of weights from {device}",
+    }  # fmt: skip
+    limit = what.get(cause, f"{cause} of {device}")
+    return f"{limit} limits {phase}: {share:.0%} of {whole} is {CAUSES[cause]}"
+
+
+def _memory(
+    graph: OpGraph, placement: Placement, cluster: Cluster, score: Score, count: int
+) -> tuple[DeviceMemory, ...]:
+    rows = []
+    caches = cache_bytes_on(graph, placement, cluster, count)
+    held = weights_once(graph, placement, cluster)
+    for d, entry in enumerate(cluster.devices):
+        weights = int((graph.weight_bytes - graph.cache_bytes)[held[d]].sum())
+        cache = int(caches[d])
+        peak = int(score.peak_bytes[d])
+        limited = entry.memory_bytes < UNLIMITED_BYTES
+        rows.append(
+            DeviceMemory(
+                entry.name, weights, cache, max(peak - weights - cache, 0), entry.reserve_bytes,
+                entry.memory_bytes - peak if limited else None,
+            )
+        )  # fmt: skip
+    return tuple(rows)
+
+
+def _room(memory: tuple[DeviceMemory, ...], count: int) -> int | None:
+    """Requests whose caches fit beside what the devices hold anyway."""
+    rooms = [
+        (row.free_bytes + row.cache_bytes) * count // row.cache_bytes
+        for row in memory
+        if row.cache_bytes and row.free_bytes is not None
+    ]
+    return max(0, min(rooms)) if rooms else None
+
+
+@dataclass(frozen=True)
+class FitRow:
+    """One request on one machine; times are None where it does not fit."""
+
+    cluster: str
+    prompt: int
+    new: int
+    batch: int
+    fits: bool
+    tokens_per_s: float | None = None
+    first_token_s: float | None = None
+    request_s: float | None = None
+    fullest: float | None = None  # share of its memory that the fullest device holds
+    limit: str = ""  # what limits decode, or what does not fit
+    quantize: str = ""  # scheme that was tried; "" for that of the configuration
+    gap: float | None = None  # share of the request's seconds that no placement is proven to need
+    context: int | None = None  # tokens of a sequence that caches are reserved for
+    longest_context: int | None = None  # that the plan has room for
+    note: str = ""  # what a scheme leaves of the weights as they are
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain data with the field names of the command line's `--json`."""
+        return asdict(self)
+
+
+def fit(
+    model: str | Path,
+    clusters: Sequence[Machine],
+    *,
+    prompts: Sequence[int] = (2048,),
+    batches: Sequence[int] = (1,),
+    quantize: Sequence[str] = ("",),
+    new: int = 256,
+    context: int | str | None = None,
+    costs: CostModel | str | Path | None = None,
+    search: Search | None = None,
+    progress: Callable[[str, float], None] | None = None,
+) -> list[FitRow]:
+    """Rows of fit and speed, one for every machine, scheme, prompt and batch.
+
+    Every row is a placement of its own, for latency; where the plan of another row is better for
+    it, as that of a longer prompt or of a machine with fewer devices may be, it is taken. A request
+    that does not fit says what misses; the larger ones of its machine are asked all the same, as
+    windows bound caches.
+
+    Args:
+        model: A configuration of transformers, with or without "hf:".
+        clusters: Presets, files or clusters.
+        prompts: Tokens that are read.
+        batches: Sequences side by side.
+        quantize: Schemes that weights are stored in, such as "nf4"; "none" for none, "" for that of
+            the configuration. Only "" for .gguf models.
+        new: Tokens that are written.
+        context: Tokens of each sequence that caches are reserved for, "max" for the longest that
+            fits. Default: those of prompt and new.
+        costs: As `gdp.place` takes them.
+        search: Budget of each placement. Default: one second.
+        progress: Called with the row that begins and the share of the rows that are done.
+
+    Raises:
+        ModelError, ClusterError: A file cannot be read, or a scheme is unknown.
+        ArgumentError: A scheme is given for a model of another kind.
+    """
+    search = search or Search(seconds=1.0)
+    machines = [load_cluster(cluster) for cluster in clusters]
+    asked = list(itertools.product(quantize, prompts, batches))
+    rows: dict[tuple[int, str, int, int], FitRow | _Fitted] = {}
+    for i, (scheme, prompt, batch) in enumerate(asked):
+        spec = with_options(os.fspath(model), quantize=scheme) if scheme else model
+        request = Generation(spec, prompt=prompt, new=new, batch=batch, context=context)
+        for j, machine in enumerate(machines):
+            if progress is not None:
+                share = (i * len(machines) + j) / (len(asked) * len(machines))
+                progress(f"{machine.name}: {prompt} tokens, batch {batch}", share)
+            rows[j, scheme, prompt, batch] = _fitted(request, scheme, machine, costs, search)
+    plans = [row.placement for row in rows.values() if isinstance(row, _Fitted)]
+    return [
+        row.with_best_of(plans, costs).told(costs) if isinstance(row, _Fitted) else row
+        for row in (rows[j, *key] for j in range(len(machines)) for key in asked)
+    ]
+
+
+@dataclass(frozen=True, eq=False)
+class _Fitted:
+    """A request with a placement that fits."""
+
+    row: FitRow
+    graph: OpGraph
+    machine: Cluster
+    placement: Placement
+    score: Score
+    bound_s: float
+
+    def with_best_of(
+        self, plans: Iterable[Placement], costs: CostModel | str | Path | None
+    ) -> "_Fitted":
+        """The request with the fastest of its own and other requests' plans."""
+        best = self
+        for plan in plans:
+            placement = _carried(plan, self.graph, self.machine)
+            if placement is None or (placement.device == best.placement.device).all():
+                continue
+            score = solve.simulate(self.graph, placement, self.machine, costs=costs)
+            if score.feasible and score.latency_s < best.score.latency_s:
+                best = replace(best, placement=placement, score=score)
+        return best
+
+    def told(self, costs: CostModel | str | Path | None) -> FitRow:
+        """Its row."""
+        answer = generation_answer(
+            self.graph, self.placement, self.machine, self.score, costs=costs
+        )
+        if answer is None:
+            return self.row
+        full = fullness(self.machine, self.score.peak_bytes.tolist())
+        value_s = self.score.latency_s
+        return replace(
+            self.row, fits=True, tokens_per_s=answer.tokens_per_s,
+            first_token_s=answer.first_token_s, request_s=answer.request_s, fullest=max(full),
+            limit=answer.limits[1], context=answer.context,
+            longest_context=answer.longest_context,
+            gap=max(0.0, 1.0 - self.bound_s / value_s) if value_s else 0.0,
+        )  # fmt: skip
+
+
+def _carried(plan: Placement, graph: OpGraph, machine: Cluster) -> Placement | None:
+    """The devices of another request's plan, by name; None where ops or devices are others."""
+    known = {name: d for d, name in enumerate(machine.device_names)}
+    if plan.op_names != graph.op_names or plan.teams:
+        return None
+    if not {plan.device_names[d] for d in np.unique(plan.device).tolist()} <= known.keys():
+        return None
+    # Of devices without ops nothing is asked.
+    index = np.array([known.get(name, 0) for name in plan.device_names])
+    device = np.where(graph.is_io, machine.host, index[plan.device])
+    placement = make_placement(graph, machine, device, plan.rank, made_by=plan.made_by)
+    return None if check(placement, graph, machine) else placement
+
+
+def _fitted(
+    request: Generation, scheme: str, machine: Cluster, costs: CostModel | str | Path | None,
+    search: Search,
+) -> FitRow | _Fitted:  # fmt: skip
+    """A request with its placement, or its row where it has none."""
+    row = FitRow(
+        machine.name, request.prompt, request.new, request.batch, fits=False, quantize=scheme
+    )
+    try:
+        model = at_context(request, None) if asks_longest(request) else request
+        graph = load(model, room_bytes=room_bytes(machine))
+
+        def plan(search: Search, graph: OpGraph) -> PlannedPlacement:
+            return plan_freely(graph, machine, costs=costs, search=search)
+
+        if asks_longest(request):
+            at_once = replace(search, seconds=0.0, evaluations=None)
+            _, graph, planned = plan_longest(graph, partial(plan, at_once), partial(plan, search))
+        else:
+            planned = plan(search, graph)
+        result = planned.result
+    except InfeasibleError as error:
+        return replace(row, limit=str(error))
+    row = replace(row, note=quantisation_note(request, graph))
+    return _Fitted(row, graph, machine, result.placement, result.score, result.bound_s)
+
+
+def fit_picture(rows: Sequence[FitRow]) -> str:
+    """An SVG of tokens per second: a bar for every row, a cross where it does not fit."""
+    from html import escape
+
+    most = max((row.tokens_per_s or 0.0 for row in rows), default=0.0) or 1.0
+    labels = [
+        f"{row.cluster}, {row.prompt}+{row.new} tokens, batch {row.batch}"
+        + (f", {row.quantize}" if row.quantize else "")
+        for row in rows
+    ]
+    height, bars = 26, 310
+    left = 16 + 7 * max(map(len, labels), default=0)  # of letters 12 pixels high
+    width = left + bars + 110
+
+    def lines() -> Iterator[str]:
+        for i, (row, label) in enumerate(zip(rows, labels, strict=True)):
+            y = 20 + i * height
+            yield f'<text x="{left - 8}" y="{y + 13}" text-anchor="end">{escape(label)}</text>'
+            if row.tokens_per_s is None:
+                yield f'<text x="{left}" y="{y + 13}" class="no">does not fit</text>'
+                continue
+            bar = max(1.0, bars * row.tokens_per_s / most)
+            yield f'<rect x="{left}" y="{y}" width="{bar:.1f}" height="18" rx="2"/>'
+            speed = f"{row.tokens_per_s:.1f} tokens/s"
+            yield f'<text x="{left + bar + 6:.1f}" y="{y + 13}">{speed}</text>'
+
+    style = (
+        "text{font:12px system-ui,sans-serif;fill:#222}rect{fill:#4c6ef5}.no{fill:#c92a2a}"
+        "@media(prefers-color-scheme:dark){text{fill:#ddd}}"
+    )
+    whole = height * len(rows) + 30
+    return (
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {whole}" role="img" '
+        f'aria-label="tokens per second"><style>{style}</style>{"".join(lines())}</svg>\n'
+    )

@@ -1,0 +1,159 @@
+"""Pages and traces of placements: `gdp report`, `--report` and `--trace`."""
+
+from collections.abc import Mapping
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+from gdp import solve
+from gdp.api.fit import generation_answer
+from gdp.api.tune import Tuned
+from gdp.cluster.file import Machine
+from gdp.cluster.types import Cluster
+from gdp.costs.adapt import adapt, learned_rows
+from gdp.costs.base import CostModel
+from gdp.graph.op_graph import OpGraph
+from gdp.measure.cycle import steady_state
+from gdp.measure.plan import Prediction
+from gdp.models import Model
+from gdp.placement import Placed
+from gdp.prepare import placed_on, prepare_problem
+from gdp.result import Result
+from gdp.sim.objectives import find_objective
+
+
+def report(
+    model: Model | None,
+    placement: Placed,
+    cluster: Machine | None,
+    path: str | Path,
+    *,
+    objective: str = "latency",
+    costs: CostModel | str | Path | None = None,
+    measured: Mapping[str, Any] | None = None,
+) -> None:
+    """Write the HTML page of a placement, which opens without a network.
+
+    Args:
+        model: Model that the placement is of.
+        placement: `Result`, whose objective, bound and candidates are shown, or a placement, for
+            which the simulator and the heuristics find them now.
+        cluster: Cluster of the placement.
+        path: HTML file to write.
+        objective: Objective of a placement that is no `Result`.
+        costs: Cost model or file; None for the shipped one.
+        measured: Result of `gdp.run` for the placement.
+    """
+    view = None if measured is None else measured_view(measured)
+    _write(model, placement, cluster, path, objective, costs, view)
+
+
+def _write(
+    model: Model | None, placement: Placed, cluster: Machine | None, path: str | Path,
+    objective: str, costs: CostModel | str | Path | None, measured: Mapping[str, Any] | None,
+) -> None:  # fmt: skip
+    from gdp.reports.html import write_report
+
+    graph, placed, cluster, costs = placed_on(model, placement, cluster, costs)
+    if isinstance(placement, Result):
+        result = placement
+    else:
+        result = solve.evaluated(graph, placed, cluster, objective=objective, costs=costs)
+    if all(candidate.method != "single" for candidate in result.candidates):
+        from gdp.methods.portfolio import heuristic_candidates
+
+        free = prepare_problem(graph, cluster, result.objective, costs=costs).problem
+        yardsticks = heuristic_candidates(free, result.seed)
+        result = replace(result, candidates=(*result.candidates, *yardsticks))
+    view = solve.view_of(graph, result.placement, cluster, costs=costs)
+    steady = None
+    if find_objective(result.objective).pipelined:
+        drawn = steady_state(Prediction(view.problem, view.device, view.group_of, view.teams))
+        steady = None if drawn is None else asdict(drawn)
+    answer = generation_answer(
+        graph, placed, cluster, result.score, costs=costs, objective=result.objective
+    )  # fmt: skip
+    generation = None if answer is None else answer.to_json()
+    write_report(view, result.to_json(), path, measured, steady, generation)
+
+
+def report_tuned(graph: OpGraph, tuned: Tuned, cluster: Cluster, path: str | Path) -> None:
+    """Write the page of a tuned placement, with the machine's lessons, by the costs learned.
+
+    Args:
+        graph: The model.
+        tuned: Result of `gdp.tune` for it.
+        cluster: Cluster that it was tuned on.
+        path: HTML file to write.
+    """
+    measured = None if tuned.report is None else measured_view(tuned.report.to_json())
+    runs = tuned.record.runs
+    taught = {
+        "rounds": [
+            {"predicted_s": r.predicted_s, "measured_s": r.measured_s, "off": r.off,
+             "learned": "; ".join(r.learned)}
+            for r in tuned.rounds
+        ],
+        "rows": [row._asdict() for row in learned_rows(adapt(runs), runs)[:MOST_TAUGHT]],
+    }  # fmt: skip
+    _write(
+        graph, tuned.placement, cluster, path, tuned.objective, tuned.costs,
+        {"rows": [], "segments": [], "lines": list(tuned.notes)} | (measured or {})
+        | {"taught": taught},
+    )  # fmt: skip
+
+
+MOST_TAUGHT = 40
+"""Rows of the page about what a machine taught."""
+
+
+def trace(
+    model: Model,
+    placement: Placed,
+    cluster: Machine,
+    path: str | Path,
+    *,
+    costs: CostModel | str | Path | None = None,
+) -> None:
+    """Write the simulated schedule of a placement as a Chrome/Perfetto trace."""
+    from gdp.reports.trace import write_trace
+
+    write_trace(solve.view_of(model, placement, cluster, costs=costs), path)
+
+
+def measured_view(report: Mapping[str, Any]) -> dict[str, Any]:
+    """The rows and lines of a page about an execution, from the fields of a `RunReport`."""
+    from gdp.measure.report import advice
+
+    placed = {
+        "name": "placed", "predicted_latency_s": report["predicted_latency_s"],
+        "latency_s": report["measured_latency_s"],
+        "latency_interval_s": report["latency_interval_s"],
+        "predicted_rate": report["predicted_throughput_per_s"],
+        "rate": report["measured_throughput_per_s"],
+        "rate_interval": report["throughput_interval_per_s"],
+    }  # fmt: skip
+    baselines = [
+        {
+            "name": name.replace("_", " "), "latency_s": row["latency_s"],
+            "latency_interval_s": row["latency_interval_s"], "rate": row["throughput_per_s"],
+            "rate_interval": row["throughput_interval_per_s"],
+            "predicted_latency_s": row.get("predicted_latency_s"),
+            "predicted_rate": row.get("predicted_throughput_per_s"),
+        }
+        for name, row in report["baselines"].items()
+    ]  # fmt: skip
+    verdict = {
+        None: "Outputs cannot be compared: they are other ones at each run.",
+        True: "Outputs equal the uncut model's.",
+        False: "Outputs DIFFER from the uncut model's.",
+    }
+    notes = [note for note in (report.get("note"), *report["warnings"]) if note]
+    return {
+        "rows": [placed, *baselines],
+        "segments": report["segments"],
+        "lines": [
+            f"{verdict[report['outputs_equal']]} Medians of {report['rounds']} rounds.",
+            *notes, advice(report),
+        ],
+    }  # fmt: skip

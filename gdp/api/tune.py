@@ -1,0 +1,476 @@
+"""The command `tune`: place, run, learn what the machine costs, place again."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import msgspec
+import numpy as np
+
+from gdp import solve
+from gdp.api.place import question_of
+from gdp.api.run import Executor, Placing, ReadyPlacement, runnable
+from gdp.cluster.file import Machine, load_cluster
+from gdp.constraints import Constraints
+from gdp.costs import machine
+from gdp.costs.adapt import Adaptation, AdaptedCosts, Run, lessons
+from gdp.costs.base import CostModel
+from gdp.costs.default import SHIPPED, resolve_costs
+from gdp.errors import ArgumentError, GdpError, InfeasibleError
+from gdp.graph.groups import first_members
+from gdp.interrupts import Interrupts, StopRequestError
+from gdp.learn.tuning import (
+    UNMEASURABLE,
+    Checked,
+    Measurement,
+    Planned,
+    Trial,
+    Verdict,
+    judge_lessons,
+    tuning_loop,
+)
+from gdp.measure.measuring import Measuring
+from gdp.measure.observe import observed_run
+from gdp.measure.report import SINGLE, Row, RunReport, speed
+from gdp.measure.statistics import Estimate
+from gdp.methods.base import Assignment, Search
+from gdp.models import Model, load, with_dims
+from gdp.placement import Placement, make_placement
+from gdp.prepare import PreparedProblem, prepare_problem, room_bytes
+from gdp.sim.objectives import find_objective
+from gdp.targets.llamacpp.plan import even_row
+
+TUNED, FIRST, ONE_DEVICE = "tuned plan", "first plan", "one device"
+ROUND_SECONDS = 2.0
+"""Of measuring in a round, at most; finalists get `Measuring.seconds` together."""
+PLACE_SECONDS = 2.0
+MOST_OUTLIERS = 3
+"""Outliers that a note names."""
+
+
+@dataclass(frozen=True)
+class Round:
+    """Prediction, measurement and lessons of a round."""
+
+    predicted_s: float
+    measured_s: float
+    best_s: float
+    pieces: int
+    learned: tuple[str, ...]
+
+    @property
+    def off(self) -> float:
+        """Share by which the prediction missed."""
+        return abs(self.predicted_s / self.measured_s - 1.0)
+
+
+class Unmeasured(NamedTuple):
+    """A measurement that was refused or contradicted itself."""
+
+    stage: str  # "a plan after round 2", "the final contest"
+    reason: str
+
+
+@dataclass(frozen=True, eq=False)
+class Tuned:
+    """The best measured placement, and what was learned on the way."""
+
+    placement: Placement
+    answer: str  # "tuned plan", "first plan" or "one device"
+    objective: str
+    model: str
+    cluster: str
+    rounds: tuple[Round, ...]
+    report: RunReport | None  # of the finalists, measured in turn; None where there was no contest
+    record: machine.MachineRecord
+    costs: AdaptedCosts  # learned from all that is known
+    verdict: Verdict  # on the lessons: only where they are better anything is remembered
+    record_file: str = ""  # empty: nothing is remembered
+    notes: tuple[str, ...] = ()
+    unmeasured: tuple[Unmeasured, ...] = ()
+    interrupted: bool = False  # by Ctrl-C, after at least one round
+
+    @property
+    def value_s(self) -> float:
+        """Measured seconds of the answer, of the objective."""
+        if self.report is None:
+            return min(r.measured_s for r in self.rounds)
+        return 1.0 / speed(self.objective, _finalists(self.report)[self.answer]).value
+
+    def rates(self) -> dict[str, Estimate]:
+        """Samples per second of the objective, with intervals, of all that was measured in turn."""
+        if self.report is None:
+            return {}
+        rows = _finalists(self.report) | {
+            name: row for name, row in self.report.baselines.items() if name != SINGLE
+        }
+        return {name: speed(self.objective, row) for name, row in rows.items()}
+
+    def to_json(self) -> dict[str, Any]:
+        """The fields as plain values; the placement is in the file that is written."""
+        return {
+            "model": self.model, "cluster": self.cluster, "objective": self.objective,
+            "answer": self.answer, "value_s": self.value_s, "off_before": self.record.off_before,
+            "off": self.record.off,
+            "rounds": [
+                {"predicted_s": r.predicted_s, "measured_s": r.measured_s, "best_s": r.best_s,
+                 "pieces": r.pieces, "learned": list(r.learned)}
+                for r in self.rounds
+            ],
+            "finals": None if self.report is None else self.report.to_json(),
+            "verdict": self.verdict.to_json(), "remembered_in": self.record_file or None,
+            "not_measured": [one._asdict() for one in self.unmeasured],
+            "interrupted": self.interrupted, "notes": list(self.notes),
+        }  # fmt: skip
+
+
+def _finalists(report: RunReport) -> dict[str, Row]:
+    """The placements among what was measured in turn."""
+    rows = {TUNED: report.placed} | dict(report.rivals)
+    return rows | ({ONE_DEVICE: report.baselines[SINGLE]} if SINGLE in report.baselines else {})
+
+
+@dataclass(eq=False)
+class _Session:
+    """A model that is tuned: what its rounds share."""
+
+    executor: Executor
+    base: CostModel
+    label: str
+    fused: PreparedProblem
+    placing: Placing
+    search: Search
+    measuring: Measuring
+    ready: dict[bytes, ReadyPlacement] = field(default_factory=dict)
+    unmeasured: list[Unmeasured] = field(default_factory=list)
+
+    def skip(self, stage: str, error: GdpError) -> None:
+        """Record and tell that something was not measured."""
+        self.unmeasured.append(Unmeasured(stage, str(error)))
+        self.measuring.say(f"{stage} was not measured: {error}")
+
+    def costs(self, adaptation: Adaptation) -> AdaptedCosts:
+        return AdaptedCosts(self.base, adaptation)
+
+    def place(self, adaptation: Adaptation, start: Placement | None, seed: int) -> Planned:
+        """The best placement under an adaptation, predicted as it is executed."""
+        executor, method = self.executor, self.placing.get("method", "auto")
+        budget, begin = replace(self.search, seed=seed), None
+        if start is not None:
+            first = first_members(self.fused.group_of)
+            begin = Assignment(start.device[first], start.rank[first], start.teams)
+        if executor.runtime.target:
+            placed = executor.place(self.costs(adaptation), self.placing).placement
+            return self.planned(placed, adaptation)
+        if begin is not None and method == "auto":
+            budget, method = replace(budget, start=begin), "local_search"
+        placed = solve.place(
+            executor.graph, executor.cluster, objective=executor.objective,
+            **{**self.placing, "method": method, "search": budget,
+               "costs": self.costs(adaptation)},
+        ).placement  # fmt: skip
+        return self.planned(placed, adaptation)
+
+    def planned(self, placed: Placement, adaptation: Adaptation) -> Planned:
+        """A placement with its prediction."""
+        key = placed.device.tobytes() + repr(placed.teams).encode()
+        self.ready[key] = ready = self.executor.prepare(placed, self.costs(adaptation))
+        plan = self.executor.plan(ready)
+        full = find_objective(self.executor.objective).pipelined
+        return Planned(placed, key, plan.period_s if full else plan.latency_s)
+
+    def measure(self, placed: Placement, seconds: float) -> Measurement:
+        """Execute a placement, without baselines."""
+        ready = self.ready[placed.device.tobytes() + repr(placed.teams).encode()]
+        measuring = Measuring(seconds, self.search.seed)
+        report = self.executor.run(placed, ready, measuring, baselines=False)
+        row = _finalists(report)[TUNED]
+        estimate = speed(self.executor.objective, row)
+        run = observed_run(
+            self.executor.graph, self.executor.cluster, self.base, ready.prediction,
+            self.executor.plan(ready), report,
+        )  # fmt: skip
+        return Measurement(1.0 / estimate.value, run, estimate.width / 2)
+
+
+def tune(
+    model: Model,
+    cluster: Machine,
+    *,
+    objective: str = "latency",
+    runs: int = 10,
+    dims: Sequence[str] = (),
+    costs: CostModel | str | Path | None = None,
+    method: str = "auto",
+    search: Search | None = None,
+    checkpoint: str | Path | None = None,
+    constraints: Constraints | None = None,
+    runtime: str | None = None,
+    measuring: Measuring | None = None,
+    keep: bool = True,
+    refit: bool = True,
+    progress: Callable[[Round], None] | None = None,
+) -> Tuned:
+    """Place a model, run it, learn what this machine really costs, and place it again.
+
+    Args:
+        model: ONNX or GGUF file, JAX function or PyTorch module.
+        cluster: File, preset or `Cluster` whose devices exist on this machine.
+        objective: "latency" or "throughput".
+        runs: Placements to execute at most; fewer where two in a row gain nothing. Of llama.cpp
+            the first, where nothing is known of this machine, has a part on every device.
+        dims: Bindings of symbolic dimensions, "NAME=VALUE"; ONNX models.
+        costs: Costs to start from; None for the shipped ones and what is remembered of this
+            machine.
+        method: As in `gdp.place`.
+        search: Budget of each of the two searches of a round; 2 seconds by default.
+        checkpoint: As in `gdp.place`.
+        constraints: As in `gdp.place`.
+        runtime: Name of the runtime; None for the first that executes such models.
+        measuring: Of the finalists; its progress is told of stages.
+        keep: Remember what was learned for `gdp.place` and `gdp.run` on this machine, if it
+            predicts the finalists better than the costs so far.
+        refit: False keeps the costs as they were, for comparison.
+        progress: Called after every round.
+
+    Returns:
+        The best measured placement, which remembers this question and is never slower than the
+        first plan or one device where these were measured, with the rounds, the finalists' report,
+        the record of the machine and the verdict on it. Ctrl-C ends the loop with the best of the
+        rounds so far, of which nothing is remembered.
+
+    Raises:
+        ModelError: if no runtime, or not the one given, executes the model.
+        PlacementError: if the runtime refuses the first placement.
+        KeyboardInterrupt: if Ctrl-C comes before the first round has ended, or twice.
+        ValueError: if `runs` is not positive.
+
+    Example:
+        >>> import gdp
+        >>> tuned = gdp.tune("onnx:light_squeezenet", "2xcpu-core", runs=3)  # doctest: +SKIP
+        >>> gdp.save_placement(tuned.placement, "p.json")  # doctest: +SKIP
+    """
+    if runs < 1:
+        raise ArgumentError(f"runs must be at least 1, got {runs}")
+    target, bound = load_cluster(cluster), with_dims(dims)
+    options: Placing = {"method": method, "checkpoint": checkpoint, "constraints": constraints}
+    options = runnable(model, options, runtime)
+    graph = load(model, bound, room_bytes=room_bytes(target, constraints))
+    executor = Executor.of(model, graph, target, objective, bound, runtime)
+    search = search or Search(seconds=PLACE_SECONDS)
+    measuring = measuring or Measuring(seed=search.seed)
+    session = _session(executor, costs, options, search, measuring)
+    known = machine.Knowledge()
+    if costs is None:
+        known = machine.knowledge(target, executor.runtime.distribution, session.label)
+    loop = _measured(session, runs, known.runs, refit, progress)
+    answer, placement = _answer(session, loop.trials, loop.final)
+    question = question_of(model, bound, target, objective, constraints, costs)
+    placement = replace(placement, question=question)
+    record, verdict = _judged(session, loop, known)
+    path, notes = "", _notes(loop)
+    if keep and verdict.is_better:
+        try:
+            path = str(machine.remember(record))
+        except OSError as error:
+            notes.append(f"what was learned is not kept: {error}")
+    return Tuned(
+        placement, answer, objective, graph.name, target.name, tuple(loop.rounds), loop.final,
+        record, session.costs(loop.trials[-1].adaptation), verdict, path, tuple(notes),
+        tuple(session.unmeasured), loop.interrupted,
+    )  # fmt: skip
+
+
+def _session(
+    executor: Executor, costs: CostModel | str | Path | None, options: Placing, search: Search,
+    measuring: Measuring,
+) -> _Session:  # fmt: skip
+    """A session that starts from costs which are not adapted."""
+    graph, cluster, objective = executor.graph, executor.cluster, executor.objective
+    base, label = resolve_costs(SHIPPED if costs is None else costs, cluster, graph)
+    fused = prepare_problem(
+        graph, cluster, objective, costs=base, constraints=options.get("constraints"), replicas=True
+    )
+    return _Session(executor, base, label, fused, options, search, measuring)
+
+
+def _scouted(session: _Session) -> list[Run]:
+    """A run with a part of the model on every device, of runtimes whose plans may leave one out for
+    good; empty where that is not possible."""
+    executor = session.executor
+    if not executor.runtime.target or executor.cluster.num_devices < 2:
+        return []
+    session.measuring.say("running a plan with a part on every device")
+    try:
+        plan = even_row(executor.graph, executor.cluster)
+        session.planned(plan, Adaptation())
+        return [session.measure(plan, ROUND_SECONDS).run]
+    except UNMEASURABLE as error:
+        session.skip("a plan with a part on every device", error)
+        return []
+
+
+@dataclass(eq=False)
+class _Loop:
+    """All that was measured."""
+
+    scouts: list[Run] = field(default_factory=list)
+    trials: list[Trial[Placement]] = field(default_factory=list)
+    rounds: list[Round] = field(default_factory=list)
+    final: RunReport | None = None  # None where an interrupt or a refusal came before
+    interrupted: bool = False
+
+
+def _measured(
+    session: _Session, runs: int, known: Sequence[Run], refit: bool,
+    progress: Callable[[Round], None] | None,
+) -> _Loop:  # fmt: skip
+    """All rounds, and the finalists measured in turn; ends early on Ctrl-C."""
+    loop = _Loop()
+    with Interrupts(StopRequestError) as interrupts:
+        try:
+            if not known and refit and runs > 1:
+                loop.scouts = _scouted(session)
+            _run_rounds(session, loop, runs - len(loop.scouts), known, refit, progress)
+            loop.final = _finals(session, loop.trials)
+        except (KeyboardInterrupt, StopRequestError):
+            if not loop.trials or interrupts.requests > 1:
+                raise KeyboardInterrupt from None
+            loop.interrupted = True
+    return loop
+
+
+def _run_rounds(
+    session: _Session, loop: _Loop, runs: int, known: Sequence[Run], refit: bool,
+    progress: Callable[[Round], None] | None,
+) -> None:  # fmt: skip
+    """Rounds until they are spent or gain nothing."""
+    say, known = session.measuring.say, [*known, *loop.scouts]
+
+    def unmeasured(error: GdpError) -> None:
+        session.skip(f"a plan after round {len(loop.trials)}", error)
+
+    say("placing the first plan")
+    for trial in tuning_loop(
+        session.place, lambda p: session.measure(p, ROUND_SECONDS), runs, known=known,
+        seed=session.search.seed, refit=refit, unmeasured=unmeasured,
+    ):  # fmt: skip
+        loop.trials.append(trial)
+        loop.rounds.append(_round(trial, known))
+        if progress is not None:
+            progress(loop.rounds[-1])
+        say(f"round {len(loop.trials)} of at most {runs}", len(loop.trials) / runs)
+
+
+def _round(trial: Trial[Placement], known: Sequence[Run]) -> Round:
+    run = trial.measured.run
+    return Round(
+        trial.planned.predicted_s, trial.measured.value_s, trial.best_s, len(run.pieces),
+        tuple(lessons(trial.adaptation, [*known, run])),
+    )  # fmt: skip
+
+
+def _finals(session: _Session, trials: Sequence[Trial[Placement]]) -> RunReport | None:
+    """The best plan, the first one and the baselines, measured in turn; None where that fails."""
+    adaptation = trials[-1].adaptation
+    best, first = _best(trials), trials[0].planned
+    session.measuring.say("measuring the finalists and the baselines in turn")
+    rivals = {}
+    if first.key != best.key:
+        session.planned(first.placement, adaptation)
+        rivals[FIRST] = session.ready[first.key].prediction
+    session.planned(best.placement, adaptation)
+    try:
+        return session.executor.run(
+            best.placement, session.ready[best.key], session.measuring, rivals=rivals
+        )
+    except UNMEASURABLE as error:
+        session.skip("the final contest", error)
+        return None
+
+
+def _best(trials: Sequence[Trial[Placement]]) -> Planned[Placement]:
+    return min(trials, key=lambda trial: trial.measured.value_s).planned
+
+
+def _notes(loop: _Loop) -> list[str]:
+    """Remarks on how the loop ended, and on measurements that taught nothing."""
+    notes = ["interrupted: the best placement so far"] if loop.interrupted else []
+    learned = loop.trials[-1].adaptation
+    if count := len(learned.outliers):
+        named = "; ".join(learned.outliers[:MOST_OUTLIERS])
+        more = "; ..." if count > MOST_OUTLIERS else ""
+        notes.append(
+            f"{count} of {learned.observations} measured pieces and links teach nothing, as they "
+            f"contradict all others: {named}{more}"
+        )
+    return notes
+
+
+def _answer(
+    session: _Session, trials: Sequence[Trial[Placement]], final: RunReport | None
+) -> tuple[str, Placement]:
+    """The fastest of the placements that were measured in turn."""
+    best = _best(trials).placement
+    if final is None:
+        return TUNED, best
+    objective = session.executor.objective
+    rows = _finalists(final)
+    fastest = max(rows, key=lambda name: speed(objective, rows[name]).value)
+    if fastest == FIRST:
+        return FIRST, trials[0].planned.placement
+    if fastest == ONE_DEVICE:
+        graph, cluster = session.executor.graph, session.executor.cluster
+        if session.executor.runtime.target:
+            return ONE_DEVICE, make_placement(graph, cluster, np.full(graph.num_ops, cluster.host))
+        try:
+            alone = solve.place(
+                graph, cluster, objective=objective,
+                **{**session.placing, "method": "single", "search": session.search,
+                   "costs": session.costs(trials[-1].adaptation)},
+            ).placement  # fmt: skip
+        except InfeasibleError:
+            return TUNED, best
+        return ONE_DEVICE, alone
+    return TUNED, best
+
+
+def _judged(
+    session: _Session, loop: _Loop, known: machine.Knowledge
+) -> tuple[machine.MachineRecord, Verdict]:
+    """The record of the machine, and the verdict: its lessons have to predict the final contest
+    better than the costs so far."""
+    record = _record(session, loop)
+    if loop.final is None:
+        return record, judge_lessons([])
+    before, after = known.adaptation(), known.after(record).adaptation()
+    finalists = _finalists(loop.final)
+    checked = []
+    plans = {TUNED: _best(loop.trials).placement, FIRST: loop.trials[0].planned.placement}
+    for name, placement in plans.items():
+        if name in finalists:
+            rate = speed(session.executor.objective, finalists[name])
+            predicted = [session.planned(placement, a).predicted_s for a in (before, after)]
+            interval_s = (1.0 / rate.high, 1.0 / rate.low)
+            checked.append(Checked(1.0 / rate.value, interval_s, predicted[0], predicted[1]))
+    verdict = judge_lessons(checked)
+    shares = {"off_before": verdict.off_before, "off": verdict.off}
+    return msgspec.structs.replace(record, **shares), verdict
+
+
+def _record(session: _Session, loop: _Loop) -> machine.MachineRecord:
+    """The record of the machine, with the errors of the rounds."""
+    executor, rounds = session.executor, loop.rounds
+    first = loop.trials[0].planned.placement
+    unadapted = session.planned(first, Adaptation()).predicted_s
+    # Predictions were made before their placement was run, the last three after learning most.
+    checked = [r.off for r in rounds[1:] or rounds][-3:]
+    name = executor.runtime.distribution
+    return machine.MachineRecord(
+        schema=machine.SCHEMA, date=machine.now(), model=executor.graph.name,
+        digest=executor.graph.digest, runtime=name, versions=machine.runtime_versions(name),
+        costs=session.label, devices=machine.measured_devices(executor.cluster),
+        runs=(*loop.scouts, *(trial.measured.run for trial in loop.trials)),
+        off_before=abs(unadapted / rounds[0].measured_s - 1.0), off=float(np.mean(checked)),
+    )  # fmt: skip

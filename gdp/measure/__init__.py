@@ -1,0 +1,1 @@
+"""Executing placements fairly: inputs, turns, statistics, reports."""

@@ -1,0 +1,168 @@
+"""Observations of an executed placement: its pieces and links beside their predictions."""
+
+from collections import defaultdict
+from dataclasses import replace
+
+import numpy as np
+from jaxtyping import Float, Int
+
+from gdp.cluster.types import Cluster
+from gdp.costs.adapt import LinkSeconds, Piece, Run, Share, base_dispatch_s, op_keys
+from gdp.costs.base import CostModel, RuntimeOverheads
+from gdp.graph.groups import first_members
+from gdp.graph.op_graph import OpGraph
+from gdp.measure.plan import ExecutionPlan, Prediction
+from gdp.measure.report import RunReport
+from gdp.sim.latency import simulate
+from gdp.sim.objectives import find_objective
+from gdp.sim.segments import segment_problem, segment_values
+
+
+def observed_run(
+    graph: OpGraph,
+    cluster: Cluster,
+    base: CostModel,
+    prediction: Prediction,
+    plan: ExecutionPlan,
+    report: RunReport,
+) -> Run:
+    """Predicted and measured seconds of all pieces and links of an execution.
+
+    Args:
+        graph: The model.
+        cluster: Its devices, without overheads of a runtime.
+        base: Costs that are not adapted, to which what is learned is relative.
+        prediction: Of the placement, as it was executed.
+        plan: Its segments.
+        report: What was measured.
+    """
+    measured, together = _measured(plan, report)
+    by_member = _by_member(report)
+    overheads = (
+        base.with_runtime_overheads(cluster) if isinstance(base, RuntimeOverheads) else cluster
+    )
+    shares = _shares(graph, cluster, base, prediction, plan)
+    fused = prediction.problem.graph
+    ops = np.bincount(
+        plan.segment[first_members(prediction.group_of)][~fused.is_io],
+        fused.repeats[~fused.is_io], len(plan.segment_device),
+    )  # fmt: skip
+    runs = np.ones(len(plan.segment_device), dtype=np.int64)
+    np.maximum.at(runs, plan.segment, graph.repeats)
+    pieces, by_device = [], defaultdict[int, list[Share]](list)
+    for s, d in enumerate(plan.segment_device.tolist()):
+        device = overheads.devices[d]
+        dispatches = int(runs[s] if device.dispatch_per == "segment" else ops[s])
+        own = (*shares[s], Share("", 0, "", base_dispatch_s(device) * dispatches))
+        if s not in measured or not shares[s]:
+            continue
+        serving = plan.devices_of(d)
+        each_s = by_member.get(s, ()) if together else ()
+        if len(each_s) != len(serving):
+            serving, each_s = (d,), (measured[s],)
+        for member, seconds in zip(serving, each_s, strict=True):
+            name, kind = overheads.devices[member].name, overheads.devices[member].kind
+            pieces.append(Piece(name, kind, own, seconds, together))
+        by_device[d] += own
+    full = find_objective(report.objective).pipelined
+    several = len(by_device) > 1
+    if full and several and not together and not plan.teams:
+        # Pieces were timed alone; with the pipeline full, the busiest device takes the period.
+        load = {d: sum(m for s, m in measured.items() if plan.segment_device[s] == d)
+                for d in by_device}  # fmt: skip
+        busiest = overheads.devices[max(load, key=lambda d: load[d])]
+        own = tuple(by_device[overheads.device_names.index(busiest.name)])
+        period_s = 1.0 / report.measured_throughput_per_s
+        pieces.append(Piece(busiest.name, busiest.kind, own, period_s, True))
+    sent = () if full else _transfers(prediction, plan, overheads, measured, report)
+    return Run(report.model, tuple(pieces), sent)
+
+
+def _measured(plan: ExecutionPlan, report: RunReport) -> tuple[dict[int, float], bool]:
+    """Seconds of every segment, and whether other devices were busy meanwhile."""
+    full = find_objective(report.objective).pipelined
+    rows = [row for row in report.segments if row.segment >= 0]
+    together = full and all(row.pipelined_s is not None for row in rows)
+    seconds = defaultdict[int, float](float)
+    for row in rows:
+        piped = row.pipelined_s if together and row.pipelined_s is not None else row.measured_s
+        seconds[row.segment] += piped
+    busy = {m for d in set(plan.segment_device.tolist()) for m in plan.devices_of(d)}
+    return dict(seconds), together and len(busy) > 1
+
+
+def _by_member(report: RunReport) -> dict[int, tuple[float, ...]]:
+    """Seconds of every segment that devices run in turn, by each of them."""
+    total = dict[int, tuple[float, ...]]()
+    for row in report.segments:
+        if row.segment >= 0 and row.member_s:
+            before = total.get(row.segment, (0.0,) * len(row.member_s))
+            total[row.segment] = tuple(a + b for a, b in zip(before, row.member_s, strict=True))
+    return total
+
+
+def _shares(
+    graph: OpGraph, cluster: Cluster, base: CostModel, prediction: Prediction, plan: ExecutionPlan
+) -> list[list[Share]]:
+    """The ops of every segment with their predictions by the base costs, ops alike together."""
+    if getattr(base, "reads_unfused", False):
+        rows, segment = graph, plan.segment
+    else:
+        rows = prediction.problem.graph
+        segment = plan.segment[first_members(prediction.group_of)]
+    seconds = base(rows, cluster)[np.arange(rows.num_ops), plan.segment_device[segment]]
+    seconds = seconds * rows.repeats
+    counted = ~rows.is_io & np.isfinite(seconds) & (seconds > 0)
+    keys = op_keys(rows)
+    sums: list[dict[tuple[str, int, str], float]] = [{} for _ in plan.segment_device]
+    for i in np.flatnonzero(counted).tolist():
+        own = sums[int(segment[i])]
+        own[keys[i]] = own.get(keys[i], 0.0) + float(seconds[i])
+    return [[Share(*key, total) for key, total in own.items()] for own in sums]
+
+
+def _transfers(
+    prediction: Prediction,
+    plan: ExecutionPlan,
+    base: Cluster,
+    measured: dict[int, float],
+    report: RunReport,
+) -> tuple[LinkSeconds, ...]:
+    """Links of a sample alone: what its latency is above the schedule of the measured pieces is
+    theirs, spread evenly over the transfers."""
+    problem = prediction.problem
+    segment = plan.segment[first_members(prediction.group_of)]
+    cut = segment_problem(problem, segment)
+    where = segment_values(prediction.device, segment)
+    compute_s = _with_measured(cut.compute_s, where, measured)
+    idle = tuple(replace(device, dispatch_s=0.0) for device in cut.cluster.devices)
+    timed = replace(cut, compute_s=compute_s, cluster=replace(cut.cluster, devices=idle))
+    schedule = simulate(timed, where, None)
+    sent = schedule.transfers
+    count = len(sent.tensor)
+    if not count or not np.isfinite(schedule.latency_s):
+        return ()
+    rest_s = (report.measured_latency_s - schedule.latency_s) / count
+    totals = defaultdict[tuple[int, int], list[float]](lambda: [0.0, 0.0])
+    for t, i, j, start_s, arrive_s in zip(
+        sent.tensor.tolist(), sent.source.tolist(), sent.destination.tolist(),
+        sent.start_s.tolist(), sent.arrive_s.tolist(), strict=True,
+    ):  # fmt: skip
+        bytes_ = float(timed.sent_bytes[t])
+        both = totals[i, j]
+        both[0] += float(base.link_latency_s[i, j]) + bytes_ / float(base.link_bytes_per_s[i, j])
+        both[1] += max(arrive_s - start_s + rest_s, 0.1 * (arrive_s - start_s), 1e-7)
+    names = base.device_names
+    return tuple(
+        LinkSeconds(names[i], names[j], predicted_s, measured_s)
+        for (i, j), (predicted_s, measured_s) in totals.items()
+    )
+
+
+def _with_measured(
+    compute_s: Float[np.ndarray, "S D"], where: Int[np.ndarray, "S"], measured: dict[int, float]
+) -> Float[np.ndarray, "S D"]:
+    made = compute_s.copy()
+    for s, seconds in measured.items():
+        made[s, where[s]] = seconds
+    return made

@@ -1,1 +1,0 @@
-"""Executes placements of ONNX models with OpenVINO."""

@@ -1,1 +1,0 @@
-"""Measured times of kernels and models."""

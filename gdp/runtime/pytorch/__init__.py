@@ -1,1 +1,0 @@
-"""Executes placements of PyTorch modules."""

@@ -1,0 +1,1 @@
+"""Runtimes that execute placements, a folder each, and the table of them."""

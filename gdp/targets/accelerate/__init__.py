@@ -1,0 +1,1 @@
+"""accelerate: device maps of PyTorch modules, with offloading."""

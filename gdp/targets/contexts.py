@@ -1,0 +1,147 @@
+"""The longest context of a request: that of a plan, and the longest for which a plan is found.
+
+What is timed stays the same, so that only caches grow, each at its own pace
+(`gdp.graph.generation.CacheGrowth`): bytes of a plan at another context are sums, and nothing is
+simulated or traced.
+"""
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import numpy as np
+from jaxtyping import Int
+
+from gdp import solve
+from gdp.cluster.types import Cluster, overflow_bytes
+from gdp.costs.offload import moved_caches
+from gdp.errors import InfeasibleError, ModelError
+from gdp.graph.generation import grows, longest_of_model, request_of, with_context
+from gdp.graph.op_graph import OpGraph
+from gdp.placement import Placement, make_placement
+from gdp.prepare import requests_in_flight
+from gdp.sim.objectives import Score
+from gdp.targets.accelerate.plan import PlannedPlacement
+from gdp.terminal import stage
+
+STEP = 256
+"""Longest contexts are multiples of it, as runtimes reserve caches in blocks."""
+UNKNOWN_LONGEST = 1 << 20
+"""Tokens of the longest context of a model that names none."""
+CLOSE = 64
+"""The search ends where a plan is found for all but one in so many tokens of the rest."""
+
+
+def cache_bytes_on(
+    graph: OpGraph, placement: Placement, cluster: Cluster, count: int
+) -> Int[np.ndarray, "D"]:
+    """Bytes of the caches of so many requests on each device; of an offloaded module they lie on
+    the device that computes it."""
+    held = [
+        int(graph.cache_bytes[ops].sum()) for ops in weights_once(graph, placement, cluster)
+    ]  # fmt: skip
+    return count * (np.array(held) + moved_caches(graph, placement.device, cluster))
+
+
+def weights_once(
+    graph: OpGraph, placement: Placement, cluster: Cluster
+) -> list[Int[np.ndarray, "_"]]:
+    """Of each device, ops whose weights and caches it holds, one for every weight."""
+    serving = {d: team[0] for team in placement.teams for d in team}
+    rows = []
+    for d in range(cluster.num_devices):
+        mine = np.flatnonzero((placement.device == serving.get(d, d)) & (graph.weight_bytes > 0))
+        rows.append(mine[np.unique(graph.weight_id[mine], return_index=True)[1]])
+    return rows
+
+
+def longest_of_plan(
+    graph: OpGraph, placement: Placement, cluster: Cluster, score: Score, objective: str
+) -> int | None:
+    """Tokens of the longest context that the plan of a request has memory for, at most what the
+    model was made for; None where the plan does not fit, or nothing says how caches grow."""
+    request = request_of(graph)
+    if request is None or not grows(graph) or not score.feasible:
+        return None
+    count = requests_in_flight(graph, cluster, objective)
+    other_bytes = score.peak_bytes - cache_bytes_on(graph, placement, cluster, count)
+
+    def fits(tokens: int) -> bool:
+        caches = cache_bytes_on(with_context(graph, tokens), placement, cluster, count)
+        return overflow_bytes(cluster, other_bytes + caches) == 0
+
+    least, most = request.held, _most(graph)
+    if fits(most):
+        return most
+    low, high = least // STEP, most // STEP  # fits, and does not
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (middle, high) if fits(max(middle * STEP, least)) else (low, middle)
+    return max(low * STEP, least)
+
+
+def _most(graph: OpGraph) -> int:
+    """The longest context that is looked at: that of the model, or what is asked for anyway."""
+    request = request_of(graph)
+    longest = (longest_of_model(graph) or UNKNOWN_LONGEST) // STEP * STEP
+    return longest if request is None else max(longest, request.held)
+
+
+def plan_longest(
+    graph: OpGraph,
+    quick: Callable[[OpGraph], PlannedPlacement],
+    plan: Callable[[OpGraph], PlannedPlacement],
+) -> tuple[int, OpGraph, PlannedPlacement]:
+    """The longest context for which a plan is found: its tokens, the graph with caches of so many,
+    and its plan.
+
+    Bisection between the context of the request and that of the model. Every plan that is found
+    says how far its own devices go, so that few are made.
+
+    Args:
+        graph: Of a request.
+        quick: Plans a graph in little time, for contexts that are tried.
+        plan: Plans the graph of the answer.
+
+    Raises:
+        ModelError: The graph is of no request, or does not say how its caches grow.
+        InfeasibleError: No plan is found for the tokens of the request alone.
+    """
+    request = request_of(graph)
+    if request is None or not grows(graph):
+        raise ModelError("--context max is for requests (--generate) to hf: and .gguf models")
+    known, low, failed = quick(graph), request.held, _most(graph) + 1
+    low = _longest_of(graph, known) or low
+    tried = _most(graph)
+    while low < tried and failed - low > max(STEP, (failed - low) // CLOSE, low // CLOSE):
+        stage(f"longest context: at least {low} tokens, trying {tried}")
+        try:
+            known = quick(with_context(graph, tried))
+            low = max(tried, _longest_of(with_context(graph, tried), known) or tried)
+        except InfeasibleError:
+            failed = tried
+        tried = (low + failed) // 2 // STEP * STEP
+    graph = with_context(graph, low)
+    try:
+        planned = plan(graph)
+    except InfeasibleError:  # a longer search is no promise to find what a short one found
+        planned = _carried(known, graph)
+    return low, graph, planned
+
+
+def _longest_of(graph: OpGraph, planned: PlannedPlacement) -> int | None:
+    result = planned.result
+    return longest_of_plan(
+        graph, result.placement, planned.cluster, result.score, result.objective
+    )  # fmt: skip
+
+
+def _carried(planned: PlannedPlacement, graph: OpGraph) -> PlannedPlacement:
+    """The plan of the same request with other caches; its bound holds where these are larger."""
+    result, cluster, costs = planned.result, planned.cluster, planned.costs
+    old = result.placement
+    placement = replace(
+        make_placement(graph, cluster, old.device, old.rank, made_by=old.made_by),
+        teams=old.teams, streamed_bytes=old.streamed_bytes,
+    )  # fmt: skip
+    score = solve.simulate(graph, placement, cluster, objective=result.objective, costs=costs)
+    return replace(planned, result=replace(result, placement=placement, score=score))

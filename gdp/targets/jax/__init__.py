@@ -1,0 +1,1 @@
+"""JAX: executes placements of traced functions in jitted pieces."""

@@ -1,0 +1,447 @@
+"""Placing for llama.cpp: a first stretch of blocks on the CPU, then one on each GPU in their order.
+
+The experts of any block may be on the CPU. The plan has the least sum of compute and transfers,
+which is what a chain of blocks takes; beside it stands llama.cpp's own plan (`--fit on`, pull
+request 16653 of ggml-org/llama.cpp), whose rule is written again here, as the program itself
+measures real devices.
+"""
+
+import itertools
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from jaxtyping import Float, Int
+
+from gdp.cluster.types import Cluster
+from gdp.constraints import Constraints
+from gdp.costs.base import CostModel
+from gdp.errors import ArgumentError, InfeasibleError, PlacementError, of_kind
+from gdp.graph.op_graph import OpGraph
+from gdp.methods.base import Search
+from gdp.placement import Placement, make_placement
+from gdp.prepare import prepare_problem
+from gdp.problem.arrays import arrays_of
+from gdp.sim.segments import border_tensors
+from gdp.targets.accelerate.plan import Peer, PlannedPlacement, beside
+from gdp.targets.chain import first_that_fits
+from gdp.targets.llamacpp.flags import Slots, slots_of
+from gdp.targets.rows import EQUAL, EVEN_STEPS, MEMORY_SHARES, best_row, evened
+
+FIT_MARGIN_BYTES = 1 << 30
+"""Kept free on each GPU: default of llama.cpp's `--fit-target`, 1024 MiB."""
+
+
+@dataclass(frozen=True, eq=False)
+class _LlamaBlocks:
+    """Seconds and bytes of the pieces that llama.cpp's flags move. Axes: S slots, D devices."""
+
+    cluster: Cluster
+    cpu: int
+    layer_s: Float[np.ndarray, "S D"]
+    experts_s: Float[np.ndarray, "S D"]
+    segment_s: Float[np.ndarray, "D"]  # the dispatch that is paid for every stretch, in all passes
+    layer_bytes: Int[np.ndarray, "S"]
+    expert_bytes: Int[np.ndarray, "S"]
+    memory_bytes: Int[np.ndarray, "D"]  # for weights and caches
+    tensor_bytes: int  # at most so many are alive at once
+    crossings: int  # of a border in one sample: by the prompt, and by all steps together
+    # Bytes of all passes together:
+    flow_bytes: int  # between blocks
+    logits_bytes: int
+    away_bytes: Int[np.ndarray, "S 2"]  # to the experts, and back
+
+    def move_s(self, src: int, dst: int, size: int) -> float:
+        latency_s = self.cluster.link_latency_s * self.crossings
+        return 0.0 if src == dst else float(
+            latency_s[src, dst] + size / self.cluster.link_bytes_per_s[src, dst]
+        )  # fmt: skip
+
+    def with_share(self, share: float) -> "_LlamaBlocks":
+        """With a share of the tensors' bytes kept free of weights on every device."""
+        kept = int(share * self.tensor_bytes)
+        return replace(self, memory_bytes=self.memory_bytes - kept)
+
+    def filled(self, fill: float) -> "_LlamaBlocks":
+        """With GPUs whose weights and tensors may take no more than a share of their memory."""
+        memory_bytes = self.memory_bytes.copy()
+        for d, device in enumerate(self.cluster.devices):
+            if not device.is_cpu:
+                most = int(fill * self.cluster.memory_bytes[d]) - self.tensor_bytes
+                memory_bytes[d] = min(memory_bytes[d], most)
+        return replace(self, memory_bytes=memory_bytes)
+
+    @cached_property
+    def away_s(self) -> list[list[float]]:
+        """Seconds of the experts of each slot on the CPU, [device that has the rest][slot]."""
+        cpu, count = self.cpu, len(self.layer_bytes)
+        if self.cluster.devices[cpu].is_unified:  # its GPU computes as near to its memory
+            return [[np.inf] * count for _ in range(self.cluster.num_devices)]
+        return [
+            [
+                float(self.experts_s[s, cpu] + self.segment_s[[cpu, device]].sum())
+                + self.move_s(device, cpu, int(self.away_bytes[s, 0]))
+                + self.move_s(cpu, device, int(self.away_bytes[s, 1]))
+                for s in range(count)
+            ]
+            for device in range(self.cluster.num_devices)
+        ]
+
+
+def plan_llamacpp(
+    graph: OpGraph,
+    cluster: Cluster,
+    *,
+    objective: str = "latency",
+    costs: CostModel | str | Path | None = None,
+    constraints: Constraints | None = None,
+    whole: Sequence[str] = (),
+    search: Search | None = None,
+    **_: Any,
+) -> PlannedPlacement:
+    """The best plan that llama.cpp's flags can express; of equally fast ones an even one.
+
+    Raises:
+        InfeasibleError: if nothing fits.
+        PlacementError: if the graph was not read from a GGUF file.
+    """
+    if whole:
+        raise ArgumentError("llama.cpp's flags move blocks and experts: leave out --granularity")
+    if objective != "latency":
+        raise ArgumentError(f"--for llamacpp plans the latency of one pass, not {objective}")
+    constraints = of_kind(constraints, Constraints, "constraints")
+    if constraints.together or constraints.whole:
+        raise ArgumentError("--for llamacpp keeps blocks whole by itself: leave out --together")
+    slots = slots_of(graph)
+    blocks = _llama_blocks(graph, cluster, slots, costs, constraints)
+    result = first_that_fits(
+        graph, cluster, _placements(graph, cluster, slots, blocks),
+        "a device is too small or forbidden",
+        method="llamacpp", objective=objective, costs=costs,
+    )  # fmt: skip
+    peer = _fit_peer(graph, cluster, slots, blocks)
+    result = beside(result, peer, graph, cluster, costs, constraints)
+    even, simplicity = (
+        _even_placements(graph, cluster, slots, blocks),
+        (search or Search()).simplicity,
+    )
+    result = evened(result, even, graph, cluster, costs, simplicity)
+    return PlannedPlacement(result, cluster, costs)
+
+
+def candidate_placements(
+    graph: OpGraph, cluster: Cluster, costs: CostModel | str | Path | None,
+    constraints: Constraints,
+) -> Iterator[Placement]:  # fmt: skip
+    """The plans of `plan_llamacpp`, for a free search to start from; none where llama.cpp cannot
+    run the graph here."""
+    try:
+        slots = slots_of(graph)
+        blocks = _llama_blocks(graph, cluster, slots, costs, constraints)
+    except (PlacementError, InfeasibleError):
+        return
+    yield from filter(None, _placements(graph, cluster, slots, blocks))
+    yield from _even_placements(graph, cluster, slots, blocks)
+
+
+def _placements(
+    graph: OpGraph, cluster: Cluster, slots: Slots, blocks: _LlamaBlocks
+) -> Iterator[Placement | None]:
+    """Plans of least seconds with less and less memory, then that of the fewest bytes on the CPU;
+    None where nothing fits the GPUs."""
+    tries = [*((share, False) for share in MEMORY_SHARES), (MEMORY_SHARES[-1], True)]
+    for share, frugal in tries:
+        found = _llama_devices(graph, slots, blocks.with_share(share), frugal)
+        yield found and make_placement(graph, cluster, found[1], made_by="gdp llamacpp")
+
+
+def _even_placements(
+    graph: OpGraph, cluster: Cluster, slots: Slots, blocks: _LlamaBlocks
+) -> Iterator[Placement]:
+    """Plans of nearly the least seconds whose fullest GPU is emptier and emptier, by bisection;
+    they put no more bytes on the CPU. None where there is one GPU."""
+    if sum(not device.is_cpu for device in cluster.devices) < 2:
+        return
+    shares = (blocks.with_share(share) for share in MEMORY_SHARES)
+    found = ((own, _llama_devices(graph, slots, own, False)) for own in shares)
+    own, best = next(((own, plan) for own, plan in found if plan), (blocks, None))
+    least, most = 0.0, 1.0
+    for _ in range(EVEN_STEPS if best else 0):
+        fill = (least + most) / 2
+        plan = _llama_devices(graph, slots, own.filled(fill), False)
+        if (
+            plan and best and plan[0].real <= best[0].real * (1 + EQUAL)
+            and plan[0].imag <= best[0].imag
+        ):  # fmt: skip
+            most = fill
+            yield make_placement(graph, cluster, plan[1], made_by="gdp llamacpp")
+        else:
+            least = fill
+
+
+def even_row(graph: OpGraph, cluster: Cluster) -> Placement:
+    """Blocks and output in equal shares on the CPU and each GPU, in the order of the flags."""
+    slots, numbers = slots_of(graph), cluster.accelerator_numbers
+    first = [numbers.index(None)] if None in numbers else []
+    order = [*first, *(d for d, n in enumerate(numbers) if n is not None)]
+    device = np.full(graph.num_ops, order[0])
+    device[graph.is_io] = cluster.host
+    count = len(slots.layers)
+    for slot, (layer, experts) in enumerate(zip(slots.layers, slots.experts, strict=True)):
+        device[layer] = device[experts] = order[slot * len(order) // count]
+    return make_placement(graph, cluster, device, made_by="gdp llamacpp, even")
+
+
+def _fit_peer(graph: OpGraph, cluster: Cluster, slots: Slots, blocks: _LlamaBlocks) -> Peer:
+    """The plan that llama.cpp makes by itself."""
+    gpus = [d for d in range(cluster.num_devices) if not cluster.devices[d].is_cpu]
+
+    def plan() -> Placement | None:
+        if not gpus:
+            return None
+        sizes = FitSizes(
+            blocks.layer_bytes, blocks.expert_bytes, cluster.memory_bytes[gpus], blocks.tensor_bytes
+        )
+        fitted, where = fit_plan(sizes), np.array([*gpus, blocks.cpu])
+        device = np.full(graph.num_ops, blocks.cpu)
+        device[graph.is_io] = cluster.host
+        for slot, (layer, experts) in enumerate(zip(slots.layers, slots.experts, strict=True)):
+            device[layer] = where[fitted.layers[slot]]
+            device[experts] = where[fitted.experts[slot]]
+        return make_placement(graph, cluster, device, made_by="llama.cpp's fit")
+
+    return Peer("llama.cpp, fit", "llama.cpp's own plan (--fit on)", plan)
+
+
+def _llama_blocks(
+    graph: OpGraph, cluster: Cluster, slots: Slots, costs: CostModel | str | Path | None,
+    constraints: Constraints,
+) -> _LlamaBlocks:  # fmt: skip
+    cpus = [d for d, device in enumerate(cluster.devices) if device.is_cpu]
+    if cluster.devices[cluster.host].is_unified:  # a processor of its own, in the same memory
+        cpus = [cluster.host]
+    if not cpus:
+        raise PlacementError(
+            f"llama.cpp needs a CPU; cluster {cluster.name!r} has none: add one, or say `unified = "
+            "true` of a GPU that shares its processor's memory"
+        )
+    cpu = cluster.host if cluster.host in cpus else cpus[0]
+    pieces = [slots.embedding, *slots.layers, *slots.experts]
+    piece = np.full(graph.num_ops, len(pieces))
+    for number, ops in enumerate(pieces):
+        piece[ops] = number
+    prepared = prepare_problem(
+        graph, cluster, costs=costs, constraints=constraints, keep_apart=piece
+    )
+    problem, count = prepared.problem, len(slots.layers)
+    per_op = [d.dispatch_s if d.dispatch_per == "op" else 0.0 for d in problem.cluster.devices]
+    of_group = np.zeros(problem.num_ops, dtype=np.int64)
+    of_group[prepared.group_of] = piece
+    seconds = np.zeros((len(pieces) + 1, cluster.num_devices))
+    np.add.at(seconds, of_group, np.where(problem.allowed, problem.compute_s + per_op, np.inf))
+    if not np.isfinite(seconds[0, cpu]):
+        raise InfeasibleError(
+            f"llama.cpp keeps token_embd on the CPU, and {cluster.device_names[cpu]!r} is forbidden"
+        )
+    made_bytes = np.bincount(graph.producer, graph.held_bytes, graph.num_ops).astype(np.int64)
+    largest = max(
+        int(made_bytes[layer].sum() + made_bytes[experts].sum())
+        for layer, experts in zip(slots.layers, slots.experts, strict=True)
+    )
+    flow, most = int(made_bytes[slots.embedding].sum()), int(graph.repeats.max())
+    memory_bytes = cluster.memory_bytes.copy()
+    memory_bytes[cpu] -= int(graph.weight_bytes[slots.embedding].sum())
+
+    def summed(values: np.ndarray, pieces: Sequence[Int[np.ndarray, "_"]]) -> np.ndarray:
+        return np.array([values[ops].sum(axis=0) for ops in pieces])
+
+    return _LlamaBlocks(
+        cluster=problem.cluster, cpu=cpu, layer_s=seconds[1 : count + 1],
+        experts_s=seconds[count + 1 : -1],
+        segment_s=arrays_of(problem).segment_s * (1 if most == 1 else 2),
+        layer_bytes=summed(graph.weight_bytes, slots.layers),
+        expert_bytes=summed(graph.weight_bytes, slots.experts),
+        memory_bytes=memory_bytes, tensor_bytes=largest + 2 * flow,
+        crossings=1 if most == 1 else 2, flow_bytes=_crossing(graph, slots.embedding)[1],
+        logits_bytes=_crossing(graph, slots.layers[-1])[1],
+        away_bytes=np.array([_crossing(graph, ops) for ops in slots.experts]),
+    )  # fmt: skip
+
+
+def _crossing(graph: OpGraph, ops: Int[np.ndarray, "M"]) -> tuple[int, int]:
+    """Bytes that some ops read from others, and that others read from them, in all passes."""
+    inside = np.zeros(graph.num_ops, dtype=bool)
+    inside[ops] = True
+    into, out = border_tensors(graph, inside)
+    return int(graph.sent_bytes[into].sum()), int(graph.sent_bytes[out].sum())
+
+
+def _llama_devices(
+    graph: OpGraph, slots: Slots, blocks: _LlamaBlocks, frugal: bool
+) -> tuple[complex, Int[np.ndarray, "N"]] | None:
+    """Seconds, bytes on the CPU as their imaginary part, and devices of the plan of least seconds;
+    with `frugal` of the fewest bytes on the CPU, and these two the other way round. None where no
+    stretches fit the GPUs. O(D S^2) stretches."""
+    cluster, cpu, count = blocks.cluster, blocks.cpu, len(blocks.layer_bytes)
+    gpus = [d for d in range(cluster.num_devices) if not cluster.devices[d].is_cpu]
+    unified = cpu in gpus
+    order = gpus if unified else [cpu, *gpus]
+
+    def value(seconds: float, cpu_bytes: int = 0) -> complex:
+        """Complex numbers are ordered by the real part first."""
+        return complex(cpu_bytes, seconds) if frugal else complex(seconds, cpu_bytes)
+
+    stage = np.full((count + 1, count + 1, cluster.num_devices), np.inf, dtype=complex)
+    for device in order:
+        for start in range(1 if device == cpu and not unified else count):
+            for stop in range(start + 1, count + 1):
+                stretch = _llama_stretch(blocks, frugal, device, start, stop)
+                if stretch is None:
+                    break  # nor does a longer one fit
+                seconds, cpu_bytes, _ = stretch
+                seconds += float(blocks.segment_s[device])
+                if start == 0:
+                    seconds += blocks.move_s(cpu, device, blocks.flow_bytes)
+                if stop == count:
+                    seconds += blocks.move_s(device, cluster.host, blocks.logits_bytes)
+                stage[start, stop, device] = value(seconds, cpu_bytes)
+    link = np.zeros((cluster.num_devices, cluster.num_devices, count + 1), dtype=complex)
+    for before, device in itertools.combinations(order, 2):
+        link[before, device] = value(blocks.move_s(before, device, blocks.flow_bytes))
+    total, row = best_row(order, stage, link, np.add)
+    if not row:
+        return None
+    devices = np.full(graph.num_ops, cpu)
+    devices[graph.is_io] = cluster.host
+    for start, stop, where in row:
+        stretch = _llama_stretch(blocks, frugal, where, start, stop)
+        for slot in range(start, stop):
+            devices[slots.layers[slot]] = where
+            devices[slots.experts[slot]] = cpu if stretch and slot in stretch[2] else where
+    return total, devices
+
+
+def _least_to_free(needed_bytes: int, items: dict[int, tuple[float, int]]) -> list[int]:
+    """Items (seconds, bytes) that free at least so many bytes for few seconds.
+
+    Greedy for the covering knapsack, at most twice the least seconds: items of the fewest seconds
+    per byte until they free enough, without those that are then superfluous; or the cheapest item
+    that frees enough alone.
+    """
+    chosen: list[int] = []
+    freed = 0
+    for item in sorted(items, key=lambda i: items[i][0] / items[i][1]):
+        if freed >= needed_bytes:
+            break
+        chosen.append(item)
+        freed += items[item][1]
+    for item in sorted(chosen, key=lambda i: -items[i][0]):
+        if freed - items[item][1] >= needed_bytes:
+            chosen.remove(item)
+            freed -= items[item][1]
+    enough = [item for item, (_, size) in items.items() if size >= needed_bytes]
+    if needed_bytes <= 0 or not enough:
+        return chosen
+    alone = min(enough, key=lambda i: items[i][0])
+    return [alone] if items[alone][0] < sum(items[i][0] for i in chosen) else chosen
+
+
+def _llama_stretch(
+    blocks: _LlamaBlocks, frugal: bool, device: int, start: int, stop: int
+) -> tuple[float, int, Sequence[int]] | None:
+    """Seconds of slots on one device, bytes that they put on the CPU, and slots whose experts are
+    there, if a GPU is too small; None if nothing fits."""
+    span = np.arange(start, stop)
+    seconds = float((blocks.layer_s + blocks.experts_s)[span, device].sum())
+    size = int((blocks.layer_bytes + blocks.expert_bytes)[span].sum())
+    cpu = blocks.cpu
+    if device == cpu:
+        fits = np.isfinite(seconds) and size <= blocks.memory_bytes[cpu]
+        return (seconds, size, ()) if fits else None
+    seconds = float(blocks.layer_s[span, device].sum())
+    owned = [int(s) for s in span if blocks.expert_bytes[s] > 0]
+    here_s = {s: float(blocks.experts_s[s, device]) for s in owned}
+    away_s = blocks.away_s[device]
+    if any(here_s[s] == away_s[s] == np.inf for s in owned):
+        return None
+    extra_s = {s: away_s[s] - here_s[s] for s in owned}
+    away = [s for s in owned if here_s[s] == np.inf or (extra_s[s] < 0 and not frugal)]
+    size -= int(blocks.expert_bytes[away].sum())
+    others = {s: (extra_s[s], int(blocks.expert_bytes[s])) for s in owned if s not in away}
+    gone = _least_to_free(size - int(blocks.memory_bytes[device]), others)
+    away += gone
+    size -= int(blocks.expert_bytes[gone].sum())
+    seconds += sum(away_s[s] if s in away else here_s[s] for s in owned)
+    if size > blocks.memory_bytes[device] or not np.isfinite(seconds):
+        return None
+    return seconds, int(blocks.expert_bytes[away].sum()), away
+
+
+class FitSizes(NamedTuple):
+    """Bytes that llama.cpp's fit counts. Axes: S slots (blocks, then the output), G GPUs."""
+
+    dense: Int[np.ndarray, "S"]  # of each slot without its experts; caches included
+    experts: Int[np.ndarray, "S"]
+    memory: Int[np.ndarray, "G"]
+    buffers: int  # of tensors, on each GPU
+
+
+class FitPlan(NamedTuple):
+    """A plan of llama.cpp's fit; the CPU is -1."""
+
+    layers: Int[np.ndarray, "S"]  # GPU of each slot
+    experts: Int[np.ndarray, "S"]  # of its experts
+
+
+def fit_plan(sizes: FitSizes, margin_bytes: int = FIT_MARGIN_BYTES) -> FitPlan:
+    """The plan of llama.cpp's `--fit` at the context that was asked for.
+
+    1. Everything on the GPUs, in proportion to their memory, where that keeps the margin on each.
+    2. Else GPUs are filled from the last to the first with slots from the last to the first; in a
+       mixture of experts all experts stay on the CPU.
+    3. Where all dense weights of a mixture fit so, GPUs take whole slots from the first on, as long
+       as later GPUs have room for the dense rest; behind its whole slots the last GPU has the rest.
+
+    Left out: reducing the context, and parts of one block on a GPU.
+    """
+    count, gpus = len(sizes.dense), len(sizes.memory)
+    room = np.maximum(sizes.memory - margin_bytes - sizes.buffers, 0)
+    full = sizes.dense + sizes.experts
+    ends = np.cumsum(sizes.memory) / max(int(sizes.memory.sum()), 1)
+    even = np.searchsorted(ends, np.arange(count) / count, side="right").clip(max=gpus - 1)
+    if (np.bincount(even, full, gpus) <= room).all():
+        return FitPlan(even, even)
+    kept = sizes.dense if sizes.experts.any() else full
+    layers = _back_to_front(kept, room)
+    nowhere = np.full(count, -1)
+    if not sizes.experts.any():
+        return FitPlan(layers, layers)
+    if (layers < 0).any():
+        return FitPlan(layers, nowhere)
+    experts, start = nowhere, 0
+    for gpu in range(gpus):
+        for stop in range(count, start, -1):
+            rest = _back_to_front(kept[stop:], room[gpu + 1 :])
+            shared = gpu == gpus - 1  # the last one keeps the dense rest as well
+            held = full[start:stop].sum() + (kept[stop:].sum() if shared else 0)
+            if held <= room[gpu] and (shared or (rest >= 0).all()):
+                layers[start:stop] = experts[start:stop] = gpu
+                layers[stop:] = gpu if shared else rest + gpu + 1
+                start = stop
+                break
+    return FitPlan(layers, experts)
+
+
+def _back_to_front(sizes: Int[np.ndarray, "S"], room: Int[np.ndarray, "G"]) -> Int[np.ndarray, "S"]:
+    """GPU of each slot, -1 for the CPU, filled from the last slot and the last GPU."""
+    layers, slot = np.full(len(sizes), -1), len(sizes)
+    for gpu in range(len(room) - 1, -1, -1):
+        free = int(room[gpu])
+        while slot and sizes[slot - 1] <= free:
+            slot -= 1
+            free -= int(sizes[slot])
+            layers[slot] = gpu
+    return layers

@@ -1,0 +1,1 @@
+"""ONNX Runtime: executes any placement of an ONNX model in sub-models."""

@@ -1,0 +1,1 @@
+"""OpenVINO: executes placements of ONNX models by its affinities of ops."""

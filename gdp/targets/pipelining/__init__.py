@@ -1,0 +1,1 @@
+"""torch.distributed.pipelining: split points of PyTorch modules."""

@@ -1,0 +1,266 @@
+"""Rows of blocks: one stretch a device, the best over all orders of unlike devices.
+
+A dynamic program over stretches of blocks finds the row; the simulator then judges it as any other
+placement. The memory that tensors take is known once a plan is simulated, so rows with less and
+less memory for weights are tried. Of rows that are equally fast an even one leaves the largest
+share of its memory free on the fullest device.
+"""
+
+import itertools
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+
+import numpy as np
+from jaxtyping import Float, Int, Shaped
+
+from gdp import solve
+from gdp.cluster.types import Cluster, fullness, nearly_full
+from gdp.constraints import Constraints
+from gdp.costs.base import CostModel
+from gdp.costs.default import resolve_costs
+from gdp.graph.op_graph import OpGraph
+from gdp.placement import Placement, make_placement
+from gdp.prepare import prepare_problem
+from gdp.problem.arrays import arrays_of
+from gdp.result import Result, with_bound
+
+MAX_ORDERS = 2000
+MEMORY_SHARES = (0.0, 0.5, 1.0)
+"""Of the bytes that tensors may take, kept free of weights; tried in this order."""
+EQUAL = 0.002
+"""Share by which a row may be slower than the best and still count as equally fast."""
+ROOMY = 0.75
+"""A plan on one device that is no fuller stays there: other devices would add transfers for room
+that nobody misses."""
+EVEN_STEPS = 8  # halvings of the share of memory that the fullest device may fill
+Join = Callable[[np.ndarray, np.ndarray], np.ndarray]
+Row = list[tuple[int, int, int]]
+"""(first block, block behind the last, device) of every stretch."""
+
+
+def best_row(
+    order: Sequence[int],
+    stage: Shaped[np.ndarray, "C C D"],
+    link: Shaped[np.ndarray, "D D C"],
+    join: Join,
+) -> tuple[complex, Row]:
+    """The best cover of all blocks by stretches on devices of this order. O(D C^2 + D^2 C).
+
+    `join` combines the value of a row with that of its next link or stage: the sum, or the maximum.
+    """
+    blocks = stage.shape[0] - 1
+    best: list[np.ndarray] = []  # of each device as the last: value of the blocks before j
+    back: list[tuple[np.ndarray, np.ndarray]] = []  # where its stretch begins; the device before
+    for k, device in enumerate(order):
+        heads = [np.where(np.arange(blocks + 1) == 0, 0.0, np.inf)]
+        heads += [join(best[b], link[order[b], device]) for b in range(k)]
+        head, before = np.min(heads, axis=0), np.argmin(heads, axis=0) - 1
+        values = join(head[:, None], stage[:, :, device])
+        best.append(values.min(axis=0))
+        back.append((values.argmin(axis=0), before))
+    k = int(np.argmin([values[blocks] for values in best]))
+    value, j = complex(best[k][blocks]), blocks
+    row: Row = []
+    while k >= 0 and np.isfinite(value):
+        start = int(back[k][0][j])
+        row.append((start, j, order[k]))
+        j, k = start, int(back[k][1][start])
+    return value, row[::-1]
+
+
+@dataclass(frozen=True, eq=False)
+class ModuleBlocks:
+    """Seconds and bytes of stretches of a graph's blocks. Axes: N ops, C cuts between blocks, both
+    ends included, D devices."""
+
+    graph: OpGraph
+    cluster: Cluster
+    block: Int[np.ndarray, "N"]  # ascends with the ops
+    seconds: Float[np.ndarray, "C C D"]  # from a cut to a later one; inf where not allowed
+    weight_bytes: Int[np.ndarray, "C C"]
+    cut_bytes: Int[np.ndarray, "C"]  # of tensors that cross each cut, in all passes
+    cut_tensors: Int[np.ndarray, "C"]
+    block_tensor_bytes: Int[np.ndarray, "B"]  # of each block
+
+    @property
+    def tensor_bytes(self) -> int:
+        """Bytes of tensors of the block that has most of them."""
+        return int(self.block_tensor_bytes.max())
+
+    @cached_property
+    def scratch_bytes(self) -> Int[np.ndarray, "C C"]:
+        """The most tensors of a block in every stretch, such as logits where the head is."""
+        cuts = len(self.block_tensor_bytes) + 1
+        most = np.zeros((cuts, cuts), dtype=np.int64)
+        for start in range(cuts - 1):
+            most[start, start + 1 :] = np.maximum.accumulate(self.block_tensor_bytes[start:])
+        return most
+
+    @cached_property
+    def link_s(self) -> Float[np.ndarray, "D D C"]:
+        """Seconds that the tensors over each cut take from one device to another."""
+        cluster = self.cluster
+        latency, rate = cluster.link_latency_s[..., None], cluster.link_bytes_per_s[..., None]
+        return latency * self.cut_tensors + self.cut_bytes / rate
+
+    @cached_property
+    def orders(self) -> list[tuple[int, ...]]:
+        """The first `MAX_ORDERS` orders of the devices."""
+        return list(itertools.islice(orders_by_kind(self.cluster), MAX_ORDERS))
+
+    def fitting_s(self, share: float, fill: float = 1.0) -> Float[np.ndarray, "C C D"]:
+        """`seconds`, inf where the weights take more than the memory that a share of the tensors
+        leaves, or below 1 weights and tensors of a stretch more than `fill` of the memory."""
+        memory_bytes = self.cluster.memory_bytes - int(share * self.tensor_bytes)
+        fits = self.weight_bytes[:, :, None] <= memory_bytes
+        if fill < 1.0:
+            held_bytes = self.weight_bytes + self.scratch_bytes
+            fits &= held_bytes[:, :, None] <= fill * self.cluster.memory_bytes
+        return np.where(fits, self.seconds, np.inf)
+
+    def best_of_orders(self, share: float, join: Join, fill: float = 1.0) -> tuple[float, Row]:
+        """Value and row of the best row over all orders of the devices; empty where none fits."""
+        seconds, link_s = self.fitting_s(share, fill), self.link_s
+        plans = (best_row(order, seconds, link_s, join) for order in self.orders)
+        value, row = min(plans, key=lambda plan: plan[0].real)
+        return value.real, row
+
+    def even_row(self, share: float, join: Join) -> Row:
+        """Of the rows that are as fast as the best, one whose fullest device is nearly as empty as
+        can be; empty where nothing fits."""
+        best_s, row = self.best_of_orders(share, join)
+        least, most = 0.0, 1.0
+        for _ in range(EVEN_STEPS if row else 0):
+            fill = (least + most) / 2
+            value_s, emptier = self.best_of_orders(share, join, fill)
+            if emptier and value_s <= best_s * (1 + EQUAL):
+                most, row = fill, emptier
+            else:
+                least = fill
+        return row
+
+    def devices(self, row: Row) -> Int[np.ndarray, "N"]:
+        """The device of every op in a row; inputs and outputs are on the host."""
+        device = np.full(self.graph.num_ops, self.cluster.host)
+        for start, stop, where in row:
+            device[(self.block >= start) & (self.block < stop)] = where
+        device[self.graph.is_io] = self.cluster.host
+        return device
+
+    def placement(self, row: Row, made_by: str) -> Placement | None:
+        """The placement of a row; None of an empty one."""
+        if not row:
+            return None
+        return make_placement(self.graph, self.cluster, self.devices(row), made_by=made_by)
+
+
+def module_blocks(
+    graph: OpGraph,
+    cluster: Cluster,
+    block: Int[np.ndarray, "N"],
+    costs: CostModel | str | Path | None,
+    constraints: Constraints,
+) -> ModuleBlocks:
+    """Seconds, weights and crossing bytes of all stretches of blocks; `block` ascends with ops."""
+    costs, _ = resolve_costs(costs, cluster, graph)
+    prepared = prepare_problem(
+        graph, cluster, "throughput", costs=costs, constraints=constraints, keep_apart=block
+    )
+    flat = arrays_of(prepared.problem)
+    count = int(block.max()) + 1
+    per_op = np.where(prepared.problem.allowed, flat.compute_s, np.inf)
+    per_op[flat.is_io] = 0.0
+    fused_block = np.zeros(prepared.problem.num_ops, dtype=np.int64)
+    fused_block[prepared.group_of] = block
+    seconds = np.zeros((count, cluster.num_devices))
+    np.add.at(seconds, fused_block, per_op)
+    # Sums of stretches; what is not allowed would make all behind it inf minus inf.
+    never = np.isinf(seconds)
+    total = _prefix_sums(np.where(never, 0.0, seconds))
+    stretch_s = total[None] - total[:, None] + flat.segment_s
+    stretch_s[_prefix_sums(never)[None] > _prefix_sums(never)[:, None]] = np.inf
+    stretch_s[np.tril_indices(count + 1)] = np.inf
+    crosses = ~graph.is_io[graph.producer[graph.use_tensor]] & ~graph.is_io[graph.use_op]
+    last = np.full(graph.num_tensors, -1)
+    np.maximum.at(last, graph.use_tensor[crosses], block[graph.use_op[crosses]])
+    cut = np.arange(count + 1)
+    open_at = (block[graph.producer] < cut[:, None]) & (cut[:, None] <= last)
+    op_bytes = np.bincount(graph.producer, graph.held_bytes, graph.num_ops)
+    block_bytes = np.bincount(block, op_bytes, count)
+    return ModuleBlocks(
+        graph, cluster, block, stretch_s, _weight_bytes(graph, block, count),
+        (open_at * graph.sent_bytes).sum(axis=1),
+        (open_at * graph.repeats[graph.producer]).sum(axis=1), block_bytes.astype(np.int64),
+    )  # fmt: skip
+
+
+def _prefix_sums(values: np.ndarray) -> np.ndarray:
+    """Sum of the first k rows, for every k."""
+    return np.concatenate([np.zeros_like(values[:1], dtype=float), values.cumsum(axis=0)])
+
+
+def _weight_bytes(graph: OpGraph, block: np.ndarray, count: int) -> Int[np.ndarray, "C C"]:
+    """Weight bytes of every stretch; a weight that several ops read counts once."""
+    own = np.bincount(block, graph.weight_bytes, count)
+    total = _prefix_sums(own[:, None])[:, 0]
+    held = total[None] - total[:, None]
+    seen: dict[int, int] = {}
+    for op in np.flatnonzero(graph.weight_bytes):
+        weight, here = int(graph.weight_id[op]), int(block[op])
+        if weight in seen:
+            held[: seen[weight] + 1, here + 1 :] -= graph.weight_bytes[op]
+        seen[weight] = here
+    return held.astype(np.int64)
+
+
+def evened(
+    result: Result, placements: Iterable[Placement | None], graph: OpGraph, cluster: Cluster,
+    costs: CostModel | str | Path | None, simplicity: float | None = None,
+) -> Result:  # fmt: skip
+    """The result, or one of some placements that is as fast and leaves a larger share of its memory
+    free on the fullest device; simplicity 0 allows none that is slower at all."""
+    slack = 0.0 if simplicity == 0.0 else EQUAL
+    limit_s = result.value_s * (1 + slack)
+    best, fullest = result, max(fullness(cluster, result.score.peak_bytes.tolist()))
+    used = np.unique(result.placement.device[graph.weight_bytes > 0])
+    if result.placement.teams or (len(used) < 2 and fullest <= ROOMY):
+        return result
+    for placement in filter(None, placements):
+        score = solve.simulate(graph, placement, cluster, objective=result.objective, costs=costs)
+        full = max(fullness(cluster, score.peak_bytes.tolist()))
+        if score.feasible and score.value_s <= limit_s and full < fullest:
+            best, fullest = replace(result, placement=placement, score=score), full
+    if best is result:
+        return result
+    before = max(fullness(cluster, result.score.peak_bytes.tolist()))
+    cost = max(best.value_s / result.value_s - 1, 0.0) if result.value_s else 0.0
+    note = (
+        f"spread evenly: the fullest device is {fullest:.0%} full instead of {before:.0%}, which "
+        f"costs {cost:.2%}: simplicity 0 answers the fastest plan"
+    )
+    told = [n for n in result.notes if n != nearly_full(cluster, result.score.peak_bytes.tolist())]
+    full = nearly_full(cluster, best.score.peak_bytes.tolist())
+    best = replace(
+        best, notes=(*told, note, *([full] if full else [])), deviation_s=None,
+        counts=solve.counts_of(graph, best.placement),
+    )  # fmt: skip
+    return with_bound(best, result.bound_s, result.bound_by)
+
+
+def orders_by_kind(cluster: Cluster) -> Iterator[tuple[int, ...]]:
+    """Orders of the devices that compute; devices of one kind stay in the cluster's order."""
+    usable = [d for d, device in enumerate(cluster.devices) if device.supported != frozenset()]
+    like = {d: (cluster.devices[d].kind, cluster.devices[d].memory_bytes) for d in usable}
+
+    def rest(left: "Counter[tuple[str, int]]", order: tuple[int, ...]) -> Iterator[tuple[int, ...]]:
+        if len(order) == len(usable):
+            yield order
+        for kind in [k for k, count in left.items() if count]:
+            mine = [d for d in usable if like[d] == kind]
+            taken = mine[len(mine) - left[kind]]
+            yield from rest(left - Counter([kind]), (*order, taken))
+
+    return rest(Counter(like[d] for d in usable), ())

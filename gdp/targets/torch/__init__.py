@@ -1,0 +1,1 @@
+"""PyTorch: executes placements of modules in pieces."""

@@ -1,0 +1,1 @@
+"""vLLM: uneven pipelines of language models."""

@@ -103,14 +103,14 @@ def test_a_cache_that_cannot_be_kept_is_a_warning(monkeypatch: pytest.MonkeyPatc
     assert "NUMBA_CACHE_DIR" in lost.advice
 
 
-def test_kept_traces_are_counted(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    from gdp.files.kept import write_kept
+def test_cached_traces_are_counted(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    from gdp.files.disk_cache import write_cached
 
     monkeypatch.setenv("GDP_CACHE_DIR", str(tmp_path))
     monkeypatch.setenv("GDP_KEEP_TRACES", "0")
     assert "GDP_KEEP_TRACES is off" in named(list(doctor._caches()))["traces"][1]
     monkeypatch.setenv("GDP_KEEP_TRACES", "1")
-    write_kept("traces", "a", b"data")
+    write_cached("traces", "a", b"data")
     said = named(list(doctor._caches()))["traces"][1]
     assert (
         said

@@ -165,17 +165,17 @@ def _caches() -> Iterator[Check]:
 
 
 def _traces() -> Check:
-    from gdp.files.kept import usage
-    from gdp.importers.pytorch.kept_traces import TRACES, keeps_traces
+    from gdp.files.disk_cache import usage
+    from gdp.importers.pytorch.trace_cache import TRACES, keeps_traces
 
-    kept_traces = usage(TRACES)
+    traces = usage(TRACES)
     if not keeps_traces():
         return Check("caches", "traces", OK, "not kept: GDP_KEEP_TRACES is off")
-    if kept_traces is None:
+    if traces is None:
         return Check("caches", "traces", WARN, "not kept: there is no home folder",
                      "set GDP_CACHE_DIR to a folder of your own")  # fmt: skip
-    size = f"{kept_traces.files} of hf: models, {format_bytes(kept_traces.size_bytes)}"
-    return Check("caches", "traces", OK, f"{kept_traces.folder}: {size}")
+    size = f"{traces.files} of hf: models, {format_bytes(traces.size_bytes)}"
+    return Check("caches", "traces", OK, f"{traces.folder}: {size}")
 
 
 def _checkpoints() -> Iterator[Check]:

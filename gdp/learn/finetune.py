@@ -26,7 +26,7 @@ from jaxtyping import Float, Int
 
 from gdp.clock import Clock
 from gdp.errors import ArgumentError, of_kind
-from gdp.files.kept import use_xla_cache
+from gdp.files.disk_cache import use_xla_cache
 from gdp.files.reading import read_toml, shipped
 from gdp.files.writing import OverwritePolicy, check_folder_writable
 from gdp.interrupts import Interrupts

@@ -20,7 +20,7 @@ import optax
 
 from gdp import checkpoint
 from gdp.errors import MissingExtraError
-from gdp.files.kept import use_xla_cache
+from gdp.files.disk_cache import use_xla_cache
 from gdp.files.reading import Kind, convert, shipped
 from gdp.files.writing import (
     OverwritePolicy,

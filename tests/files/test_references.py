@@ -65,9 +65,9 @@ DECISIONS = {
     "files.writing.FolderManifest": {"files": DATA, "kind": TEXT},  # below their folder
     "graph.file._Detail": {"attributes": TEXT, "dtype": TEXT},
     "graph.file._File": {"name": TEXT, "ops": TEXT, "scopes": TEXT, "tensors": TEXT, "types": TEXT},
-    "importers.pytorch.kept_traces._KeptProgram": dict.fromkeys(
+    "importers.pytorch.trace_cache._CachedProgram": dict.fromkeys(
         ("assumptions", "estimated", "ops", "paths", "values"), TEXT),
-    "importers.pytorch.kept_traces._KeptTrace": dict.fromkeys(
+    "importers.pytorch.trace_cache._CachedTrace": dict.fromkeys(
         ("assumptions", "estimated", "graph"), TEXT),
     "learn.instances.CorpusEntry": {
         "arguments": TEXT, "family": TEXT, "file": DATA, "kind": TEXT, "name": TEXT, "sha256": TEXT,
@@ -153,7 +153,7 @@ READS = {"open", "read_bytes", "read_text", "fdopen"}
 # Files that gdp has just written, or the system's own; scripts that exports hold for their users.
 READ_BY_THEMSELVES = {
     "api/corpus.py", "cli/first_run.py", "cli/program.py", "cli/run.py", "cluster/detect.py",
-    "files/reading.py", "files/writing.py", "importers/pytorch/kept_traces.py", "learn/labels.py",
+    "files/reading.py", "files/writing.py", "importers/pytorch/trace_cache.py", "learn/labels.py",
     "learn/metrics.py", "measure/record.py", "reports/html.py", "targets/jax/export.py",
     "targets/llamacpp/worker.py", "targets/onnxruntime/export.py", "targets/onnxruntime/profile.py",
     "targets/onnxruntime/runner_template.py", "targets/openvino/loader.py",

@@ -31,7 +31,7 @@ from gdp.costs.profile import DeviceRecord, Kernel, Profile, ProfiledModel, load
 from gdp.costs.profile import save_profile as write_profile
 from gdp.graph.file import encode_graph, load_graph
 from gdp.graph.op_graph import INPUT, OUTPUT, OpDetail, OpGraph, make_graph
-from gdp.importers.pytorch.kept_traces import find_trace
+from gdp.importers.pytorch.trace_cache import find_trace
 from gdp.learn.finetune import load_finetune
 from gdp.learn.instances import load_problems
 from gdp.learn.labels import load_labels

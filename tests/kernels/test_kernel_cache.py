@@ -16,7 +16,7 @@ import numba
 import pytest
 from numba.core import caching
 
-from gdp.files.kept import cache_folder, use_xla_cache
+from gdp.files.disk_cache import cache_folder, use_xla_cache
 from gdp.kernels import cache
 
 

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from gdp.files.kept import use_xla_cache
+from gdp.files.disk_cache import use_xla_cache
 from gdp.learn.evaluator import PlacementEvaluator
 from gdp.learn.hsdag.network import ColocatedNodes, HsdagConfig, make_nodes
 from gdp.methods.base import Assignment

@@ -55,7 +55,6 @@ from gdp.importers.pytorch.config_tasks import (
     task_of,
 )
 from gdp.importers.pytorch.export import import_torch
-from gdp.importers.pytorch.kept_traces import find_trace, keep_trace, key_of
 from gdp.importers.pytorch.model import RecordedTorch, weights_by_path
 from gdp.importers.pytorch.phases import Phase
 from gdp.importers.pytorch.quantised import (
@@ -66,6 +65,7 @@ from gdp.importers.pytorch.quantised import (
     saved_bytes,
 )
 from gdp.importers.pytorch.repeated import Listed
+from gdp.importers.pytorch.trace_cache import cache_trace, find_trace, key_of
 from gdp.importers.pytorch.unread import storage_of, storages_read, unread_weights, with_unread
 from gdp.ops.vllm import AT_ONCE
 from gdp.terminal import stage
@@ -215,7 +215,7 @@ class HuggingFaceModel(Phase):
             with closed():
                 listed = self.program()
                 traced = self.complete(self.graph_of(listed), listed)
-            keep_trace(self.key, traced)
+            cache_trace(self.key, traced)
         return traced
 
     def record(self, *args: Any, **kwargs: Any) -> RecordedTorch:
@@ -622,7 +622,7 @@ class GeneratingModel(HuggingFaceModel):
         estimated, assumptions = (tuple(dict.fromkeys(a + b)) for a, b in both)
         traced = Traced(graph, estimated, assumptions, prompt.parameters)
         traced = self.complete(traced, read, listed)
-        keep_trace(self.key, traced)
+        cache_trace(self.key, traced)
         return _reserved(traced, self.request)
 
     def record(self, *args: Any, **kwargs: Any) -> RecordedTorch:

@@ -13,10 +13,10 @@ from gdp.errors import GdpError
 from gdp.importers.program import Results, Traced, build
 from gdp.importers.pytorch.caches import on_meta
 from gdp.importers.pytorch.cut import UncuttableError
-from gdp.importers.pytorch.kept_traces import find_program, keep_program
 from gdp.importers.pytorch.model import TorchModel, states_held, weights_by_path
 from gdp.importers.pytorch.quantised import apply_stored
 from gdp.importers.pytorch.repeated import Listed, Traces, repeated, whole
+from gdp.importers.pytorch.trace_cache import cache_program, find_program
 
 LOG = logging.getLogger(__name__)
 
@@ -47,7 +47,7 @@ class Phase(TorchModel):
         listed = find_program(self.program_key)
         if listed is None:
             listed = self._repeated() or whole(self.made().traces())
-            keep_program(self.program_key, listed)
+            cache_program(self.program_key, listed)
         return listed
 
     def graph_of(self, listed: Listed) -> Traced:

@@ -19,7 +19,7 @@ import optax
 from jaxtyping import Array, Bool, Float, Int
 
 from gdp.clock import Clock
-from gdp.files.kept import use_xla_cache
+from gdp.files.disk_cache import use_xla_cache
 from gdp.graph.groups import best_edges, components
 from gdp.learn.evaluator import PlacementEvaluator
 from gdp.learn.hsdag.network import (

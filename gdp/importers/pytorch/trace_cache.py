@@ -1,4 +1,4 @@
-"""Traces of modules, kept between processes; `GDP_KEEP_TRACES=0` turns this off."""
+"""Traces of modules, cached on disk; `GDP_KEEP_TRACES=0` turns this off."""
 
 import functools
 import hashlib
@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 
 from gdp.errors import GdpError
-from gdp.files.kept import read_kept, write_kept
+from gdp.files.disk_cache import read_cached, write_cached
 from gdp.files.reading import Kind, decode_json
 from gdp.graph.file import decode_graph, encode_graph
 from gdp.importers.program import Op, Traced, Value
@@ -23,10 +23,10 @@ TRACES = "traces"
 and transformers, and the code of the importer: whatever changes one of them is traced anew."""
 _ROOT = Path(__file__).resolve().parents[2]
 _CODE = ("graph", "importers/pytorch", "importers", "ops")
-_TRACE_KIND = Kind("kept trace", GdpError)
+_TRACE_KIND = Kind("cached trace", GdpError)
 
 
-class _KeptTrace(msgspec.Struct):
+class _CachedTrace(msgspec.Struct):
     graph: msgspec.Raw
     estimated: list[str]
     assumptions: list[str]
@@ -34,18 +34,18 @@ class _KeptTrace(msgspec.Struct):
 
 
 _Dims = tuple[int, ...]
-_KeptValue = tuple[_Dims, str, int, int, int, _Dims | None]
-_KeptOp = tuple[
+_CachedValue = tuple[_Dims, str, int, int, int, _Dims | None]
+_CachedOp = tuple[
     str, str, list[int], list[int], float, float, str, tuple[_Dims, ...],
     Mapping[str, int | float | str | tuple[int | float, ...]], str,
 ]  # fmt: skip
 
 
-class _KeptProgram(msgspec.Struct):
+class _CachedProgram(msgspec.Struct):
     """Values by number, and ops that read and make them, as the fields of `Value` and `Op`."""
 
-    values: list[_KeptValue]
-    ops: list[_KeptOp]
+    values: list[_CachedValue]
+    ops: list[_CachedOp]
     weights: list[int]
     paths: dict[str, int]
     caches: list[int]
@@ -57,7 +57,7 @@ class _KeptProgram(msgspec.Struct):
 
 
 def keeps_traces() -> bool:
-    """True unless `GDP_KEEP_TRACES` turns keeping off."""
+    """True unless `GDP_KEEP_TRACES` turns the cache off."""
     return os.environ.get("GDP_KEEP_TRACES", "1").strip().lower() not in ("0", "no", "off", "false")
 
 
@@ -68,49 +68,49 @@ def key_of(config: Mapping[str, Any], arguments: tuple[Any, ...]) -> str:
 
 
 def find_trace(key: str) -> Traced | None:
-    """The trace of this digest, None where none is kept that can be read."""
-    data = read_kept(TRACES, key) if keeps_traces() else None
+    """The cached trace of this digest; None for a miss."""
+    data = read_cached(TRACES, key) if keeps_traces() else None
     if data is None:
         return None
     try:
-        entry = decode_json(data, _TRACE_KIND, _KeptTrace, key)
+        entry = decode_json(data, _TRACE_KIND, _CachedTrace, key)
         graph = decode_graph(bytes(entry.graph), key)
     except GdpError:
         return None
     return Traced(graph, tuple(entry.estimated), tuple(entry.assumptions), entry.parameters)
 
 
-def keep_trace(key: str, traced: Traced) -> None:
-    """Keep a trace under its digest."""
+def cache_trace(key: str, traced: Traced) -> None:
+    """Write a trace to the cache under its digest."""
     if not keeps_traces():
         return
-    entry = _KeptTrace(
+    entry = _CachedTrace(
         msgspec.Raw(encode_graph(traced.graph)), list(traced.estimated), list(traced.assumptions),
         traced.parameters,
     )  # fmt: skip
-    write_kept(TRACES, key, msgspec.json.encode(entry))
+    write_cached(TRACES, key, msgspec.json.encode(entry))
 
 
 def find_program(key: str) -> Listed | None:
-    """The program of this digest, None where none is kept that can be read."""
-    data = read_kept(TRACES, key) if key and keeps_traces() else None
+    """The cached program of this digest; None for a miss."""
+    data = read_cached(TRACES, key) if key and keeps_traces() else None
     if data is None:
         return None
     try:
-        return _decoded(decode_json(data, _TRACE_KIND, _KeptProgram, key))
+        return _decoded(decode_json(data, _TRACE_KIND, _CachedProgram, key))
     except (GdpError, IndexError):
         return None
 
 
-def keep_program(key: str, listed: Listed) -> None:
-    """Keep a program under its digest; one with state is not."""
+def cache_program(key: str, listed: Listed) -> None:
+    """Write a program to the cache under its digest, unless it has state."""
     if key and keeps_traces() and not listed.state:
-        write_kept(TRACES, key, msgspec.json.encode(_encoded(listed)))
+        write_cached(TRACES, key, msgspec.json.encode(_encoded(listed)))
 
 
-def _encoded(listed: Listed) -> _KeptProgram:
+def _encoded(listed: Listed) -> _CachedProgram:
     values: dict[int, int] = {}
-    rows: list[_KeptValue] = []
+    rows: list[_CachedValue] = []
 
     def number(value: Value) -> int:
         if id(value) not in values:
@@ -120,7 +120,7 @@ def _encoded(listed: Listed) -> _KeptProgram:
             ))  # fmt: skip
         return values[id(value)]
 
-    ops: list[_KeptOp] = [
+    ops: list[_CachedOp] = [
         (
             op.op_type, op.scope, [*map(number, op.ins)], [*map(number, op.outs)], op.flop,
             op.traffic_bytes, op.dtype, op.in_dims, op.attributes, op.name,
@@ -129,27 +129,27 @@ def _encoded(listed: Listed) -> _KeptProgram:
     ]  # fmt: skip
     weights = [*map(number, listed.weights)]
     paths = {path: number(value) for path, value in listed.paths.items()}
-    return _KeptProgram(
+    return _CachedProgram(
         rows, ops, weights, paths, sorted(listed.caches), sorted(listed.estimated),
         listed.assumptions, listed.parameters,
         {leaf: list(sizes) for leaf, sizes in listed.cache_at.items()}, list(listed.contexts),
     )  # fmt: skip
 
 
-def _decoded(kept: _KeptProgram) -> Listed:
-    values = [Value(*row) for row in kept.values]
+def _decoded(cached: _CachedProgram) -> Listed:
+    values = [Value(*row) for row in cached.values]
     ops = [
         Op(
             op_type, scope, [values[i] for i in ins], [values[i] for i in outs], flop, traffic,
             False, dtype, in_dims, dict(attributes), name,
         )
-        for op_type, scope, ins, outs, flop, traffic, dtype, in_dims, attributes, name in kept.ops
+        for op_type, scope, ins, outs, flop, traffic, dtype, in_dims, attributes, name in cached.ops
     ]  # fmt: skip
-    paths = {path: values[i] for path, i in kept.paths.items()}
+    paths = {path: values[i] for path, i in cached.paths.items()}
     return Listed(
-        ops, [values[i] for i in kept.weights], set(kept.estimated), kept.assumptions,
-        set(kept.caches), {leaf: tuple(sizes) for leaf, sizes in kept.cache_at.items()}, None,
-        kept.parameters, [], paths, tuple(kept.contexts),
+        ops, [values[i] for i in cached.weights], set(cached.estimated), cached.assumptions,
+        set(cached.caches), {leaf: tuple(sizes) for leaf, sizes in cached.cache_at.items()}, None,
+        cached.parameters, [], paths, tuple(cached.contexts),
     )  # fmt: skip
 
 

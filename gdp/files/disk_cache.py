@@ -16,7 +16,7 @@ from gdp.files.reading import MAX_BYTES, open_regular
 from gdp.files.writing import write_atomic
 
 MOST_BYTES = 1 << 28
-"""Limit for one kind of results; a trace of a model of 32 layers takes about 1 MB."""
+"""Limit of the cache of one kind of results; a trace of a model of 32 layers takes about 1 MB."""
 
 
 class CacheUsage(NamedTuple):
@@ -35,7 +35,7 @@ def cache_folder() -> Path:
     return Path(base) / "gdp"
 
 
-def read_kept(kind: str, key: str) -> bytes | None:
+def read_cached(kind: str, key: str) -> bytes | None:
     """The cached result of this digest; None where there is none or it is damaged."""
     try:
         path = _folder(kind) / key
@@ -45,14 +45,14 @@ def read_kept(kind: str, key: str) -> bytes | None:
             unpacking = zlib.decompressobj()
             result = unpacking.decompress(file.read(MAX_BYTES), MAX_BYTES)
         if not unpacking.eof:
-            return None  # cut short, or larger than anything that is kept
+            return None  # cut short, or larger than any result that is written
         os.utime(path)  # used now
     except (OSError, RuntimeError, zlib.error):  # no home is a RuntimeError
         return None
     return result
 
 
-def write_kept(kind: str, key: str, data: bytes, most_bytes: int = MOST_BYTES) -> None:
+def write_cached(kind: str, key: str, data: bytes, most_bytes: int = MOST_BYTES) -> None:
     """Cache a result; where that fails, it is computed again next time."""
     body = zlib.compress(data, 1)
     if len(body) > most_bytes:

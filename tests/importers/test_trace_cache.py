@@ -23,7 +23,7 @@ LLAMA = {
 
 @pytest.fixture
 def traces(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[object]:
-    """Counts traces, which are kept in a folder of the test."""
+    """Counts traces, which are cached in a folder of the test."""
     monkeypatch.setenv("GDP_CACHE_DIR", str(tmp_path / "cache"))
     monkeypatch.setenv("GDP_KEEP_TRACES", "1")
     made: list[object] = []
@@ -73,10 +73,10 @@ def test_what_a_trace_depends_on_is_traced_anew(
     assert load(f"{asked}&batch=2").digest != first.digest
     assert load(written(tmp_path / "n", intermediate_size=64)).digest != first.digest
     assert len(traces) == 3
-    monkeypatch.setattr("gdp.importers.pytorch.kept_traces._versions", lambda: ["torch 0"])
+    monkeypatch.setattr("gdp.importers.pytorch.trace_cache._versions", lambda: ["torch 0"])
     assert load(asked).digest == first.digest
     assert len(traces) == 4
-    monkeypatch.setattr("gdp.importers.pytorch.kept_traces._code", lambda: "of another importer")
+    monkeypatch.setattr("gdp.importers.pytorch.trace_cache._code", lambda: "of another importer")
     assert load(asked).digest == first.digest
     assert len(traces) == 5
     monkeypatch.setenv("GDP_KEEP_TRACES", "0")

@@ -28,7 +28,6 @@ from gdp.files.writing import (
     check_folder_writable,
     read_manifest,
     replace_folder,
-    resolve_after_crash,
     staging_folder,
 )
 
@@ -120,7 +119,7 @@ def load_arrays(
 
     Without JAX where the plain copy is there. Raises `CheckpointError`.
     """
-    folder = resolve_after_crash(Path(path))
+    folder = Path(path)
     meta = read_meta(folder)
     arrays = _read_arrays(folder)
     if _digest(arrays) != meta["sha256"]:
@@ -236,7 +235,7 @@ def strict_json(document: Mapping[str, Any]) -> str:
 
 def read_meta(path: str | os.PathLike[str]) -> dict[str, Any]:
     """The content of `meta.json`; raises `CheckpointError` where there is none."""
-    folder = resolve_after_crash(Path(path))
+    folder = Path(path)
     if not (folder / "meta.json").exists():
         raise CheckpointError(
             f"no checkpoint at {str(path)!r}; give the folder that `gdp pretrain -o` wrote"

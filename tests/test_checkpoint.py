@@ -28,18 +28,6 @@ def test_saving_again_replaces_and_leaves_nothing_beside(tmp_path: Path) -> None
     assert [p.name for p in tmp_path.iterdir()] == ["ck"]
 
 
-def test_a_crash_between_two_renames_leaves_the_old_one_to_be_read(tmp_path: Path) -> None:
-    """What the kills of `test_folders` do, once with a real checkpoint; see there."""
-    checkpoint.save(tmp_path / "ck", TREE, recipe="x = 1", meta={"step": 1})
-    (tmp_path / "ck").rename(tmp_path / ".ck.old")
-    assert checkpoint.read_meta(tmp_path / "ck")["step"] == 1
-    found = checkpoint.load(tmp_path / "ck", TREE)
-    np.testing.assert_array_equal(found["b"][0], TREE["b"][0])
-    checkpoint.save(tmp_path / "ck", TREE, meta={"step": 2})
-    assert checkpoint.read_meta(tmp_path / "ck")["step"] == 2
-    assert [p.name for p in tmp_path.iterdir()] == ["ck"]
-
-
 def test_a_crash_while_weights_are_written_keeps_the_old_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

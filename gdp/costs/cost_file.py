@@ -17,7 +17,7 @@ from gdp.costs.learned import Calibration, Ensemble, KernelNetworks, log_terms
 from gdp.costs.profile import DeviceRecord, ProfileError
 from gdp.costs.work_rates import WorkRates
 from gdp.files.reading import Kind, convert, decode_arrays, read_bytes
-from gdp.files.writing import OverwritePolicy, new_contents, resolve_after_crash
+from gdp.files.writing import OverwritePolicy, new_contents
 
 ARRAYS = "costs.npz"
 FORMAT = 1
@@ -114,7 +114,7 @@ def save_costs(
 
 def load_costs(path: str | os.PathLike[str]) -> Calibration:
     """Read a cost file; raises `ProfileError` or `CheckpointError` when it is malformed."""
-    folder = resolve_after_crash(Path(path))
+    folder = Path(path)
     if not (folder / "meta.json").exists():
         raise ProfileError(
             f"no cost file {str(path)!r}; give the folder that `gdp calibrate -o` wrote"

@@ -147,8 +147,8 @@ def _descriptor(path: str | os.PathLike[str]) -> int | None:
     return int(match[1]) if match else _STANDARD_STREAMS.get(text)
 
 
-def _temporary_beside(target: Path) -> Path:
-    return target.with_name(f".{target.name[:200]}.tmp-{secrets.token_hex(6)}")
+def _temporary_beside(target: Path, role: str = "tmp") -> Path:
+    return target.with_name(f".{target.name[:200]}.{role}-{secrets.token_hex(6)}")
 
 
 @contextlib.contextmanager
@@ -196,45 +196,27 @@ def staging_folder(target: Path) -> Iterator[Path]:
 def replace_folder(folder: Path, target: Path, kind: str) -> None:
     """Rename a finished folder to `target` and keep the user's files of the folder it replaces.
 
-    A crash at any step leaves the old or the new folder whole: under its own name or, between the
-    two renames, under the name that `resolve_after_crash` finds.
+    No file of the target is written in place: whatever a crash leaves is whole. Between the two
+    renames that is the old folder as `.NAME.old-...` beside the target, to be renamed by hand.
     """
-    _finish_swap(target)
     write_manifest(folder, kind)
     for name in files_below(folder):
         with open_regular(folder / name) as file:
             os.fsync(file.fileno())
-    if target.exists():
-        _keep_users_files(target, folder)
-        os.chmod(folder, target.stat().st_mode & 0o7777)
-        os.rename(target, _replaced_name(target))
+    if not target.exists():
+        os.rename(folder, target)
+        return
+    _keep_users_files(target, folder)
+    os.chmod(folder, target.stat().st_mode & 0o7777)
+    old = _temporary_beside(target, "old")
     try:
+        os.rename(target, old)
         os.rename(folder, target)
     finally:
-        _finish_swap(target)
-
-
-def resolve_after_crash(target: Path) -> Path:
-    """The folder to read: the target, or its old version after a crash between two renames."""
-    target = Path(os.path.realpath(target))
-    old = _replaced_name(target)
-    return old if not target.exists() and old.is_dir() else target
-
-
-def _replaced_name(target: Path) -> Path:
-    return target.with_name(f".{target.name[:200]}.old")
-
-
-def _finish_swap(target: Path) -> None:
-    """Remove the old folder where the new one is in place; put it back where there is none."""
-    old = _replaced_name(target)
-    if old.is_dir() and target.exists():
-        _keep_users_files(old, target)
-        removed = _temporary_beside(target)
-        os.rename(old, removed)  # at once: half a folder would not say whose its files are
-        shutil.rmtree(removed)
-    elif old.is_dir():
-        os.rename(old, target)
+        if not target.exists():
+            os.rename(old, target)
+    _keep_users_files(old, target)  # a file that came in the meantime
+    shutil.rmtree(old)
 
 
 def _keep_users_files(old: Path, new: Path) -> None:
@@ -319,10 +301,9 @@ def check_folder_writable(
 ) -> None:
     """Raise `TargetError` where a folder of this kind may not be written; see the module."""
     target, name = Path(path), f"folder {str(path)!r}"
-    if not resolve_after_crash(target).exists():
+    if not target.exists():
         _check_parent(target)
         return
-    _finish_swap(Path(os.path.realpath(target)))
     if not target.is_dir():
         raise TargetError(f"{str(target)!r} is a file; give a folder for the {kind}")
     if os.path.ismount(target):

@@ -26,7 +26,6 @@ from gdp.files.writing import (
     OverwritePolicy,
     check_folder_writable,
     check_no_source,
-    resolve_after_crash,
     write_manifest,
 )
 from gdp.learn.instances import Instance, Problems, draw, is_random, load_problems, parse_key
@@ -593,7 +592,7 @@ class _Run:
         else:
             params = init(network, self.recipe.seed)
         state = self.trainer.fresh(params)
-        if not (resolve_after_crash(self.folder / "state") / "meta.json").exists():
+        if not (self.folder / "state" / "meta.json").exists():
             return state
         where = f"checkpoint {str(self.folder / 'state')!r}"
         kind = Kind("state of a training run", checkpoint.CheckpointError)

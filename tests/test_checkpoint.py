@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from gdp import checkpoint
+from gdp.files import writing
 from gdp.files.writing import TargetError
 
 TREE = {"a": {"kernel": np.arange(6.0).reshape(2, 3)}, "b": [np.ones(2), np.zeros((), np.int64)]}
@@ -36,7 +37,7 @@ def test_a_crash_while_weights_are_written_keeps_the_old_one(
     def crash(*_: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(checkpoint, "replace_folder", crash)
+    monkeypatch.setattr(writing, "replace_folder", crash)
     with pytest.raises(KeyboardInterrupt):
         checkpoint.save(tmp_path / "ck", TREE, meta={"step": 2})
     assert checkpoint.read_meta(tmp_path / "ck")["step"] == 1

@@ -56,7 +56,7 @@ from gdp.methods.priorities import timing
 from gdp.policy.advice import Advice, advice, incumbents, with_incumbent
 from gdp.policy.model.config import Params
 from gdp.policy.model.network import Batch, init
-from gdp.policy.policy import Policy, load_policy, policy_folder, save_policy
+from gdp.policy.policy import Policy, load_policy, save_policy
 from gdp.policy.propose import propose
 from gdp.problem.problem import Problem
 
@@ -577,11 +577,6 @@ class _Run:
     def _start(self) -> TrainState:
         network = self.recipe.network
         if self.recipe.start:
-            if not (policy_folder(self.recipe.start) / checkpoint.PLAIN).is_file():
-                # A recipe may come from anybody: only plain arrays are read of the files it names.
-                raise checkpoint.CheckpointError(
-                    f"{self.recipe.start!r} of the recipe is no checkpoint with {checkpoint.PLAIN}"
-                )
             start = load_policy(self.recipe.start)
             if start.config != network:
                 raise checkpoint.CheckpointError(

@@ -57,7 +57,7 @@ import runpy, sys
 sys.modules.update(dict.fromkeys({NAMES}))  # importing one is an error
 runpy.run_module("benchmarks.gpu", run_name="__main__", alter_sys=True)
 """
-NAMES = {"onnx", "onnxruntime", "onnx_ir", "flax", "orbax", "jraph", "click", "rich", "pymetis",
+NAMES = {"onnx", "onnxruntime", "onnx_ir", "flax", "jraph", "click", "rich", "pymetis",
          "ortools", "matplotlib"}  # fmt: skip
 """What a machine with a GPU need not have."""
 

@@ -1,4 +1,4 @@
-"""The network in NumPy is the network in JAX, and answering needs neither JAX nor Orbax."""
+"""The network in NumPy is the network in JAX, and answering needs no JAX."""
 
 import json
 import subprocess
@@ -14,9 +14,9 @@ from tiny import random_problem
 from gdp import checkpoint
 from gdp.learn.recipe import load_recipe
 from gdp.policy.advice import advice
-from gdp.policy.model.config import NetworkConfig, shapes
+from gdp.policy.model.config import NetworkConfig
 from gdp.policy.model.network import apply, init, on_device, pad
-from gdp.policy.policy import Policy, default_checkpoint, encode, load_policy, save_policy
+from gdp.policy.policy import Policy, encode, load_policy, save_policy
 from gdp.policy.view.features import features
 from gdp.problem.problem import Problem
 
@@ -65,18 +65,6 @@ def test_both_forms_of_the_network_agree(config: NetworkConfig) -> None:
         np.testing.assert_allclose(value, expected, rtol=2e-4, atol=2e-5, err_msg=name)
 
 
-def test_the_plain_copy_of_the_shipped_weights_is_orbax_s(tmp_path: Path) -> None:
-    folder = default_checkpoint()
-    config = load_policy(folder).config
-    plain = checkpoint.load_arrays(folder, shapes(config))
-    for name in ("meta.json", "weights"):
-        (tmp_path / name).symlink_to(folder / name)
-    by_orbax = checkpoint.load_arrays(tmp_path, shapes(config))
-    assert list(plain) == list(by_orbax)
-    for name, array in plain.items():
-        np.testing.assert_array_equal(array, by_orbax[name])
-
-
 def test_a_checkpoint_of_a_form_that_is_gone_is_refused(tmp_path: Path) -> None:
     """Of its settings those are read over that say what every network is now."""
     save_policy(Policy(CONFIG, init(CONFIG, 1)), tmp_path / "ck")
@@ -93,14 +81,14 @@ def test_a_checkpoint_of_a_form_that_is_gone_is_refused(tmp_path: Path) -> None:
         written(decode="independent")
 
 
-def test_saving_again_renews_the_plain_copy(tmp_path: Path) -> None:
+def test_saving_again_renews_the_weights(tmp_path: Path) -> None:
     for seed in (1, 2):
         save_policy(Policy(CONFIG, init(CONFIG, seed)), tmp_path / "ck")
         found = load_policy(tmp_path / "ck").params
         jax.tree.map(np.testing.assert_array_equal, found, init(CONFIG, seed))
 
 
-def test_a_plain_copy_of_other_weights_is_refused(tmp_path: Path) -> None:
+def test_a_file_of_other_weights_is_refused(tmp_path: Path) -> None:
     for name, seed in (("old", 1), ("new", 2)):
         save_policy(Policy(CONFIG, init(CONFIG, seed)), tmp_path / name)
     (tmp_path / "old" / "weights.npz").replace(tmp_path / "new" / "weights.npz")
@@ -117,7 +105,7 @@ from tiny import random_problem
 from gdp.methods.base import Search
 from gdp.policy.method import place_with_policy
 assert place_with_policy(random_problem(1, num_ops=20), None, Search(evaluations=1)).assignment
-print(sorted({"jax", "jraph", "flax", "orbax", "optax", "jinja2"} & set(sys.modules)))
+print(sorted({"jax", "jraph", "flax", "optax", "jinja2"} & set(sys.modules)))
 """
 
 

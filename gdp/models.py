@@ -1,49 +1,27 @@
 """Models by path or name, as graphs, and their contents for `gdp inspect`."""
 
-import contextlib
-import importlib
-import inspect
 import os
-import sys
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from gdp.errors import ArgumentError, GdpError, ModelError
-from gdp.files.reading import is_file, is_there
-from gdp.files.writing import is_written_by_gdp
+from gdp.errors import ArgumentError, ModelError
 from gdp.graph.op_graph import OpGraph
+from gdp.importers.table import HF_PREFIX, IMPORTERS, PYTHON_PREFIX, LoadOptions, importer_of
+from gdp.importers.traceable import Traceable, reported, trace_of
 from gdp.ops.vllm import AT_ONCE
 from gdp.units import whole_number
 
 if TYPE_CHECKING:
     from gdp.importers.jax.trace import JaxModel
-    from gdp.importers.program import Traced
     from gdp.importers.pytorch.model import TorchModel
 
-ONNX_PREFIX, PYTHON_PREFIX, HF_PREFIX = "onnx:", "python:", "hf:"
 LONGEST = "max"
 """The context of a request that asks for the longest one that fits."""
-GGUF_SUFFIX = ".gguf"
-GRAPH_SUFFIXES = (".json", ".json.gz", ".gdpgraph")
-
-
-@runtime_checkable
-class Traceable(Protocol):
-    """A function or module with its example arguments: what `traced_model` returns."""
-
-    @property
-    def name(self) -> str:
-        """Name of the graph."""
-        ...
-
-    def trace(self) -> "Traced":
-        """The graph, with its estimates and assumptions."""
-        ...
 
 
 @dataclass(frozen=True)
@@ -107,13 +85,12 @@ def spec_of(model: Model) -> str:
 
 def is_onnx(spec: Model) -> bool:
     """True for an ONNX file, which ONNX Runtime can execute."""
-    text = spec_of(spec)
-    return text.startswith(ONNX_PREFIX) or text.endswith(".onnx")
+    return importer_of(spec_of(spec)).name == "onnx"
 
 
 def is_traced(spec: Model) -> bool:
     """True for code that is traced: a JAX function or a PyTorch module."""
-    return spec_of(spec).startswith((PYTHON_PREFIX, HF_PREFIX))
+    return importer_of(spec_of(spec)).name in ("python", "hf")
 
 
 def is_code(spec: Model) -> bool:
@@ -124,7 +101,7 @@ def is_code(spec: Model) -> bool:
 
 def is_gguf(spec: Model) -> bool:
     """True for a GGUF file of llama.cpp, with or without options."""
-    return spec_of(spec).partition("?")[0].endswith(GGUF_SUFFIX)
+    return importer_of(spec_of(spec)).name == "gguf"
 
 
 def with_options(
@@ -143,16 +120,14 @@ def with_options(
     'hf:llama?task=causal-lm&sequence=512&decode'
     """
     settings = {"task": task, "batch": batch, "sequence": sequence, "quantize": quantize}
-    parts = [f"{name}={value}" for name, value in settings.items() if value is not None]
-    parts += ["decode"] * decode
+    parts = {name: f"{name}={value}" for name, value in settings.items() if value is not None}
+    parts |= {"decode": "decode"} if decode else {}
     if not parts:
         return spec
-    of_hf = (task, quantize) != (None, None)
-    if not (spec.startswith(HF_PREFIX) or (is_gguf(spec) and not of_hf)):
-        name = parts[0].partition("=")[0]
-        kinds = "hf:CONFIG models" if of_hf else "hf:CONFIG and .gguf models"
-        raise ArgumentError(f"--{name} is for {kinds}, not for {spec!r}")
-    return spec + ("&" if "?" in spec else "?") + "&".join(parts)
+    if not parts.keys() <= importer_of(spec).options:
+        forms = " and ".join(row.form for row in IMPORTERS if parts.keys() <= row.options)
+        raise ArgumentError(f"--{next(iter(parts))} is for {forms} models, not for {spec!r}")
+    return spec + ("&" if "?" in spec else "?") + "&".join(parts.values())
 
 
 def as_served(model: Model, at_once: int) -> Model:
@@ -249,241 +224,30 @@ def load(
         >>> gdp.load("onnx:light_squeezenet").num_ops > 50
         True
     """
-    named = os.fspath(spec) if isinstance(spec, str | os.PathLike) else ""
     text = with_options(
-        named, task=task, batch=batch, sequence=sequence, quantize=quantize, decode=decode
+        spec_of(spec), task=task, batch=batch, sequence=sequence, quantize=quantize, decode=decode
     )
     if isinstance(spec, OpGraph):
         return spec
     if not isinstance(spec, str | os.PathLike):
-        return _reported(_traced(spec, ""))
-    spec = text
-    if is_traced(text):
-        trace = traced(text, room_bytes)
-        return trace if isinstance(trace, OpGraph) else _reported(trace)
-    if is_onnx(spec):
-        from gdp.importers.onnx.model import load_onnx
-
-        return load_onnx(text, dict(dims or {}))
-    if is_gguf(text):
-        from gdp.importers.gguf import load_gguf
-
-        return load_gguf(text)
-    if text.endswith(GRAPH_SUFFIXES):
-        from gdp.graph.file import load_graph
-
-        path = Path(text)
-        if is_file(path) and path.stat().st_size and is_written_by_gdp(path, "placement"):
-            raise ModelError(f"{text} is a placement; the model that it is of is wanted here")
-        return load_graph(path)
-    if not is_there(text):
-        raise ModelError(
-            f"no model {text!r}: give an .onnx path, onnx:NAME, a .gguf path, a graph file "
-            f"({', '.join(GRAPH_SUFFIXES)}), python:package.module:function or hf:CONFIG"
-        )
-    # A file without a telling suffix: most exporters write ONNX.
-    from gdp.importers.onnx.model import load_onnx
-
-    return load_onnx(text, dict(dims or {}))
+        return reported(trace_of(spec, ""))
+    return importer_of(text).load(text, LoadOptions(dims or {}, room_bytes))
 
 
-def python_function(spec: str) -> object:
-    """Result of calling the function of `python:package.module:function`, with the keyword
-    arguments behind `?` where there are some: `python:models:bert?layers=4&causal=true`."""
-    path, _, query = spec.removeprefix(PYTHON_PREFIX).partition("?")
-    module_name, separator, function_name = path.rpartition(":")
-    if not separator or not module_name or not function_name:
-        raise ModelError(f"{spec!r} must look like python:package.module:function")
-    given = _keywords(spec, query)
-    # The console script does not look where it was started; `python -m` does.
-    here = str(Path.cwd())
-    if "" not in sys.path and here not in sys.path:
-        sys.path.append(here)
-    from gdp.importers.program import users_code
-
-    # What a user's module or function raises is theirs, whatever it is.
-    try:
-        with users_code():
-            module = importlib.import_module(module_name)
-    except (Exception, SystemExit) as error:
-        raise ModelError(
-            f"{spec!r}: module {module_name!r} cannot be imported: {_said(error)}"
-        ) from error
-    function = getattr(module, function_name, None)
-    if not callable(function):
-        raise ModelError(f"{spec!r}: module {module_name!r} has no function {function_name!r}")
-    if missing := [name for name in _required(function) if name not in given]:
-        raise ModelError(
-            f"{spec!r}: the function needs {', '.join(missing)}; give "
-            f"{'&'.join(f'{name}=VALUE' for name in missing)} behind a question mark"
-        )
-    _require_parameters(spec, function, given)
-    try:
-        with users_code():
-            return function(**given)
-    except (Exception, SystemExit) as error:
-        raise ModelError(f"{spec!r}: the function raised {_said(error)}") from error
-
-
-_VALUES = {"true": True, "false": False, "none": None}
-
-
-def _keywords(spec: str, query: str) -> dict[str, object]:
-    """Keyword arguments of `key=value&key=value`: whole numbers, numbers, true, false, none, else
-    texts."""
-    given: dict[str, object] = {}
-    for part in query.split("&") if query else ():
-        key, separator, text = part.partition("=")
-        if not (separator and key.isidentifier()) or key in given:
-            raise ModelError(
-                f"{spec!r}: {part!r} must be NAME=VALUE, once for each argument of the function"
-            )
-        given[key] = _VALUES.get(text.lower(), text)
-        for number in (float, int):
-            with contextlib.suppress(ValueError):
-                given[key] = number(text)
-    return given
-
-
-def _require_parameters(
-    spec: str, function: Callable[..., object], given: Mapping[str, object]
-) -> None:
-    """Raise `ModelError` for a keyword that the function does not take, where that can be told."""
-    try:
-        parameters = inspect.signature(function).parameters.values()
-    except (TypeError, ValueError):
-        return
-    kinds = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
-    known = [parameter.name for parameter in parameters if parameter.kind in kinds]
-    takes_all = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters)
-    strange = [name for name in given if name not in known]
-    if strange and not takes_all:
-        raise ModelError(
-            f"{spec!r}: the function has no argument {strange[0]!r}; it has "
-            f"{', '.join(known) or 'none'}"
-        )
-
-
-def _required(function: Callable[..., object]) -> list[str]:
-    """The parameters without a default; none where that cannot be told."""
-    try:
-        parameters = inspect.signature(function).parameters.values()
-    except (TypeError, ValueError):
-        return []
-    return [
-        parameter.name
-        for parameter in parameters
-        if parameter.default is parameter.empty
-        and parameter.kind not in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD)
-    ]
-
-
-def _said(error: BaseException) -> str:
-    """An exception of somebody else's code, with its kind: messages alone may be just a key."""
-    return f"{type(error).__name__}: {error}".removesuffix(": ")
-
-
-def traced_model(spec: str) -> "JaxModel | TorchModel | OpGraph":
+def traced_model(spec: str) -> "str | JaxModel | TorchModel | OpGraph":
     """The JAX function or PyTorch module of a `python:` or `hf:` spec, ready to be traced or
-    executed, or its graph."""
-    if spec.startswith(HF_PREFIX):
-        from gdp.importers.pytorch.huggingface import huggingface_model
-
-        return huggingface_model(spec)
-    returned = python_function(spec)
-    if isinstance(returned, OpGraph):
-        return returned
-    if _holds_module(returned):
-        from gdp.importers.pytorch.model import torch_model
-
-        return torch_model(returned, spec)
-    from gdp.importers.jax.trace import jax_model
-
-    return jax_model(returned, spec)
-
-
-def _holds_module(returned: object) -> bool:
-    """True for a tuple that begins with a `torch.nn.Module`, or with a function before inputs of
-    torch; without torch there is none."""
-    torch = sys.modules.get("torch")
-    if torch is None:
-        return False
-    first, *given = returned if isinstance(returned, tuple | list) and returned else (returned,)
-    if isinstance(first, torch.nn.Module):
-        return True
-    from torch.utils._pytree import tree_leaves
-
-    return callable(first) and any(map(torch.is_tensor, tree_leaves(given[:1])))
-
-
-def traced(spec: str, room_bytes: int | None = None) -> "Traced | OpGraph":
-    """Trace of a `python:` or `hf:` model; those of `hf:` models are kept between processes."""
-    if spec.startswith(HF_PREFIX):
-        from gdp.importers.pytorch.huggingface import find_huggingface_trace, huggingface_model
-
-        if (trace := find_huggingface_trace(spec)) is not None:
-            return trace
-        model = huggingface_model(spec, whole=False)
-        if room_bytes is not None:
-            model.require_room(room_bytes)
-        return _traced(model, spec)
-    model = traced_model(spec)
-    return model if isinstance(model, OpGraph) else _traced(model, spec)
-
-
-def _reported(trace: "Traced") -> OpGraph:
-    from gdp.importers.program import report
-
-    report(trace)
-    return trace.graph
-
-
-def _traced(model: object, spec: str) -> "Traced":
-    if not isinstance(model, Traceable):
-        raise ModelError(
-            "a model is a path, onnx:NAME, python:package.module:function, hf:CONFIG, a graph "
-            f"(gdp.load, gdp.trace) or a traced model, not of type {type(model).__name__}"
-        )
-    try:
-        return model.trace()
-    except ModelError as error:
-        if not spec or spec in str(error):
-            raise
-        raise ModelError(f"{spec!r}: {error}") from error  # a graph knows its own name alone
-    except GdpError:
-        raise
-    except Exception as error:
-        raise ModelError(f"{spec or model.name!r} cannot be traced: {_said(error)}") from error
+    executed, or its graph; the spec of an ONNX or GGUF file. Raises `ModelError` for others."""
+    executable = importer_of(spec).executable
+    if executable is None:
+        raise ModelError(f"{spec!r} holds a graph only, which cannot be executed")
+    return executable(spec)
 
 
 def source_files(spec: Model) -> list[Path]:
     """The files that a model is read from: with those of external weights, and the module of a
     `python:` model that is loaded. Those that cannot be told are left out."""
     text = spec_of(spec)
-    if not text:
-        return []
-    if text.startswith(PYTHON_PREFIX):
-        path = text.removeprefix(PYTHON_PREFIX).partition("?")[0]
-        module = sys.modules.get(path.rpartition(":")[0])
-        origin = getattr(module, "__file__", None)
-        return [Path(origin)] if origin else []
-    if text.startswith(HF_PREFIX):
-        from gdp.importers.pytorch.huggingface import config_file
-
-        return [config_file(text)]
-    if text.endswith(GRAPH_SUFFIXES):
-        return [Path(text)]
-    if is_gguf(text):
-        from gdp.importers.gguf import gguf_files
-
-        return gguf_files(text)
-    from gdp.importers.onnx.read import external_files, resolve_spec
-
-    try:
-        path = resolve_spec(text)
-        return [path, *external_files(path)]
-    except ModelError:
-        return [Path(text)]
+    return importer_of(text).files(text) if text else []
 
 
 def with_dims(dims: Sequence[str]) -> Mapping[str, int]:
@@ -506,25 +270,12 @@ def with_dims(dims: Sequence[str]) -> Mapping[str, int]:
 
 def inspect_model(model: str, dims: Sequence[str] = (), *, ops: bool = False) -> dict[str, Any]:
     """Counts, FLOPs and bytes by op type, and the estimates and assumptions of the import."""
-    estimated: list[str] = []
-    assumptions: list[str] = []
-    parameters: int | None = None
-    if is_onnx(model):
-        from gdp.importers.onnx.model import load_onnx_model
-
-        # An op that placing would refuse is listed here instead.
-        imported = load_onnx_model(model, with_dims(dims), unknown="estimate")
-        graph, assumptions = imported.graph, list(imported.assumptions)
-        estimated = sorted({graph.op_types[graph.op_index[op]] for op in imported.estimated})
-    elif is_traced(model) and not isinstance(trace := traced(model), OpGraph):
-        graph, estimated = trace.graph, list(trace.estimated)
-        assumptions, parameters = list(trace.assumptions), trace.parameters
-    else:
-        graph = load(model, with_dims(dims))
+    imported = importer_of(model).inspect(model, LoadOptions(with_dims(dims)))
+    graph = imported.graph
     about = summary(graph)
-    about |= {"estimated": estimated, "assumptions": assumptions}
-    if parameters is not None:
-        about["parameters"] = parameters
+    about |= {"estimated": list(imported.estimated), "assumptions": list(imported.assumptions)}
+    if imported.parameters is not None:
+        about["parameters"] = imported.parameters
     if ops:
         about["ops"] = [
             {

@@ -28,6 +28,7 @@ from gdp.files.writing import (
 from gdp.graph.file import save_graph
 from gdp.graph.fuse import fuse
 from gdp.graph.op_graph import OpDetail, OpGraph, make_graph
+from gdp.importers.table import GGUF_SUFFIX, GRAPH_SUFFIXES, HF_PREFIX, PYTHON_PREFIX
 from gdp.learn.instances import (
     MANIFEST,
     CorpusEntry,
@@ -38,7 +39,7 @@ from gdp.learn.instances import (
     write_corpus,
 )
 from gdp.learn.labels import Corpus, Task, label_all, load_labels
-from gdp.models import GGUF_SUFFIX, GRAPH_SUFFIXES, HF_PREFIX, PYTHON_PREFIX, load, with_dims
+from gdp.models import load, with_dims
 from gdp.tasks import HERE, Engine, each
 
 log = logging.getLogger(__name__)

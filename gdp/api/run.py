@@ -15,6 +15,7 @@ from gdp.costs.offload import offload_targets
 from gdp.errors import ArgumentError, ModelError, PlacementError, of_kind
 from gdp.files.writing import OverwritePolicy
 from gdp.graph.op_graph import OpGraph
+from gdp.importers.table import importer_of
 from gdp.measure.measuring import Measuring
 from gdp.measure.plan import ExecutionPlan, Prediction, make_plan
 from gdp.measure.report import RunReport, rescaled
@@ -25,7 +26,6 @@ from gdp.models import (
     PYTHON_PREFIX,
     Model,
     Traceable,
-    is_gguf,
     is_onnx,
     is_traced,
     load,
@@ -201,32 +201,29 @@ def model_label(model: Model) -> str:
 
 def require_executable(model: Model) -> None:
     """Raise `ModelError` for a graph without anything to execute; traces nothing."""
-    known = is_onnx(model) or is_traced(model) or is_gguf(model)
-    if not (known or isinstance(model, Traceable)):
+    if not (importer_of(spec_of(model)).executables or isinstance(model, Traceable)):
         raise ModelError(
             f"{model_label(model)!r} holds a graph only; `gdp run` needs an ONNX file, a GGUF "
             "file, a JAX function or a PyTorch module"
         )
 
 
-def executable_model(model: Model) -> "tuple[str, Model | JaxModel | TorchModel]":
+def executable_model(model: Model) -> "tuple[str, str | JaxModel | TorchModel]":
     """Kind of a model ("onnx", "gguf", "jax" or "torch"), and what runtimes of it execute.
 
     Raises:
         ModelError: if the model is a graph without anything to execute.
     """
     require_executable(model)
-    if is_onnx(model):
-        return "onnx", model
-    if is_gguf(model):
-        return "gguf", spec_of(model)
-    from gdp.importers.jax.trace import JaxModel
-
     code = model if isinstance(model, Traceable) else traced_model(spec_of(model))
     if isinstance(code, OpGraph):
         raise ModelError(
             f"{model!r} returns a graph only; return (function, arguments) to execute it"
         )
+    if isinstance(code, str):
+        return importer_of(code).executables[0], code
+    from gdp.importers.jax.trace import JaxModel
+
     return "jax" if isinstance(code, JaxModel) else "torch", code
 
 
@@ -259,7 +256,7 @@ def runtime_of(model: Model, name: str | None = None) -> Runtime:
     not traced here, the first of all that may."""
     _require_runtime(name)
     require_executable(model)
-    kinds = ("onnx",) if is_onnx(model) else ("gguf",) if is_gguf(model) else ("jax", "torch")
+    kinds = importer_of(spec_of(model)).executables or ("jax", "torch")
     return _runtime(model, kinds, name)
 
 

@@ -166,9 +166,9 @@ def _overheads_text(overheads: "Overheads") -> str:
 def _jax_function(model: str) -> tuple[Any, Any]:
     """The JAX function of a `python:` model, and its example arguments."""
     from gdp.errors import ModelError
-    from gdp.models import PYTHON_PREFIX, python_function
+    from gdp.importers.python import PREFIX, python_function
 
-    if not model.startswith(PYTHON_PREFIX):
+    if not model.startswith(PREFIX):
         raise ModelError(
             f"{model!r}: --device jax:... measures python:package.module:function; ONNX models are "
             "measured with --device cpu:0"

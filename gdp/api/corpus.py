@@ -262,6 +262,7 @@ def compact(graph: OpGraph) -> OpGraph:
         is_backward=fused.is_backward,
         detail=details,
         tensor_names=[f"{i}" for i in range(fused.num_tensors)],
+        source=fused.source,
     )
 
 

@@ -7,10 +7,10 @@ from gdp.cluster.types import CORE_KIND, Cluster, Device
 from gdp.costs.base import CostModel, roofline
 from gdp.costs.cost_file import load_costs
 from gdp.costs.learned import Calibration, KernelNetworks, LearnedCosts, same_vectors
-from gdp.costs.machine import is_stored, read_record, recorded_costs, remembered_costs
+from gdp.costs.machine import read_record, recorded_costs, remembered_costs
 from gdp.costs.op_offload import OpOffloadCosts
 from gdp.costs.profile import ProfileError
-from gdp.costs.work_rates import WorkRates, is_jax
+from gdp.costs.work_rates import WorkRates
 from gdp.errors import ArgumentError
 from gdp.files.reading import data_path
 from gdp.graph.op_graph import OpGraph
@@ -59,10 +59,10 @@ def resolve_costs(
 
 
 def _shipped_costs(cluster: Cluster, graph: OpGraph | None) -> tuple[CostModel, str]:
-    rates = shipped_rates() if graph is not None and is_jax(graph) else None
+    rates = shipped_rates() if graph is not None and graph.source == "jax" else None
     if rates is not None and any(_like(rates, device) for device in cluster.devices):
         return _described(LearnedCosts((rates,)), cluster, graph)
-    if graph is not None and is_stored(graph):  # llama.cpp's kernels were not measured
+    if graph is not None and graph.source == "gguf":  # llama.cpp's kernels were not measured
         return _datasheets(cluster, graph)
     return _described(LearnedCosts(shipped()), cluster, graph)
 
@@ -70,7 +70,8 @@ def _shipped_costs(cluster: Cluster, graph: OpGraph | None) -> tuple[CostModel, 
 def _datasheets(cluster: Cluster, graph: OpGraph | None) -> tuple[CostModel, str]:
     """The roofline; of GGUF files with weights that llama.cpp sends to a GPU for a prompt."""
     model, label = _described(LearnedCosts(()), cluster, graph)
-    return (OpOffloadCosts(model) if graph is not None and is_stored(graph) else model), label
+    stored = graph is not None and graph.source == "gguf"
+    return (OpOffloadCosts(model) if stored else model), label
 
 
 @functools.cache

@@ -9,7 +9,7 @@ import datetime
 import functools
 import os
 import secrets
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -20,10 +20,10 @@ from gdp.cluster.types import Cluster, Device
 from gdp.costs.adapt import Adaptation, AdaptedCosts, Run, adapt
 from gdp.costs.base import CostModel
 from gdp.costs.profile import ProfileError
-from gdp.costs.work_rates import is_jax
 from gdp.files.reading import Kind, read_json
 from gdp.files.writing import indented_json, write_atomic
 from gdp.graph.op_graph import OpGraph
+from gdp.graph.source import Source
 
 SCHEMA = 1
 MOST_PIECES = 600
@@ -65,22 +65,14 @@ def data_folder() -> Path | None:
     return Path(base) / "gdp" / "machine"
 
 
-def is_stored(graph: OpGraph) -> bool:
-    """True for a graph of a GGUF file, whose ops say how their weights are stored."""
-    op = graph.op_index.get("token_embd")
-    return op is not None and "stored" in graph.detail[op].attributes
+_RUNTIMES: Mapping[Source, str] = {
+    "onnx": "onnxruntime", "jax": "jax", "torch": "torch", "gguf": "llama-cpp-python"
+}  # fmt: skip
 
 
 def runtime_of(graph: OpGraph) -> str:
-    """Distribution of the runtime that executes such a graph by default, told from its ops."""
-    if is_jax(graph):
-        return "jax"
-    if is_stored(graph):
-        return "llama-cpp-python"
-    named = sum(
-        t[:1].isupper() for t, io in zip(graph.op_types, graph.is_io, strict=True) if not io
-    )
-    return "onnxruntime" if 2 * named > (~graph.is_io).sum() else "torch"
+    """Distribution of the runtime that executes such a graph by default."""
+    return _RUNTIMES[graph.source]
 
 
 def remember(record: MachineRecord) -> Path:

@@ -50,18 +50,9 @@ _HUBER = 0.05  # relative errors beyond this count less and less
 _CACHE_BYTES = 8 << 20
 
 PRODUCTS, CONVOLUTIONS = names("dot_general ragged_dot"), names("conv_general_dilated")
-_JAX_ALONE = (
-    PRODUCTS | CONVOLUTIONS
-    | names("broadcast_in_dim convert_element_type reduce_sum reduce_max select_n")
-)  # fmt: skip
 _FUNCTIONS = names("tanh exp log erf logistic log1p expm1 exp2")
 _SLOW = names("sin cos tan pow atan2 erfc erf_inv sinh cosh cbrt lgamma digamma")
 _DIVISIONS = names("div sqrt rsqrt rem integer_pow")
-
-
-def is_jax(graph: OpGraph) -> bool:
-    """True for a graph traced from JAX, recognised by primitives of its own."""
-    return not _JAX_ALONE.isdisjoint(graph.op_types)
 
 
 def work(graph: OpGraph) -> Float[np.ndarray, "N R"]:
@@ -155,7 +146,7 @@ class WorkRates:
 
     def covers(self, graph: OpGraph) -> bool:
         """True for a graph of JAX."""
-        return is_jax(graph)
+        return graph.source == "jax"
 
     def op_seconds(
         self, graph: OpGraph, apart: Int[np.ndarray, "N"] | None = None

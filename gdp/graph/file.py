@@ -16,6 +16,7 @@ from gdp.errors import ModelError
 from gdp.files.reading import Kind, decode_json, read_bytes
 from gdp.files.writing import gzipped, write_atomic
 from gdp.graph.op_graph import Attribute, OpDetail, OpGraph, make_graph
+from gdp.graph.source import Source, source_by_ops
 
 SCHEMA = 1
 GZIP_SUFFIXES = (".gz", ".gdpgraph")
@@ -61,6 +62,7 @@ class _File(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):
     cache_bytes: list[_Index] = []
     repeats: list[_Index] = []  # empty: 1
     chunks: list[_Index] = []  # empty: 1
+    source: Source | None = None  # that the ops tell
 
 
 def save_graph(graph: OpGraph, path: str | os.PathLike[str]) -> None:
@@ -102,6 +104,7 @@ def _to_file(graph: OpGraph) -> _File:
     first_of = {index: op for op, index in reversed(list(enumerate(detail_index)))}
     own = np.arange(graph.num_ops)
     plain = tuple(f"t{t}" for t in range(graph.num_tensors))
+    told = source_by_ops(graph.op_types, (detail.attributes for detail in graph.detail))
     plain_details = details == [_key(OpDetail())]
     return _File(
         gdp_graph=SCHEMA,
@@ -129,6 +132,7 @@ def _to_file(graph: OpGraph) -> _File:
         cache_bytes=graph.cache_bytes.tolist() if graph.cache_bytes.any() else [],
         repeats=graph.repeats.tolist() if (graph.repeats != 1).any() else [],
         chunks=graph.chunks.tolist() if (graph.chunks != 1).any() else [],
+        source=None if graph.source == told else graph.source,
     )
 
 
@@ -166,6 +170,7 @@ def _from_file(document: _File) -> OpGraph:
         cache_bytes=document.cache_bytes or None,
         repeats=document.repeats or None,
         chunks=document.chunks or None,
+        source=document.source,
     )
 
 

@@ -392,6 +392,7 @@ def contracted(graph: OpGraph, group_of: Int[np.ndarray, "N"]) -> OpGraph:
         cache_bytes=np.minimum(_sum(graph.cache_bytes, group_of).astype(np.int64), weight_bytes),
         repeats=graph.repeats[lead],
         chunks=graph.chunks[lead],
+        source=graph.source,
     )
 
 

@@ -119,6 +119,7 @@ def generation_graph(
         is_backward=joint([g.is_backward for g in both], False, False),
         scope=joint([g.scope for g in both], "", ""),
         detail=joint([g.detail for g in both], taking, taking),
+        source=prefill.source,
     )  # fmt: skip
 
 

@@ -15,6 +15,7 @@ from jaxtyping import Bool, Float, Int, Shaped
 
 from gdp.errors import ModelError
 from gdp.graph.groups import inverse
+from gdp.graph.source import Source, source_by_ops
 
 INPUT = "Input"
 """Op type of a graph input: no work, fixed to the cluster's host."""
@@ -76,6 +77,7 @@ class OpGraph:
     repeats: Int[np.ndarray, "N"]  # runs of the op in one sample; more than 1 in a generation
     # Parts that one run is computed in, one after the other: the micro-batches of a prompt.
     chunks: Int[np.ndarray, "N"]
+    source: Source  # kind of model that the graph was made of
 
     def __post_init__(self) -> None:
         for violation in _violations(self):
@@ -103,8 +105,8 @@ class OpGraph:
     def digest(self) -> str:
         """SHA-256 (hex) of all that an answer depends on: the identity a placement carries.
 
-        The graph's own name and those of its tensors are left out, and of ids which ops share one
-        counts alone.
+        The graph's own name, those of its tensors and its source, which the ops tell, are left out,
+        and of ids which ops share one counts alone.
         """
         sha = hashlib.sha256(self.earlier_digest.encode())
         for ids in (self.weight_id, self.colocate):
@@ -223,7 +225,7 @@ class GraphBuilder:
         self.tensors.append((op, size_bytes))
         return len(self.tensors) - 1
 
-    def build(self, name: str) -> OpGraph:
+    def build(self, name: str, source: Source | None = None) -> OpGraph:
         """The graph; raises `ModelError` where it has a cycle or sizes that no model has."""
         names, flop, traffic, weights, weight_id, colocate, backward, scope, detail, *more = (
             zip(*self._ops, strict=True) if self._ops else ((),) * 12
@@ -233,7 +235,7 @@ class GraphBuilder:
             memory_traffic_bytes=traffic, weight_bytes=weights, weight_id=weight_id,
             colocate=colocate, is_backward=backward, scope=scope, detail=detail,
             tensor_names=self._tensor_names, cache_bytes=more[0], repeats=more[1],
-            chunks=more[2],
+            chunks=more[2], source=source,
         )  # fmt: skip
 
 
@@ -256,12 +258,13 @@ def make_graph(
     cache_bytes: Sequence[int] | np.ndarray | None = None,
     repeats: Sequence[int] | np.ndarray | None = None,
     chunks: Sequence[int] | np.ndarray | None = None,
+    source: Source | None = None,
 ) -> OpGraph:
     """An `OpGraph` from lists in any order: ops are sorted topologically, uses deduplicated.
 
     `tensors` holds (producer op, bytes) pairs and `uses` (tensor, op) pairs, both by index into
-    the lists given. What is left out is zero, of its own for ids, and 1 for `repeats` and
-    `chunks`. Raises `ModelError` on a cycle, naming an op on it.
+    the lists given. What is left out is zero, of its own for ids, 1 for `repeats` and `chunks`, and
+    told by the ops for `source`. Raises `ModelError` on a cycle, naming an op on it.
 
     >>> g = make_graph("g", ["a", "b"], ["Relu", "Relu"], [(0, 4), (1, 4)], [(0, 1)])
     >>> g.num_ops, g.num_uses
@@ -278,6 +281,8 @@ def make_graph(
     use_op, use_tensor = position[pairs[:, 1]], inverse(by_producer)[pairs[:, 0]]
     by_op = np.lexsort((use_tensor, use_op))
     zeros, own = np.zeros(n), np.arange(n)
+    if source is None:
+        source = source_by_ops(op_types, (each.attributes for each in detail or ()))
     return OpGraph(
         name=name,
         op_names=_picked(op_names, order),
@@ -298,6 +303,7 @@ def make_graph(
         cache_bytes=_filled(cache_bytes, zeros, np.int64)[order],
         repeats=_filled(repeats, zeros + 1, np.int64)[order],
         chunks=_filled(chunks, zeros + 1, np.int64)[order],
+        source=source,
     )
 
 

@@ -307,7 +307,7 @@ def graph_of(header: GgufHeader, spec: GgufSpec) -> OpGraph:
     builder.add("logits", OUTPUT, [x], 0)
     size = f"{spec.batch}x{spec.sequence}{' decode' if spec.decode else ''}"
     try:
-        return builder.graph.build(f"{Path(spec.path).stem} {size}")
+        return builder.graph.build(f"{Path(spec.path).stem} {size}", "gguf")
     except ModelError as error:  # sizes that no model has
         raise ModelError(f"{header.path}: {error}") from None
 

@@ -20,6 +20,7 @@ from gdp.errors import GdpError, ModelError, RefusedError, reason_of
 from gdp.graph.generation import CACHE_AT, Request
 from gdp.graph.groups import components, merge_ids
 from gdp.graph.op_graph import INPUT, OUTPUT, Attribute, GraphBuilder, OpDetail, OpGraph
+from gdp.graph.source import Source
 from gdp.units import whole_number
 
 _log = logging.getLogger(__name__)
@@ -130,7 +131,7 @@ class Results:
     together: bool = False  # ops that read or update a weight share a device
 
 
-def build(name: str, program: ProgramOps, results: Results) -> OpGraph:
+def build(name: str, program: ProgramOps, results: Results, source: Source) -> OpGraph:
     """The graph of the ops that some output or new weight needs."""
     live = _live(program, results)
     number = {op: i for i, op in enumerate(live)}
@@ -164,7 +165,7 @@ def build(name: str, program: ProgramOps, results: Results) -> OpGraph:
             scope=op.scope, detail=_detail(op, _cache_at(program, keys[i], cached[i])),
             cache_bytes=cached[i],
         )  # fmt: skip
-    return builder.build(name)
+    return builder.build(name, source)
 
 
 def live_ops(program: ProgramOps, results: Results) -> list[Op]:

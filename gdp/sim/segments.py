@@ -223,7 +223,7 @@ def _contract(
         flop=np.bincount(segment, graph.flop, count),
         memory_traffic_bytes=np.bincount(segment, graph.memory_traffic_bytes, count),
         weight_bytes=np.bincount(segment[held], graph.weight_bytes[held], count),
-        tensor_names=[graph.tensor_names[t] for t in kept],
+        tensor_names=[graph.tensor_names[t] for t in kept], source=graph.source,
     )  # fmt: skip
     # Ids are topological and tensors sorted by producer, so that make_graph keeps both orders.
     tensor_s = None if problem.tensor_s is None else problem.tensor_s[kept]

@@ -116,15 +116,16 @@ def replace_model(run: Run, name: str) -> Run:
     return msgspec.structs.replace(run, model=name)
 
 
-def test_the_runtime_is_told_from_the_ops() -> None:
+def test_the_runtime_is_that_of_the_importer_whatever_the_ops_are_called() -> None:
     graph = gdp.load(MODEL)
     assert machine.runtime_of(graph) == "onnxruntime"
     small = replace(graph, op_types=tuple(t if io else t.lower() for t, io in zip(
         graph.op_types, np.asarray(graph.is_io), strict=True)))  # fmt: skip
-    assert machine.runtime_of(small) == "torch"
+    assert machine.runtime_of(small) == "onnxruntime"
+    assert machine.runtime_of(replace(small, source="torch")) == "torch"
 
 
-def test_the_runtime_is_that_of_most_ops_not_of_one() -> None:
+def test_the_runtime_of_a_graph_by_hand_is_that_of_most_ops_not_of_one() -> None:
     """A single op with a name as of ONNX makes no ONNX model, nor one of torch a module."""
     names, links = ["in", "a", "b", "c"], [(0, 8), (1, 8), (2, 8)]
     uses = [(0, 1), (1, 2), (2, 3)]

@@ -16,7 +16,7 @@ from gdp.costs.cost_file import load_costs, save_costs
 from gdp.costs.default import resolve_costs, shipped_rates
 from gdp.costs.learned import LearnedCosts
 from gdp.costs.profile import DeviceRecord, Kernel, Overheads, Profile, ProfiledModel, ProfileError
-from gdp.costs.work_rates import PRIOR, WorkRates, fit_rates, is_jax, left_out_seconds, work
+from gdp.costs.work_rates import PRIOR, WorkRates, fit_rates, left_out_seconds, work
 from gdp.graph.op_graph import OpGraph
 from gdp.importers.jax.trace import trace
 from gdp.methods.base import Search
@@ -159,8 +159,7 @@ def test_a_profile_without_what_rates_need_is_refused(models) -> None:
 
 def test_graphs_of_jax_alone_get_the_shipped_rates(tmp_path) -> None:
     cluster, onnx = Cluster.load("2xcpu-core"), load("onnx:light_squeezenet")
-    assert is_jax(branches())
-    assert not is_jax(onnx)
+    assert (branches().source, onnx.source) == ("jax", "onnx")
     rates = shipped_rates()
     assert rates is not None
 

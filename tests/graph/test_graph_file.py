@@ -3,13 +3,16 @@
 import gzip
 import json
 from pathlib import Path
+from typing import get_args
 
 import numpy as np
 import pytest
 
 from gdp.errors import ModelError
 from gdp.graph.file import load_graph, save_graph
+from gdp.graph.fuse import fuse
 from gdp.graph.op_graph import OpDetail, OpGraph, make_graph
+from gdp.graph.source import Source
 
 
 def sample() -> OpGraph:
@@ -58,6 +61,16 @@ def test_attributes_keep_their_types(tmp_path: Path) -> None:
     assert [type(v) for v in loaded[4]] == [float, float]
 
 
+@pytest.mark.parametrize("source", get_args(Source))
+def test_a_source_is_kept_whatever_the_ops_are_called(tmp_path: Path, source: Source) -> None:
+    for types in (["MatMul", "Relu"], ["mm", "relu"], ["dot_general", "max"]):
+        graph = make_graph("g", ["a", "b"], types, [(0, 4)], [(0, 1)], source=source)
+        save_graph(graph, tmp_path / "g.json")
+        assert load_graph(tmp_path / "g.json").source == source
+        assert fuse(graph).graph.source == source
+        assert graph.digest == make_graph("g", ["a", "b"], types, [(0, 4)], [(0, 1)]).digest
+
+
 def test_equal_graphs_make_equal_files(tmp_path: Path) -> None:
     for name in ("one.gdpgraph", "two.gdpgraph"):
         save_graph(sample(), tmp_path / name)
@@ -96,6 +109,7 @@ def edited(tmp_path: Path, **changes: object) -> Path:
         ({"ops": ["in", "a", "a", "out"]}, "op name 'a' appears twice"),
         ({"ops": "in"}, "Expected `array`"),
         ({"tensor_bytes": [10, 20, 0, 2**70]}, "int"),
+        ({"source": "tf"}, r"Invalid enum value 'tf' - at `\$.source`"),
         ({"colocate": [0, 2**65, 1, 2]}, r"<= 4611686018427387904 - at `\$.colocate\[1\]`"),
     ],
 )  # fmt: skip

@@ -3,7 +3,9 @@
 from pathlib import Path
 
 import pytest
+from gguf_models import write_gguf
 
+import gdp
 from gdp.errors import ArgumentError
 from gdp.graph.op_graph import make_graph
 from gdp.importers import table
@@ -47,3 +49,16 @@ def test_an_importer_is_a_row(monkeypatch: pytest.MonkeyPatch) -> None:
     assert load("toy:abc").op_names == ("a", "b", "c")
     assert inspect_model("toy:abc")["num_ops"] == 3
     assert source_files("toy:abc") == [Path("abc")]
+
+
+def test_every_importer_says_what_it_read(tmp_path: Path) -> None:
+    """Whatever the ops are called: tanh is no primitive of JAX alone."""
+    jnp = pytest.importorskip("jax.numpy", reason="jax is not installed")
+    torch = pytest.importorskip("torch", reason="torch is not installed")
+    pytest.importorskip("gguf", reason="gguf is not installed")
+    assert gdp.trace(lambda x: jnp.tanh(x), jnp.zeros(3)).source == "jax"
+    assert gdp.trace_torch(torch.nn.Tanh(), (torch.zeros(3),)).source == "torch"
+    assert load("onnx:light_squeezenet").source == "onnx"
+    path = write_gguf(tmp_path / "m.gguf", layers=1)
+    assert load(f"{path}?sequence=4").source == "gguf"
+    assert load(f"{path}?prompt=4&new=2").source == "gguf"

@@ -530,7 +530,7 @@ def _traced(listing: TracedCall) -> Traced:
     """The graph of a listing, with its estimates and assumptions."""
     program = listing.program
     return Traced(
-        build(listing.label, program, listing.results),
+        build(listing.label, program, listing.results, "jax"),
         tuple(sorted(program.estimated)),
         tuple(dict.fromkeys(program.assumptions)),
     )

@@ -194,7 +194,7 @@ def build_graph(name: str, roles: Roles) -> tuple[OpGraph, list[int | None], lis
         reads = [tensor_of[value]] if value in tensor_of else []
         builder.add_op(_output_name(value, ends), OUTPUT, reads=reads, detail=detail)
         node_of_op.append(None)
-    return builder.build(name), node_of_op, estimated
+    return builder.build(name, "onnx"), node_of_op, estimated
 
 
 def _output_name(value: ir.Value, used: set[str]) -> str:

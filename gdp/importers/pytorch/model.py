@@ -88,7 +88,7 @@ class TorchModel:
         else:
             listing, results, _ = self._listed()
         return Traced(
-            build(self.label, listing, results),
+            build(self.label, listing, results, "torch"),
             tuple(sorted(listing.estimated)),
             tuple(dict.fromkeys((*self.options.get("assumed", ()), *listing.assumptions))),
             listing.parameters,
@@ -99,7 +99,7 @@ class TorchModel:
         if self.trains:
             raise ModelError(f"{self.name}: training steps of torch are placed, not executed")
         listing, results, program = self._listed()
-        graph = build(self.label, listing, results)
+        graph = build(self.label, listing, results, "torch")
         return RecordedTorch(graph, program, listing, positions(graph, listing, results))
 
     def _listed(self) -> tuple[ExportedOps, Results, Any]:

@@ -55,7 +55,7 @@ class Phase(TorchModel):
         if stored := self.options.get("stored"):
             apply_stored(listed, listed.paths, stored)
         return Traced(
-            build(self.label, listed, Results(state=listed.state)),
+            build(self.label, listed, Results(state=listed.state), "torch"),
             tuple(sorted(listed.estimated)),
             tuple(dict.fromkeys((*self.options.get("assumed", ()), *listed.assumptions))),
             listed.parameters,

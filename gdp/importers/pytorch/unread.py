@@ -111,4 +111,5 @@ def graph_holding(graph: OpGraph, held: Mapping[str, int], dtype: str) -> OpGrap
         cache_bytes=[*graph.cache_bytes.tolist(), *nothing],
         repeats=[*graph.repeats.tolist(), *[1] * len(paths)],
         chunks=[*graph.chunks.tolist(), *[1] * len(paths)],
+        source=graph.source,
     )

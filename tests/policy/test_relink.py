@@ -15,7 +15,7 @@ from tiny import (
 
 from gdp.clock import Clock
 from gdp.methods.priorities import RULES, evaluate_rules, rules_of, timing
-from gdp.policy.method import parts_of, relink
+from gdp.policy.relink import parts_of, relink
 from gdp.problem.problem import Problem, make_problem
 from gdp.sim.objectives import OBJECTIVES
 
@@ -37,9 +37,9 @@ def test_two_placements_that_are_half_right_make_one_that_is_right(objective: st
     halves = np.stack([np.tile([0, 3], 8), np.tile([2, 1], 8)])
     rated = evaluate_rules(problem, halves)
     made = relink(problem, halves, rated.seconds, rated.overflow)
-    np.testing.assert_array_equal(made.device, np.tile([0, 1], 8))
+    np.testing.assert_array_equal(made.assignment.device, np.tile([0, 1], 8))
     assert rated.seconds.tolist() == [24.0, 24.0]
-    assert evaluate_rules(problem, made.device[None]).seconds[0] == 8.0
+    assert evaluate_rules(problem, made.assignment.device[None]).seconds[0] == 8.0
     if objective == "latency":
         # Rules; two parts, alone and together; then, twice, eight ops, all of which do harm.
         assert made.evaluations == len(RULES) + 2 + 2 + 8 + 8
@@ -57,7 +57,7 @@ def test_parts_that_gain_nothing_alone_are_taken_together(objective: str) -> Non
     rated = evaluate_rules(problem, devices)
     assert rated.seconds.tolist() == [12.0, 20.0]
     made = relink(problem, devices, rated.seconds, rated.overflow)
-    np.testing.assert_array_equal(made.device, np.tile([0, 1, 2], length))
+    np.testing.assert_array_equal(made.assignment.device, np.tile([0, 1, 2], length))
 
 
 def test_the_best_of_many_others_give_their_parts_first() -> None:
@@ -68,7 +68,7 @@ def test_the_best_of_many_others_give_their_parts_first() -> None:
     rated = evaluate_rules(problem, devices)
     assert sorted(rated.seconds)[1:3] == [24.0, 48.0]
     made = relink(problem, devices, rated.seconds, rated.overflow)
-    np.testing.assert_array_equal(made.device, np.tile([0, 1], 8))
+    np.testing.assert_array_equal(made.assignment.device, np.tile([0, 1], 8))
 
 
 def test_a_part_makes_it_fit() -> None:
@@ -80,7 +80,8 @@ def test_a_part_makes_it_fit() -> None:
     rated = evaluate_rules(problem, devices)
     assert (rated.overflow > 0).all()
     made = relink(problem, devices, rated.seconds, rated.overflow)
-    assert made.overflow == evaluate_rules(problem, made.device[None]).overflow[0] == 0
+    again = evaluate_rules(problem, made.assignment.device[None])
+    assert made.overflow_bytes == again.overflow[0] == 0
 
 
 def grouped(seed: int, objective: str) -> tuple[Problem, np.ndarray]:
@@ -102,17 +103,17 @@ def test_never_worse_within_the_budget_and_of_parts_of_what_was_given(objective:
         best = min(zip(rated.overflow.tolist(), rated.seconds.tolist(), strict=True))
         for most in (None, 40, 0):
             made = relink(problem, devices, rated.seconds, rated.overflow, most=most)
-            found = evaluate_rules(problem, made.device[None])
+            found = evaluate_rules(problem, made.assignment.device[None])
             key = (int(found.overflow[0]), float(found.seconds[0]))
             assert key <= best
-            assert found.overflow[0] <= made.overflow
+            assert found.overflow[0] <= made.overflow_bytes
             assert most is None or made.evaluations <= most
-            assert (devices == made.device).any(axis=0).all()
+            assert (devices == made.assignment.device).any(axis=0).all()
             for group in range(problem.num_groups):
-                assert len(np.unique(made.device[problem.group == group])) == 1
+                assert len(np.unique(made.assignment.device[problem.group == group])) == 1
             better += key < best
             again = relink(problem, devices, rated.seconds, rated.overflow, most=most)
-            np.testing.assert_array_equal(again.device, made.device)
+            np.testing.assert_array_equal(again.assignment.device, made.assignment.device)
             assert again.evaluations == made.evaluations
     assert better > 20
 
@@ -140,8 +141,8 @@ def test_what_fits_is_begun_from_however_slow_it_is() -> None:
     devices = np.array([[0, 0], [0, 1]])
     rated = evaluate_rules(problem, devices)
     made = relink(problem, devices, rated.seconds, rated.overflow, most=0)
-    assert made.device.tolist() == [0, 1]
-    assert made.overflow == 0
+    assert made.assignment.device.tolist() == [0, 1]
+    assert made.overflow_bytes == 0
 
 
 def test_every_simulation_is_counted(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -165,7 +166,7 @@ def test_a_clock_that_is_over_leaves_the_best() -> None:
     devices = random_devices(problem, 0, count=4)
     rated = evaluate_rules(problem, devices)
     made = relink(problem, devices, rated.seconds, rated.overflow, clock=Clock(0.0))
-    np.testing.assert_array_equal(made.device, devices[np.argmin(rated.seconds)])
+    np.testing.assert_array_equal(made.assignment.device, devices[np.argmin(rated.seconds)])
     assert made.evaluations == len(rules_of(problem))
 
 

@@ -105,7 +105,7 @@ def _load_huggingface(spec: str, options: LoadOptions) -> OpGraph:
 
 
 def _huggingface_files(spec: str) -> list[Path]:
-    from gdp.importers.pytorch.huggingface import config_file
+    from gdp.importers.pytorch.config_spec import config_file
 
     return [config_file(spec)]
 

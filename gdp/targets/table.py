@@ -213,7 +213,8 @@ def _llamacpp(job: ExportJob) -> "list[Path]":
 def _vllm(job: ExportJob) -> "list[Path]":
     from gdp import solve
     from gdp.cluster.reserve import for_runtime
-    from gdp.importers.pytorch.huggingface import check_config, config_file, parse_config_spec
+    from gdp.importers.pytorch.config_check import check_config
+    from gdp.importers.pytorch.config_spec import config_file, parse_config_spec
     from gdp.models import spec_of
     from gdp.targets.vllm.export import export_vllm
 

@@ -10,7 +10,7 @@ from click.testing import CliRunner
 from gdp.cli.main import cli
 from gdp.errors import ModelError
 from gdp.graph.op_graph import INPUT, OUTPUT
-from gdp.importers.pytorch.huggingface import ConfigSpec, parse_config_spec
+from gdp.importers.pytorch.config_spec import ConfigSpec, parse_config_spec
 from gdp.models import inspect_model, load, source_files
 
 

@@ -14,7 +14,7 @@ import pytest
 pytest.importorskip("transformers", reason="transformers is not installed")
 
 from gdp.errors import InfeasibleError, ModelError
-from gdp.importers.pytorch.huggingface import closed
+from gdp.importers.pytorch.closed import closed
 from gdp.models import load
 
 LLAMA = {

@@ -11,7 +11,7 @@ from gdp.cluster.types import Cluster, Device, make_cluster
 from gdp.errors import ModelError
 from gdp.graph.op_graph import INPUT, OUTPUT, OpGraph
 from gdp.graph.serving import Served, served
-from gdp.importers.pytorch.huggingface import parse_config_spec
+from gdp.importers.pytorch.config_spec import parse_config_spec
 from gdp.models import Generation, load
 from gdp.targets.chain import vllm_model
 from tests.tiny import plain_graph

@@ -1,0 +1,326 @@
+"""Phases of models of transformers: one pass, a step of decoding, and a request of both."""
+
+import inspect
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
+
+from gdp.errors import InfeasibleError, ModelError
+from gdp.graph.generation import CacheGrowth, Request, generation_graph, with_context, with_requests
+from gdp.graph.serving import Served, served
+from gdp.importers.program import Results, Traced, live_ops
+from gdp.importers.pytorch.caches import (
+    ARGUMENTS,
+    ReadPrompt,
+    as_encoded,
+    growth_of,
+    on_meta,
+    read_prompt,
+    refilled,
+    states,
+)
+from gdp.importers.pytorch.closed import closed
+from gdp.importers.pytorch.config_check import LARGEST, is_whole
+from gdp.importers.pytorch.config_model import build_model, countable
+from gdp.importers.pytorch.config_spec import ConfigSpec
+from gdp.importers.pytorch.config_tasks import (
+    encodes,
+    other_classes,
+    prompt_inputs,
+)
+from gdp.importers.pytorch.model import RecordedTorch, weights_by_path
+from gdp.importers.pytorch.phases import Phase
+from gdp.importers.pytorch.quantised import (
+    experts_left,
+    saved_bytes,
+)
+from gdp.importers.pytorch.repeated import Listed
+from gdp.importers.pytorch.trace_cache import cache_trace, find_trace
+from gdp.importers.pytorch.unread import storage_of, storages_read, unread_weights, with_unread
+from gdp.ops.vllm import AT_ONCE
+from gdp.terminal import stage
+from gdp.units import format_bytes
+
+
+@dataclass(frozen=True, eq=False)
+class HuggingFaceModel(Phase):
+    """A model of transformers, whose traces are kept."""
+
+    key: str = ""
+    scheme: Mapping[str, Any] | None = None  # quantization_config that its weights are stored by
+    served: Served | None = None  # where an engine computes it instead of torch
+
+    def graph_of(self, listed: Listed) -> Traced:
+        """The graph of a program, with weights as they are stored, as the engine computes it."""
+        traced = super().graph_of(listed)
+        if self.served is None:
+            return traced
+        return replace(traced, graph=served(traced.graph, self.served))
+
+    def trace(self) -> Traced:
+        """The graph as it was traced before, or traced now."""
+        traced = find_trace(self.key)
+        if traced is None:
+            stage(f"tracing {self.label}, {len(list(self.module.modules()))} modules")
+            with closed():
+                listed = self.program()
+                traced = self.complete(self.graph_of(listed), listed)
+            cache_trace(self.key, traced)
+        return traced
+
+    def record(self, *args: Any, **kwargs: Any) -> RecordedTorch:
+        """The graph and its exported program, traced now; `ModelError` where an engine computes
+        other ops."""
+        if self.served is not None:
+            raise ModelError(
+                f"{self.label}: with {AT_ONCE} the model is as vLLM computes it, which is placed, "
+                f"not executed here; leave {AT_ONCE} out"
+            )
+        stage(f"tracing {self.label} for execution")
+        with closed():
+            recorded = super().record(*args, **kwargs)
+        paths = weights_by_path(recorded.listing, recorded.program, self.prefix)
+        ops = [recorded.listing.ops[i] for i in recorded.op_of]
+        read = storages_read(self.model, ops, paths)
+        whole = with_unread(
+            Traced(recorded.graph, (), ()), self.model, read, self.options.get("stored", {})
+        )
+        names = recorded.graph.op_names
+        op_of = {i: whole.graph.op_index[names[op]] for i, op in recorded.op_of.items()}
+        return replace(recorded, graph=whole.graph, op_of=op_of)
+
+    def require_room(self, room_bytes: int) -> None:
+        """Raise `InfeasibleError` where the weights of the model are larger than all memory there
+        is for them. Nothing is traced."""
+        weights = {storage_of(w): w for w in (*self.model.parameters(), *self.model.buffers())}
+        sizes = {s: w.untyped_storage().nbytes() for s, w in weights.items()}
+        saved = saved_bytes(self.model, self.options.get("stored", {}))
+        if sum(sizes.values()) - saved <= room_bytes:
+            return
+        # As in `complete`: of the unread, modules with parameters are held, not lone buffers.
+        read = self._storages_read()
+        total = sum(size for storage, size in sizes.items() if storage in read) - saved
+        total += sum(unread_weights(self.model, read, {}).values()) if read else 0
+        if total > room_bytes:
+            stored = self.options.get("stored", {})
+            sizes_by_path = {
+                path: stored[path].nbytes if path in stored else weight.nbytes
+                for path, weight in self.model.named_parameters()
+            }
+            held = ((path.rpartition(".")[0], size) for path, size in sizes_by_path.items())
+            left = experts_left(held, self.scheme)
+            raise InfeasibleError(
+                f"no placement of {self.label} fits: its weights alone miss "
+                f"{format_bytes(total - room_bytes)} on all devices together (need "
+                f"{format_bytes(total)} of {format_bytes(room_bytes)})" + (left and f"; {left}")
+            )
+
+    def complete(self, traced: Traced, *programs: Listed) -> Traced:
+        """The graph of some programs with the weights that none of them reads."""
+        read: set[int] = set()
+        for listed in programs:
+            ops = live_ops(listed, Results(state=listed.state))
+            read |= storages_read(self.model, ops, listed.paths)
+        return with_unread(traced, self.model, read, self.options.get("stored", {}))
+
+    def _storages_read(self) -> set[int]:
+        """The storages that a forward pass on the meta device reads; none where it fails, which
+        tracing then says better."""
+        import torch
+        from torch.utils._pytree import tree_map
+
+        read: set[int] = set()
+        try:
+            made = self.made()
+            inputs = tree_map(_on_meta, dict(made.kwargs))
+            mode = on_meta(lambda leaf: read.add(storage_of(leaf)))
+            with closed(), torch.no_grad(), torch.device("meta"), mode:
+                made.module(*made.args, **inputs)
+        except Exception:
+            return set()
+        return read
+
+
+def _on_meta(leaf: Any) -> Any:
+    return leaf.to("meta") if hasattr(leaf, "untyped_storage") else leaf
+
+
+class ConfigTask(NamedTuple):
+    """Model and task that phases are made of."""
+
+    torch: Any
+    transformers: Any
+    config: Any
+    task: str
+    text: str
+
+
+def decoding_step(
+    asked: ConfigTask, model: Any, batch: int, tokens: int, written: int
+) -> HuggingFaceModel:
+    """One step: a token in, logits out, the cache of all tokens before held where it is read."""
+    torch = asked.torch
+    read = _read(asked, model, batch, tokens, written)
+    takes = inspect.signature(model.forward).parameters
+    encoded = read.encoded
+    given_as = next((name for name in ARGUMENTS if name in takes), read.name)
+
+    class DecodingStep(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.model = model
+
+        def forward(self, input_ids: Any, cache: Any, encoder_outputs: Any = None) -> Any:
+            named = {given_as: refilled(kept, cache), "use_cache": True}
+            if encoder_outputs is not None:
+                named |= {"decoder_input_ids": input_ids}
+                named |= {"encoder_outputs": as_encoded(encoder_outputs)}
+            else:
+                named |= {"input_ids": input_ids}
+                if "position_ids" in takes:
+                    position = torch.full((1, 1), tokens, device=input_ids.device)
+                    named["position_ids"] = position
+            return self.model(**named).logits
+
+    kept = read.cache
+    with torch.device("meta"):
+        token = torch.zeros(batch, 1, dtype=torch.long)
+        kwargs = {"input_ids": token, "cache": list(states(kept).values())}
+        if encoded is not None:
+            # The cache holds what is read of it; its shape is still asked for.
+            kwargs["encoder_outputs"] = torch.empty(encoded.shape, dtype=encoded.dtype)
+    step = DecodingStep().eval()
+    return HuggingFaceModel(
+        asked.text, step, (), kwargs, {"held": ("cache",)}, prefix="model",
+        cache_bytes={path: int(state.nbytes) for path, state in states(kept).items()},
+    )  # fmt: skip
+
+
+def _read(asked: ConfigTask, model: Any, batch: int, tokens: int, written: int) -> ReadPrompt:
+    """The cache, and the encoder's result, after so many tokens; on the meta device."""
+    with asked.torch.device("meta"):
+        twin = model if next(model.parameters()).is_meta else build_model(
+            asked.transformers, asked.config, asked.task, asked.text,
+            getattr(asked.config, "_attn_implementation", None),
+        )  # fmt: skip
+        inputs = prompt_inputs(twin, asked.config, (batch, tokens), written, asked.text)
+    try:
+        return read_prompt(twin, inputs, asked.text)
+    except ModelError as error:
+        raise ModelError(f"{error}{other_classes(asked.config, type(twin).__name__)}") from error
+
+
+@dataclass(frozen=True, eq=False)
+class GeneratingModel(HuggingFaceModel):
+    """A model that reads a prompt and writes tokens: the prompt, and a step of decoding."""
+
+    step: HuggingFaceModel | None = None
+    request: Request | None = None
+    longest: int = 0  # tokens of context that the model was made for; 0 where nothing says it
+
+    def trace(self) -> Traced:
+        """The joint graph of both phases (`gdp.graph.generation`), as it was traced before, or
+        traced now."""
+        found = find_trace(self.key)
+        if self.step is None or self.request is None:
+            return found or super().trace()
+        if found is not None:
+            return reserved(found, self.request)
+        count = len(list(self.module.modules()))
+        with closed():
+            # First, as not every model that reads a prompt keeps a cache.
+            stage(f"tracing {self.label}: a step of decoding, {count} modules")
+            listed = self.step.program()
+            step = self.step.graph_of(listed)
+            stage(f"tracing {self.label}: reading the prompt, {count} modules")
+            read = self.program()
+            prompt = self.graph_of(read)
+        request = self.request._replace(requests=0, context=0)  # as any number shares the trace
+        growth = CacheGrowth(listed.contexts, self.longest)
+        graph = generation_graph(self.label, prompt.graph, step.graph, request, growth)
+        both = [
+            *zip(
+                (prompt.estimated, prompt.assumptions),
+                (step.estimated, step.assumptions),
+                strict=True,
+            )
+        ]
+        estimated, assumptions = (tuple(dict.fromkeys(a + b)) for a, b in both)
+        traced = Traced(graph, estimated, assumptions, prompt.parameters)
+        traced = self.complete(traced, read, listed)
+        cache_trace(self.key, traced)
+        return reserved(traced, self.request)
+
+    def record(self, *args: Any, **kwargs: Any) -> RecordedTorch:
+        """Refused: a program of both phases does not exist."""
+        raise ModelError(
+            f"{self.label}: a generation is placed, not executed here; export it with --to "
+            "accelerate, or run one phase of it (--sequence, --decode)"
+        )
+
+
+def generating_model(
+    asked: ConfigTask, model: Any, spec: ConfigSpec, name: str, key: str, whole: bool
+) -> GeneratingModel:
+    """The prompt and a step at the mean context, and the cache as it is in the end."""
+    torch, new = asked.torch, spec.new
+    sizes = [
+        (spec.prompt, n) if encodes(model) else (spec.prompt + n, n)
+        for n in (max(1, new // 2), new, new + 1)
+    ]
+    longest = _longest(asked.config) + (spec.prompt if encodes(model) else 0)
+
+    def step() -> HuggingFaceModel:
+        with countable(asked.text), closed():
+            full = _read(asked, model, spec.batch, *sizes[1]).cache
+            made = decoding_step(asked, model, spec.batch, *sizes[0])
+            other, at = made.cache_bytes, spec.prompt + max(1, new // 2)
+            if new == 1:  # the mean context is the full one
+                more = states(_read(asked, model, spec.batch, *sizes[2]).cache)
+                other, at = {p: int(state.nbytes) for p, state in more.items()}, at + 1
+            grown = growth_of(full, spec.prompt + new, other, at)
+            most = max(longest, 2 * (spec.prompt + new))
+            bends = {g.bend for g in grown.values() if spec.prompt + new < g.bend < most}
+            contexts = (spec.prompt + new, *sorted(bends), most)
+            full_bytes = {n: {p: g.at(n) for p, g in grown.items()} for n in contexts}
+            return replace(made, full_bytes=full_bytes)
+
+    takes = inspect.signature(model.forward).parameters
+    last = {"logits_to_keep": 1} if "logits_to_keep" in takes else {}
+
+    class Prompt(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.model = model
+
+        def forward(self, **inputs: Any) -> Any:
+            return self.model(**inputs, use_cache=True, **last).logits
+
+    with torch.device("meta"):
+        shape = (spec.batch, spec.prompt)
+        inputs = prompt_inputs(model, asked.config, shape, 1, asked.text)
+    return GeneratingModel(
+        asked.text, Prompt().eval(), (), inputs, {"name": name}, prefix="model", key=key,
+        step=replace(step() if whole else HuggingFaceModel(asked.text, model), again=step),
+        request=spec.request, longest=longest,
+    )  # fmt: skip
+
+
+_LONGEST = ("max_position_embeddings", "max_target_positions", "max_seq_len", "seq_length")
+"""Fields of configurations that say the longest context, the first of which counts."""
+
+
+def _longest(config: Any) -> int:
+    """Tokens of the longest context that a configuration was made for; 0 where it says none."""
+    text = config.get_text_config(decoder=True)
+    for name in _LONGEST:
+        size = getattr(text, name, None)
+        if isinstance(size, int) and is_whole(size) and 0 < size <= LARGEST:
+            return size
+    return 0
+
+
+def reserved(traced: Traced, request: Request) -> Traced:
+    """A trace with the caches of so many requests, of so many tokens each."""
+    graph = with_requests(traced.graph, request.requests)
+    return replace(traced, graph=with_context(graph, request.context))

@@ -130,7 +130,7 @@ class Advisers:
 
         search = Search(clock=self.clock)
         pipeline = best_pipeline(self.problem, search, linear_only=True)
-        return None if pipeline.device is None else self._canonical(Assignment(pipeline.device))
+        return self._canonical(pipeline.assignment)
 
     def _canonical(self, assignment: Assignment | None) -> Int[np.ndarray, "N"] | None:
         if assignment is None:

@@ -72,20 +72,20 @@ def test_the_least_maximal_load_is_found(training: bool, accelerators: int, cpus
         assert pipeline.is_optimal
         if not np.isfinite(best_s):
             misfits += 1
-            assert pipeline.device is None
+            assert pipeline.assignment is None
             answer = pipeline_dp(problem, SEARCH)
             assert answer.assignment is None
             assert answer.reason.startswith("infeasible: no contiguous pipeline fits")
             continue
         changed += host_load.values(problem, np.array(pipelines(problem)))[0].min() < best_s
-        assert pipeline.device is not None
-        value_s, overflow = host_load.values(problem, pipeline.device[None])
+        assert pipeline.assignment is not None
+        value_s, overflow = host_load.values(problem, pipeline.assignment.device[None])
         assert overflow[0] == 0
         assert value_s[0] == pytest.approx(best_s, rel=1e-12, abs=1e-12)
         assert pipeline.cost_s == pytest.approx(best_s, rel=1e-12, abs=1e-12)
         assert pipeline.bound_s <= best_s * (1 + 1e-12)
         linear = best_pipeline(problem, SEARCH, linear_only=True)
-        assert linear.device is None or linear.cost_s >= best_s * (1 - 1e-12)
+        assert linear.assignment is None or linear.cost_s >= best_s * (1 - 1e-12)
     # CPUs hold everything, so memory makes nothing impossible beside them, but slower.
     assert (misfits > 0) == (cpus == 0)
     assert misfits + changed > 0
@@ -114,8 +114,8 @@ def test_more_states_than_one_word_holds() -> None:
     # be alone on an accelerator for less and two ops cost more.
     pipeline = best_pipeline(problem, SEARCH)
     assert pipeline.is_optimal
-    assert pipeline.device is not None
-    assert pipeline.cost_s == host_load.values(problem, pipeline.device[None])[0][0]
+    assert pipeline.assignment is not None
+    assert pipeline.cost_s == host_load.values(problem, pipeline.assignment.device[None])[0][0]
     graph = plain_graph(9, [(i, i + 1) for i in range(8)])
     problem = make_problem(
         graph, problem.cluster, compute_s[:9], "max_load", tensor_s=np.full(9, 0.75)
@@ -379,11 +379,11 @@ def test_published_values_are_reproduced(tmp_path: Path) -> None:
         pipeline = best_pipeline(problem, SEARCH)
         assert pipeline.is_optimal
         assert pipeline.down_sets == entry["ideals"]
-        assert pipeline.device is not None
-        value_s, overflow = host_load.values(problem, pipeline.device[None])
+        assert pipeline.assignment is not None
+        value_s, overflow = host_load.values(problem, pipeline.assignment.device[None])
         assert value_s[0] * 1e3 == pytest.approx(wanted, rel=1e-9)
         assert overflow[0] == 0
-        save_split(problem, pipeline.device, tmp_path / "split.json")
+        save_split(problem, pipeline.assignment.device, tmp_path / "split.json")
         split = judge["read_split"](tmp_path / "split.json")
         by_others, _ = judge["max_load"](judge["Instance"](DNN_PARTITIONING / name), *split)
         assert by_others == pytest.approx(wanted, rel=1e-9)

@@ -42,9 +42,9 @@ def test_decodes_start_from_advisers_best_first_and_from_a_pipeline(objective: s
         rows = {row.tobytes() for row in found}
         assert len(rows) == len(found)
         wanted = {row.tobytes() for row in advice(problem).device}
-        pipeline = best_pipeline(problem, Search(seconds=None), linear_only=True).device
+        pipeline = best_pipeline(problem, Search(seconds=None), linear_only=True).assignment
         if objective == "throughput" and pipeline is not None:
-            wanted.add(canonical(problem, pipeline, timing(problem).order).tobytes())
+            wanted.add(canonical(problem, pipeline.device, timing(problem).order).tobytes())
             pipelines += 1
         assert rows == wanted
     assert pipelines > 0 or objective == "latency"

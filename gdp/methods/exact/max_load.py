@@ -127,7 +127,9 @@ def _good_groups(
     if search.start is not None:
         first = np.array(search.start.device)
     else:
-        first = best_pipeline(problem, dataclasses.replace(search, clock=Clock(seconds))).device
+        few = dataclasses.replace(search, clock=Clock(seconds))
+        placed = best_pipeline(problem, few).assignment
+        first = None if placed is None else placed.device
     upper_s = load_value_s(problem, first)
     small = absorb(model, upper_s)
     if first is not None and np.isfinite(upper_s):

@@ -37,12 +37,18 @@ from gdp.methods.pipeline.lattice import (
 )
 from gdp.methods.pipeline.stage_costs import op_group_costs, stage_costs, with_few_states
 from gdp.methods.repair import repair_and_select
-from gdp.methods.scoring import missing_text, proven_misfit, tiny_problem
-from gdp.placement import Teams
+from gdp.methods.scoring import (
+    Evaluated,
+    missing_text,
+    proven_misfit,
+    score_all,
+    score_of,
+    tiny_problem,
+)
 from gdp.problem.problem import Problem
 from gdp.sim.latency import shares_processor
 from gdp.sim.objectives import Objective, objective_of
-from gdp.sim.score import MAX_CYCLE, cycle_length, may_replicate, score, values
+from gdp.sim.score import MAX_CYCLE, cycle_length, may_replicate
 
 _MOST_SEEN = 20_000_000  # down-sets; a million takes about half a second
 _MOST_BYTES = 500_000_000
@@ -59,9 +65,9 @@ SAME = 1.0 + 1e-9  # values this close are equal: sums are added up in different
 
 @dataclass(frozen=True, eq=False)
 class PipelineResult:
-    """The best contiguous pipeline found, and how sure that is. Axes: N ops."""
+    """The best contiguous pipeline found, and how sure that is."""
 
-    device: Int[np.ndarray, "N"] | None  # None: no pipeline found that fits
+    assignment: Assignment | None  # None: no pipeline found that fits
     cost_s: float  # of the dearest stage; inf without one
     is_optimal: bool  # no contiguous pipeline costs less (or none fits)
     bound_s: float  # no placement at all has a lower value: work over speed
@@ -69,7 +75,6 @@ class PipelineResult:
     down_sets: int  # of the contracted graph; those counted so far where a limit was met
     pairs: int  # stages whose cost was computed over down-sets
     num_left_out: int  # devices that no pipeline was allowed, as their unlikeness has a price
-    teams: Teams = ()  # of the stages that several devices serve in turn
     has_all_groups: bool = True  # groups of every size were tried
 
 
@@ -103,11 +108,9 @@ def pipeline_dp(problem: Problem, search: Search) -> Answer:
     plain = _plain_pipeline(problem, dataclasses.replace(search, clock=clock))
     if plain.assignment is None:
         return best
-    value_s, _ = _judged(problem, plain.assignment.device)
-    if best.assignment is not None:
-        teams = best.assignment.teams
-        if score(problem, best.assignment.device, None, teams).value_s <= value_s:
-            return best
+    value_s = _evaluated(problem, plain.assignment).value_s
+    if best.assignment is not None and score_of(problem, best.assignment).value_s <= value_s:
+        return best
     # What bounds plain pipelines does not bound those with replicated stages.
     return dataclasses.replace(
         plain,
@@ -125,13 +128,14 @@ def replicated_pipeline(problem: Problem, search: Search, linear_only: bool = Fa
         quick = linear_only or clock.is_over()
         pipeline = best_pipeline(problem, rest, quick, share, replicas=True)
         bound = {"bound_s": pipeline.bound_s, "bound_by": "work over the speed of all devices"}
-        if pipeline.device is None and share < 1.0:
+        placed = pipeline.assignment
+        if placed is None and share < 1.0:
             continue  # other stages may fit into even less, with room for activations
-        if pipeline.device is None:
+        if placed is None:
             return _without(problem, pipeline, **bound)
-        if cycle_length(pipeline.teams) > MAX_CYCLE:
+        if cycle_length(placed.teams) > MAX_CYCLE:
             return Answer(None, reason="the replicas' ways repeat after too many samples", **bound)
-        judged = score(problem, pipeline.device, None, pipeline.teams)
+        judged = score_of(problem, placed)
         if judged.feasible:
             break
     else:
@@ -140,7 +144,7 @@ def replicated_pipeline(problem: Problem, search: Search, linear_only: bool = Fa
     if share < 1.0:
         why = "heuristic: stages of less memory than devices have, as activations take the rest"
     return Answer(
-        Assignment(pipeline.device, None, pipeline.teams),
+        placed,
         reason=why,
         proven_optimal=judged.value_s <= pipeline.bound_s * SAME,
         evaluations=1,
@@ -156,17 +160,17 @@ def _plain_pipeline(problem: Problem, search: Search) -> Answer:
     bound = {"bound_s": pipeline.bound_s, "bound_by": "work over the speed of all devices"}
     if not objective.pipelined:
         bound = {}  # a latency is no load, and `block_latency` knows CPUs without number
-    if pipeline.device is None:
+    if pipeline.assignment is None:
         return _without(problem, pipeline, **bound)
     if objective.on_links:
         return dataclasses.replace(_simulated(problem, search, clock, pipeline), **bound)
-    value_s, over = _judged(problem, pipeline.device)
-    if over > 0:
+    placed = _evaluated(problem, pipeline.assignment)
+    if placed.overflow_bytes > 0:
         return dataclasses.replace(_within_memory(problem, search, clock, pipeline), **bound)
     return Answer(
-        Assignment(pipeline.device),
-        reason=_certainty(problem, pipeline, value_s),
-        proven_optimal=objective.pipelined and value_s <= pipeline.bound_s * SAME,
+        placed.assignment,
+        reason=_certainty(problem, pipeline, placed.value_s),
+        proven_optimal=objective.pipelined and placed.value_s <= pipeline.bound_s * SAME,
         evaluations=1,
         **bound,
     )
@@ -250,10 +254,9 @@ def _prepare(problem: Problem, memory_share: float, replicas: bool = False) -> _
 
 def _pipeline(task: _Task, answer: DownSetsAnswer) -> PipelineResult:
     costs = task.program.costs
-    device, teams = (None, ()) if answer.stages is None else _placed(task, answer.stages)
     left_out = task.problem.num_devices - sum(len(devices) for devices in costs.devices)
     return PipelineResult(
-        device=device,
+        assignment=None if answer.stages is None else _placed(task, answer.stages),
         cost_s=cost_of(answer.stages),
         is_optimal=answer.is_certain and not left_out and costs.has_all_groups,
         bound_s=task.bound_s,
@@ -261,12 +264,11 @@ def _pipeline(task: _Task, answer: DownSetsAnswer) -> PipelineResult:
         down_sets=answer.seen,
         pairs=answer.pairs,
         num_left_out=left_out,
-        teams=teams,
         has_all_groups=costs.has_all_groups,
     )
 
 
-def _placed(task: _Task, stages: list[PipelineStage]) -> tuple[Int[np.ndarray, "N"], Teams]:
+def _placed(task: _Task, stages: list[PipelineStage]) -> Assignment:
     """The device of every op, the first of its team where several serve a stage, and the teams."""
     costs = task.program.costs
     free = [list(devices) for devices in costs.devices]
@@ -278,7 +280,7 @@ def _placed(task: _Task, stages: list[PipelineStage]) -> tuple[Int[np.ndarray, "
         of_element[stage.elements] = members[0]
         if len(members) > 1:
             teams.append(tuple(members))
-    return of_element[task.contraction.element], tuple(sorted(teams))
+    return Assignment(of_element[task.contraction.element], None, tuple(sorted(teams)))
 
 
 def _random_orders(
@@ -294,16 +296,14 @@ def _random_orders(
 
 def _simulated(problem: Problem, search: Search, clock: Clock, pipeline: PipelineResult) -> Answer:
     """The pipeline as the event simulator sees it, with less memory for stages if it must be."""
-    devices = _with_less_memory(problem, search, clock, pipeline)
-    answer = repair_and_select(
-        problem, search, map(Assignment, devices[::-1]), "pipeline_dp", clock
-    )
+    tries = _with_less_memory(problem, search, clock, pipeline)
+    answer = repair_and_select(problem, search, tries[::-1], "pipeline_dp", clock)
     if answer.assignment is None or answer.reason:
         return answer
-    if answer.assignment.device is not devices[0]:
+    if answer.assignment.device is not tries[0].device:
         why = "heuristic: stages of less memory than devices have, as activations take the rest"
         return dataclasses.replace(answer, reason=why)
-    value_s, _ = _judged(problem, devices[0])
+    value_s = _evaluated(problem, tries[0]).value_s
     optimal = objective_of(problem).pipelined and value_s <= pipeline.bound_s * SAME
     return dataclasses.replace(
         answer, reason=_certainty(problem, pipeline, value_s), proven_optimal=optimal
@@ -312,39 +312,38 @@ def _simulated(problem: Problem, search: Search, clock: Clock, pipeline: Pipelin
 
 def _with_less_memory(
     problem: Problem, search: Search, clock: Clock, pipeline: PipelineResult
-) -> list[Int[np.ndarray, "N"]]:
+) -> list[Assignment]:
     """The pipeline, then others in a share of the memory, up to the first that fits."""
     tries = [pipeline]
     for share in _MEMORY_SHARES:
-        device = tries[-1].device
-        if device is None or _judged(problem, device)[1] == 0:
+        placed = tries[-1].assignment
+        if placed is None or _evaluated(problem, placed).overflow_bytes == 0:
             break
         if clock.is_over() and len(tries) > 1:
             break
         rest = dataclasses.replace(search, clock=clock)
         quick = _is_quick(objective_of(problem)) or clock.is_over()
         tries.append(best_pipeline(problem, rest, linear_only=quick, memory_share=share))
-    return [p.device for p in tries if p.device is not None]
+    return [p.assignment for p in tries if p.assignment is not None]
 
 
 def _within_memory(
     problem: Problem, search: Search, clock: Clock, pipeline: PipelineResult
 ) -> Answer:
     """A pipeline in less memory, where weights of inputs and outputs fill the host besides."""
-    devices = _with_less_memory(problem, search, clock, pipeline)
-    if _judged(problem, devices[-1])[1] > 0:
-        missing = missing_text(problem, Assignment(devices[-1]))
+    tries = _with_less_memory(problem, search, clock, pipeline)
+    if _evaluated(problem, tries[-1]).overflow_bytes > 0:
+        missing = missing_text(problem, tries[-1])
         return Answer(None, reason=f"pipeline_dp found no pipeline that fits: {missing}")
     why = (
         "heuristic: stages of less memory than devices have, as the host holds more than its stage"
     )
-    return Answer(Assignment(devices[-1]), reason=why, evaluations=len(devices))
+    return Answer(tries[-1], reason=why, evaluations=len(tries))
 
 
-def _judged(problem: Problem, device: Int[np.ndarray, "N"]) -> tuple[float, int]:
-    """(value in seconds, overflow in bytes) by the problem's own evaluator."""
-    value_s, overflow = values(problem, device[None])
-    return float(value_s[0]), int(overflow[0])
+def _evaluated(problem: Problem, assignment: Assignment) -> Evaluated:
+    """A pipeline of single devices, by the problem's own evaluator."""
+    return score_all(problem, [assignment])[0]
 
 
 def _is_quick(objective: Objective) -> bool:

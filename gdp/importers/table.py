@@ -128,7 +128,7 @@ def _trace_onnx(spec: str, options: LoadOptions) -> "Traced":
 
 
 def _onnx_files(spec: str) -> list[Path]:
-    from gdp.importers.onnx.read import external_files, resolve_spec
+    from gdp.importers.onnx.spec import external_files, resolve_spec
 
     try:
         path = resolve_spec(spec)

@@ -18,7 +18,7 @@ from onnx import numpy_helper
 
 from gdp.costs.profile import load_profile, merge, save_profile
 from gdp.errors import GdpError
-from gdp.importers.onnx.read import resolve_spec
+from gdp.importers.onnx.spec import resolve_spec
 from gdp.targets.onnxruntime.profile import ProfileConfig, profile_models
 from pretrain.profile_corpus import exports, random_networks, random_operators
 

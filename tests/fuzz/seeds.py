@@ -10,7 +10,7 @@ import onnx
 from onnx import parser
 
 from gdp.files.reading import data_path
-from gdp.importers.onnx.read import packaged_models
+from gdp.importers.onnx.spec import packaged_models
 
 _HEAD = '<ir_version: 9, opset_import: ["" : 18]>'
 _MODELS = {

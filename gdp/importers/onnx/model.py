@@ -1,8 +1,8 @@
 """ONNX models as graphs: by shapes alone, so that no weight needs to be there.
 
-The steps, one module each: `read` (file to onnx_ir, weights left on disk), `normalise` (functions
-inlined, nodes named), `shapes` (every shape and small constant), `graph` (constants taken out, then
-FLOPs, bytes and edges).
+The steps, one module each: `spec` (the file), `read` (file to onnx_ir, weights left on disk by
+`strip`, fields checked by `validate`), `normalise` (functions inlined, nodes named), `shapes`
+(every shape and small constant), `graph` (constants taken out, then FLOPs, bytes and edges).
 """
 
 import logging
@@ -83,8 +83,9 @@ def load_onnx_model(
     """
     from gdp.importers.onnx.graph import Roles, annotate, build_graph, fold
     from gdp.importers.onnx.normalise import normalise
-    from gdp.importers.onnx.read import read_model, resolve_spec
+    from gdp.importers.onnx.read import read_model
     from gdp.importers.onnx.shapes import Facts, ImportOptions
+    from gdp.importers.onnx.spec import resolve_spec
 
     path = resolve_spec(spec)
     try:
@@ -154,6 +155,6 @@ def prepare(spec: str | os.PathLike[str], dims: Mapping[str, int] | None = None)
 
 def resolve_spec(spec: str | os.PathLike[str]) -> Path:
     """The file of an .onnx path or of `onnx:NAME`, a model inside the installed onnx package."""
-    from gdp.importers.onnx.read import resolve_spec as resolve
+    from gdp.importers.onnx.spec import resolve_spec as resolve
 
     return resolve(spec)

@@ -8,7 +8,8 @@ import onnx_ir as ir
 
 from gdp.errors import ModelError
 from gdp.graph.op_graph import topological_order
-from gdp.importers.onnx.read import describe, one_line, root_cause
+from gdp.importers.onnx.read import one_line, root_cause
+from gdp.importers.onnx.validate import describe
 
 FIRST_IR_WITHOUT_WEIGHT_INPUTS = 4
 """Older IR versions demand that every initialiser is a graph input too."""

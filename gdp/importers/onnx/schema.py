@@ -16,7 +16,8 @@ import onnx_ir as ir
 from onnx import checker, defs, shape_inference
 
 from gdp.errors import ModelError
-from gdp.importers.onnx.read import foreign_data, one_line
+from gdp.importers.onnx.read import one_line
+from gdp.importers.onnx.spec import foreign_data
 from gdp.ops.onnx_view import (
     KNOWN_ELEMENTS,
     Fact,

@@ -18,7 +18,6 @@ import onnx_ir as ir
 
 from gdp.errors import ModelError
 from gdp.importers.onnx.dims import Dimensions, how_to_bind
-from gdp.importers.onnx.read import describe
 from gdp.importers.onnx.schema import (
     STANDARD_DOMAINS,
     SchemaInference,
@@ -27,6 +26,7 @@ from gdp.importers.onnx.schema import (
     find_schema,
     tensor_data,
 )
+from gdp.importers.onnx.validate import describe
 from gdp.ops.onnx_view import Fact, Inferred, NodeView, Partial, Tensor, TensorList, tensor_list
 from gdp.ops.onnxruntime import MICROSOFT
 from gdp.ops.table import extended_operator, onnx_cost, onnx_shape_rule

@@ -14,7 +14,7 @@ import numpy as np
 import onnx
 
 from gdp.errors import ModelError
-from gdp.importers.onnx.read import foreign_data
+from gdp.importers.onnx.spec import foreign_data
 from gdp.targets.onnxruntime.inputs import bodies, constant_tensors
 
 

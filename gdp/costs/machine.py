@@ -16,7 +16,7 @@ from pathlib import Path
 import msgspec
 
 from gdp.cluster.detect import cpu_model
-from gdp.cluster.types import Cluster, Device
+from gdp.cluster.types import Cluster
 from gdp.costs.adapt import Adaptation, AdaptedCosts, Run, adapt
 from gdp.costs.base import CostModel
 from gdp.costs.profile import ProfileError
@@ -139,11 +139,9 @@ def read_record(path: str | os.PathLike[str]) -> MachineRecord:
 
 def measured_devices(cluster: Cluster) -> tuple[TunedDevice, ...]:
     """Kinds and models of the devices of a cluster, which are on this machine."""
-    return tuple(dict.fromkeys(TunedDevice(d.kind, _model(d)) for d in cluster.devices))
-
-
-def _model(device: Device) -> str:
-    return device.model or (cpu_model() if device.is_cpu else "")
+    return tuple(dict.fromkeys(
+        TunedDevice(d.kind, d.model or (cpu_model() if d.is_cpu else "")) for d in cluster.devices
+    ))  # fmt: skip
 
 
 def now() -> str:
@@ -209,17 +207,13 @@ def remembered_costs(
 ) -> tuple[CostModel, str]:
     """The costs with all that is remembered of this machine, and their label; as given where
     nothing is."""
-    if not _any_records():
+    folder = data_folder()
+    if folder is None or not folder.is_dir() or not any(folder.iterdir()):
         return base, label
     known = knowledge(cluster, runtime_of(graph), label)
     if not known.records:
         return base, label
     return AdaptedCosts(base, _fitted(known.records)), f"{known.label()}; {label}"
-
-
-def _any_records() -> bool:
-    folder = data_folder()
-    return folder is not None and folder.is_dir() and any(folder.iterdir())
 
 
 def _fitted(records: Sequence[MachineRecord]) -> Adaptation:

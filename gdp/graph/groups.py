@@ -49,10 +49,6 @@ def merge_ids(
     if second is not None:
         other = np.unique(second, return_inverse=True)[1] + len(first)
         labels = components(labels, other, 2 * len(first))[labels]
-    return _by_appearance(labels)
-
-
-def _by_appearance(labels: Int[np.ndarray, "N"]) -> Int[np.ndarray, "N"]:
     _, where, ids = np.unique(labels, return_index=True, return_inverse=True)
     return np.argsort(np.argsort(where))[ids]
 

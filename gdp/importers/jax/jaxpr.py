@@ -436,17 +436,12 @@ def equation(eqn: Any) -> Run:
         wanted = [v for v in eqn.outvars if not isinstance(v, core.DropVar)]
         jaxpr = core.Jaxpr(
             constvars=(), invars=list(given), outvars=wanted, eqns=[eqn], effects=eqn.effects,
-            debug_info=_debug_info(core),
+            debug_info=core.DebugInfo("gdp", "one equation", None, None),
         )  # fmt: skip
         results = iter(core.jaxpr_as_fun(core.ClosedJaxpr(jaxpr, ()))(*given.values()))
         return [None if isinstance(v, core.DropVar) else next(results) for v in eqn.outvars]
 
     return run
-
-
-def _debug_info(core: Any) -> Any:
-    """Debug information, which JAX requires of every jaxpr."""
-    return core.DebugInfo("gdp", "one equation", None, None)
 
 
 def row_of(index: int) -> Run:

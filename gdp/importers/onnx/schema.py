@@ -236,15 +236,14 @@ def evaluate(view: NodeView, inferred: Sequence[Inferred]) -> Arrays | None:
             # Without elements there is nothing to compute, though what an operator makes on its
             # way there may be large: x[1000, 1] + y[1, 1000] + z[1, 0].
             arrays = _empty(inferred) if not any(sizes) else _computed(view)
-        if arrays is None or any(_is_odd(array) for array in arrays):
+        if arrays is None or any(
+            array.size > KNOWN_ELEMENTS or ir.DataType.from_numpy(array.dtype) not in _PLAIN
+            for array in arrays
+        ):
             return None
     except Exception:  # a malformed node: shape inference names what is wrong with it
         return None
     return arrays
-
-
-def _is_odd(array: np.ndarray) -> bool:
-    return array.size > KNOWN_ELEMENTS or ir.DataType.from_numpy(array.dtype) not in _PLAIN
 
 
 def _computed(view: NodeView) -> Arrays | None:

@@ -195,7 +195,8 @@ class Facts:
         )
         view = self.view(node)
         inferred = self._infer_control(node, view) if has_body else self._infer(view)
-        if any(value in self.assumed for value in (*inputs, *_body_outputs(node))):
+        inner = (value for body in bodies(node) for value in body.outputs)
+        if any(value in self.assumed for value in (*inputs, *inner)):
             self.assumed.update(node.outputs)
         if can_evaluate(view) and (data := evaluate(view, inferred)) is not None:
             for value, array in zip(node.outputs, data, strict=False):
@@ -320,10 +321,6 @@ def bodies(node: ir.Node) -> Iterator[ir.Graph]:
             yield attribute.as_graph()
         elif attribute.type == ir.AttributeType.GRAPHS:
             yield from attribute.as_graphs()
-
-
-def _body_outputs(node: ir.Node) -> Iterator[ir.Value]:
-    return (value for body in bodies(node) for value in body.outputs)
 
 
 def _sized(fact: Fact, value: ir.Value) -> Fact:

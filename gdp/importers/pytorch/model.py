@@ -133,7 +133,12 @@ def list_program(
     listing = ExportedOps(prefix=prefix)
     weights = {
         nodes[name]: _identity(program, name)
-        for name in (*_weight_inputs(signature), *_held_inputs(signature, held, label))
+        for name in (
+            *signature.inputs_to_parameters,
+            *signature.inputs_to_buffers,
+            *signature.inputs_to_lifted_tensor_constants,
+            *_held_inputs(signature, held, label),
+        )
     }
     list_inputs(listing, [n for n in nodes.values() if n.op == "placeholder"], weights)
     listing.parameters = sum(
@@ -189,13 +194,6 @@ def _state(
     return replaced
 
 
-def _weight_inputs(signature: Any) -> list[str]:
-    return [
-        *signature.inputs_to_parameters, *signature.inputs_to_buffers,
-        *signature.inputs_to_lifted_tensor_constants,
-    ]  # fmt: skip
-
-
 def _held_inputs(signature: Any, held: Sequence[str], label: str) -> list[str]:
     inputs = []
     for wanted in held:
@@ -236,18 +234,14 @@ def torch_model(returned: object, name: str) -> TorchModel:
         )
     options = dict(_mapping(name, "options", parts[2] if len(parts) == 3 else {}))
     inputs, module = parts[1], _as_module(parts[0])
-    if options and options.keys() <= _forward_arguments(module) - {*_OPTIONS, "kwargs"}:
-        options = {"kwargs": options}
+    if options:
+        arguments = set(inspect.signature(module.forward).parameters) - {*_OPTIONS, "kwargs"}
+        options = {"kwargs": options} if options.keys() <= arguments else options
     kwargs = _mapping(name, "option 'kwargs'", options.pop("kwargs", {}))
     if isinstance(inputs, Mapping):
         return TorchModel(name, module, (), {**inputs, **kwargs}, options)
     args = tuple(inputs) if isinstance(inputs, tuple | list) else (inputs,)
     return TorchModel(name, module, args, kwargs, options)
-
-
-def _forward_arguments(module: Any) -> set[str]:
-    """Names of the arguments of a module's `forward`."""
-    return set(inspect.signature(module.forward).parameters)
 
 
 def _mapping(name: str, what: str, value: object) -> Mapping[str, Any]:

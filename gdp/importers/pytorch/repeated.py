@@ -6,7 +6,7 @@ before and the one behind. The first and the last layer of a kind must have equa
 equal things; whatever does not fit is told, and the model is traced whole.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import prod
 from typing import Any, NamedTuple
@@ -334,7 +334,8 @@ class _Expansion:
             return self._weight_like(source.like)
         assert isinstance(source, _Weight)
         if source.is_cache:
-            there = next(i for i in _indices(source.path))
+            # The first number in the path of a state is that of its layer.
+            there = next(int(part) for part in source.path.split(".") if part.isdigit())
             path = _moved(source.path, there, layer)
             if path not in self.by_state:
                 self.by_state[path] = self._weight_like(source.like)
@@ -393,11 +394,6 @@ class _Expansion:
         outs = self._emit(op, [self._renewed(v) for v in op.ins], op.scope)
         self.renewed |= {id(old): new for old, new in zip(op.outs, outs, strict=True)}
         return outs
-
-
-def _indices(path: str) -> Iterator[int]:
-    """The numbers in the path of a state; the first is that of its layer."""
-    return (int(part) for part in path.split(".") if part.isdigit())
 
 
 def _moved(path: str, layer: int, to: int) -> str:

@@ -9,7 +9,8 @@ from onnx import helper
 from onnx_tiny import BOOL, FLOAT, external, ints, model, node, save, value, zeros
 
 from gdp.errors import ModelError
-from gdp.importers.onnx.model import load_onnx, load_onnx_model, prepare, resolve_spec
+from gdp.importers.onnx.model import load_onnx, load_onnx_model, prepare
+from gdp.importers.onnx.spec import resolve_spec
 
 
 def message(path: Path | str, **options: object) -> str:

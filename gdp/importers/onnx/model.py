@@ -151,10 +151,3 @@ def prepare(spec: str | os.PathLike[str], dims: Mapping[str, int] | None = None)
     folded into initialisers, and every value carries its shape.
     """
     return load_onnx_model(spec, dims, weights=True).model
-
-
-def resolve_spec(spec: str | os.PathLike[str]) -> Path:
-    """The file of an .onnx path or of `onnx:NAME`, a model inside the installed onnx package."""
-    from gdp.importers.onnx.spec import resolve_spec as resolve
-
-    return resolve(spec)

@@ -37,7 +37,8 @@ def load_source(spec: str | os.PathLike[str], dims: Mapping[str, int] | None = N
     """
     import onnx_ir as ir
 
-    from gdp.importers.onnx.model import prepare, resolve_spec
+    from gdp.importers.onnx.model import prepare
+    from gdp.importers.onnx.spec import resolve_spec
 
     path = resolve_spec(spec)
     model = ir.to_proto(prepare(spec, dims))

@@ -22,7 +22,8 @@ from gdp.cluster.types import Cluster
 from gdp.costs.base import roofline
 from gdp.methods.base import Search
 from gdp.prepare import prepare_problem
-from gdp.solve import place
+from gdp.question import Question
+from gdp.solve import solve
 
 MODELS = (
     "bvlc_alexnet", "densenet121", "inception_v1", "inception_v2", "resnet50", "shufflenet",
@@ -75,12 +76,12 @@ def transformer_step() -> Any:
 def row(graph: Any, cluster: str, objective: str, seconds: float, bound_s: float) -> dict[str, Any]:
     """One model on one cluster."""
     machine = Cluster.load(cluster)
-    problem = prepare_problem(graph, machine, objective, costs=roofline).problem
+    problem = prepare_problem(Question(graph, machine, objective=objective, costs=roofline)).problem
     began_s = time.perf_counter()
     bound = max(all_bounds(problem, bound_s), key=lambda b: b.value_s)
     took_s = time.perf_counter() - began_s
-    best = place(graph, machine, objective=objective, costs=roofline,
-                 search=Search(seconds=seconds, simplicity=0.0))  # fmt: skip
+    search = Search(seconds=seconds, simplicity=0.0)
+    best = solve(Question(graph, machine, objective=objective, costs=roofline, search=search))
     return {
         "objective": objective, "best_s": best.value_s, "bound_s": bound.value_s,
         "ratio": min(1.0, bound.value_s / best.value_s), "seconds": took_s,

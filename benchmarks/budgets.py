@@ -26,6 +26,7 @@ from gdp.methods.scoring import best_of, score_of
 from gdp.methods.search.local_search import improve
 from gdp.problem.problem import Problem
 from gdp.problem.ticks import in_ticks
+from gdp.question import Question
 
 CORPUS = "data/corpus/{}/{}.json.gz"
 GRAPHS = (
@@ -46,7 +47,9 @@ def problem_of(graph: str, cluster: str, objective: str, over: float) -> Problem
     from gdp.solve import prepare_problem
 
     loaded = gdp.load(CORPUS.format(graph.split("-")[0], graph))
-    prepared = prepare_problem(loaded, Cluster.load(cluster), objective, costs=roofline).problem
+    prepared = prepare_problem(
+        Question(loaded, Cluster.load(cluster), objective=objective, costs=roofline)
+    ).problem
     problem = replace(prepared, replicas=False)
     return in_ticks(tight(problem, over) if over else problem)
 

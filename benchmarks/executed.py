@@ -32,9 +32,9 @@ from typing import Any
 
 import click
 
+import gdp
 from benchmarks.tables import between, head, line
 from gdp import solve
-from gdp.api.place import place_for
 from gdp.api.run import Executor, export, run
 from gdp.cluster.presets import cluster_preset
 from gdp.constraints import Constraints
@@ -42,6 +42,7 @@ from gdp.measure.measuring import Measuring
 from gdp.measure.report import advice
 from gdp.methods.base import Search
 from gdp.models import load, traced_model
+from gdp.question import Question
 
 FLAG = "--xla_force_host_platform_device_count=2"
 BOX = "2xcpu-core"
@@ -81,13 +82,15 @@ def light(seconds: float, search_seconds: float, simplicity: str, models: str) -
         )  # fmt: skip
         for name, replicas in itertools.product(models.split(","), (True, False)):
             graph = load(spec(name))
-            result = solve.place(
-                graph, cluster, objective="throughput", constraints=Constraints(replicas=replicas),
+            question = Question(
+                graph, cluster, spec(name), objective="throughput",
+                constraints=Constraints(replicas=replicas),
                 search=Search(seconds=search_seconds, simplicity=percent / 100),
             )  # fmt: skip
-            executor = Executor.of(spec(name), graph, cluster, "throughput", {})
-            ready = executor.prepare(result.placement, None)
-            report = executor.run(result.placement, ready, Measuring(seconds, precision=0.0))
+            result = solve.solve(question)
+            executor = Executor.of(question)
+            prediction = executor.predict(result.placement)
+            report = executor.run(result.placement, prediction, Measuring(seconds, precision=0.0))
             equal = report.outputs_equal and report.inner_equal
             sizes = "+".join(str(len(team)) for team in result.placement.teams)
             predicted, own = report.predicted_throughput_per_s, report.measured_throughput_per_s
@@ -167,11 +170,12 @@ def pipelining_rows(options: Options) -> Iterable[Row]:
     microbatch, of as many as are advised."""
     for name in TORCH:
         model, cluster = named(name), cluster_preset(BOX)
-        found = place_for("pipelining", load(model), cluster, model=model, objective="throughput",
-                          costs=options.costs)  # fmt: skip
+        found = gdp.place(
+            model, cluster, target="pipelining", objective="throughput", costs=options.costs
+        )
         with tempfile.TemporaryDirectory() as folder:
             output = Path(folder) / "out"
-            export(found.result, model, "pipelining", output, cluster)
+            export(found, model, "pipelining", output, cluster)
             environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
             done = subprocess.run(
                 [sys.executable, str(output / "run.py"), "--rounds", "5"], check=False,
@@ -180,7 +184,7 @@ def pipelining_rows(options: Options) -> Iterable[Row]:
         if done.returncode:
             raise RuntimeError(done.stderr.strip().splitlines()[-1])
         report = json.loads(done.stdout.strip().splitlines()[-1])
-        score, count = found.result.score, report["microbatches"]
+        score, count = found.score, report["microbatches"]
         rounds = [seconds / count for seconds in report["rounds_s"]]
         yield {
             "model": name, "runtime": "torch.distributed.pipelining",
@@ -202,7 +206,8 @@ def accelerate_rows(options: Options) -> Iterable[Row]:
     from gdp.cluster.presets import device_preset
     from gdp.costs.base import roofline
     from gdp.targets.accelerate.device_map import device_map
-    from gdp.targets.accelerate.plan import kept_modules, plan_accelerate
+    from gdp.targets.accelerate.plan import plan_accelerate
+    from gdp.targets.modules import kept_modules
 
     with tempfile.TemporaryDirectory() as scratch:
         host, card = (replace(device_preset(n), name=n) for n in ("cpu-server", "rtx4090"))
@@ -212,13 +217,15 @@ def accelerate_rows(options: Options) -> Iterable[Row]:
             weights = sum(p.numel() * p.element_size() for p in model.module.parameters())
             with torch.inference_mode():
                 wanted = model.module(**model.kwargs)[0].clone()
+            whole = Constraints(whole=tuple(kept_modules(model.module)))
             placed = plan_accelerate(
-                model.trace().graph, machine.box(int(0.6 * weights)), costs=roofline,
-                whole=tuple(kept_modules(model.module)),
-                search=Search(seconds=None, evaluations=200),
+                Question(
+                    model.trace().graph, machine.box(int(0.6 * weights)), constraints=whole,
+                    costs=roofline, search=Search(seconds=None, evaluations=200),
+                )
             )  # fmt: skip
-            result = placed.result.placement
-            found = device_map(model.trace().graph, result, placed.cluster, model.module)
+            result = placed.placement
+            found = device_map(model.trace().graph, result, placed.question.cluster, model.module)
             away = sum(where == "cpu" for where in found.values())
             row, logits = measured(dispatched(model, machine, found), machine, 2.0)
             yield {

@@ -24,12 +24,11 @@ import click
 import gdp
 from benchmarks.tables import head
 from gdp.api.fit import generation_answer
-from gdp.api.place import memory_for, place_for
 from gdp.cluster.presets import cluster_preset
 from gdp.errors import GdpError, InfeasibleError
-from gdp.graph.op_graph import OpGraph
+from gdp.result import Result
 from gdp.targets.accelerate.device_map import device_map
-from gdp.targets.accelerate.plan import PlannedPlacement, torch_module
+from gdp.targets.modules import torch_module
 
 PROMPT, NEW = 2048, 256
 BOXES = "cpu+rtx3060,cpu+rtx4090,cpu+rtx4090+t4,cpu+2xrtx3090"
@@ -102,16 +101,12 @@ def cell(model: str, box: str, folder: Path, seconds: float) -> Cell:
     asked = gdp.Generation(f"{folder}{scheme}", prompt=PROMPT, new=NEW)
     machine, start_s = cluster_preset(box), time.perf_counter()
     try:
-        graph = gdp.load(asked, room_bytes=memory_for("accelerate", machine))
         search = gdp.Search(seconds=seconds)
-        planned = place_for("accelerate", graph, machine, model=asked, search=search)
+        result = gdp.place(asked, machine, target="accelerate", search=search)
     except InfeasibleError as error:
         return Cell(model, box, time.perf_counter() - start_s, limit=str(error))
     spent_s = time.perf_counter() - start_s
-    result, cluster = planned.result, planned.cluster
-    answer = generation_answer(
-        graph, result.placement, cluster, result.score, costs=planned.costs
-    )  # fmt: skip
+    answer = generation_answer(result.question, result.placement, result.score)
     assert answer is not None
     peer = next((c for c in result.candidates if c.method == "accelerate, auto"), None)
     away = [m.weights_bytes for m in answer.memory if "offload" in m.device]
@@ -121,17 +116,18 @@ def cell(model: str, box: str, folder: Path, seconds: float) -> Cell:
         limit=answer.limits[1], peer_s=peer.value_s if peer and peer.feasible else None,
         peer_why=peer.reason if peer else "accelerate makes no map",
         offloaded=sum(away) / sum(m.weights_bytes for m in answer.memory),
-        loads=loads(graph, planned, asked),
+        loads=loads(result, asked),
     )  # fmt: skip
 
 
-def loads(graph: OpGraph, planned: PlannedPlacement, asked: gdp.Generation) -> str:
+def loads(result: Result, asked: gdp.Generation) -> str:
     """The word of accelerate on the exported map, of the model on the meta device."""
     from accelerate.utils import check_device_map
 
     module = torch_module(asked)
     try:
-        entries = device_map(graph, planned.result.placement, planned.cluster, module)
+        question = result.question
+        entries = device_map(question.graph, result.placement, question.cluster, module)
         with warnings.catch_warnings():
             warnings.simplefilter("error")
             check_device_map(module, dict(entries))

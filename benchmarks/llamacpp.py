@@ -36,6 +36,7 @@ from gdp.importers.gguf_header import import_gguf
 from gdp.measure.measuring import Measured, Measuring, measure
 from gdp.measure.statistics import MIN_BLOCKS, Estimate, estimate
 from gdp.placement import Placement, make_placement
+from gdp.question import Question
 from gdp.targets.llamacpp.flags import Slots, flags_of, slots_of
 from gdp.targets.llamacpp.run import (
     RPC_KIND,
@@ -237,8 +238,8 @@ class Bench:
 
     def predicted(self, placement: Placement) -> tuple[float, float]:
         """Tokens per second of the prompt and of decoding."""
-        score = solve.simulate(self.graph, placement, self.cluster, costs=self.costs)
-        answer = generation_answer(self.graph, placement, self.cluster, score, costs=self.costs)
+        question = Question(self.graph, self.cluster, costs=self.costs)
+        answer = generation_answer(question, placement, solve.simulate(question, placement))
         assert answer is not None
         return PROMPT / answer.first_token_s, answer.tokens_per_s
 

@@ -41,13 +41,13 @@ import numpy as np
 import gdp
 from benchmarks.tables import head
 from gdp.api.fit import generation_answer
-from gdp.api.place import model_for
 from gdp.cluster.file import load_cluster
 from gdp.cluster.reserve import for_runtime
 from gdp.cluster.types import Cluster
 from gdp.errors import InfeasibleError
 from gdp.models import Generation, load
 from gdp.placement import make_placement
+from gdp.targets.table import PLANNING_TARGETS
 
 PACKAGE = "aiconfigurator_core"
 GET = (
@@ -183,13 +183,13 @@ def predicted(config: Path, cluster: Cluster, run: Run) -> Predicted:
     batch, why = run.batch, ""
     while batch:
         request = Generation(str(config), prompt=run.prompt, new=run.new, batch=batch)
-        graph = load(model_for("vllm", request, cluster))
+        graph = load(PLANNING_TARGETS["vllm"].model(request, cluster))
         try:
             result = gdp.place(graph, cluster, target="vllm")
         except InfeasibleError as error:
             why, batch = str(error), min(batch - 1, room(graph, cluster, batch))
             continue
-        answer = generation_answer(graph, result.placement, cluster, result.score)
+        answer = generation_answer(result.question, result.placement, result.score)
         assert answer is not None
         others = (batch - 1) / batch * answer.first_token_s / run.new
         return Predicted(

@@ -14,23 +14,23 @@ import numpy as np
 
 from gdp import solve
 from gdp.cluster.types import Cluster, Device, make_cluster
-from gdp.constraints import Constraints
+from gdp.constraints import Constraints, streamed_bytes
 from gdp.costs.base import CostModel
 from gdp.costs.offload import Streamed
 from gdp.importers.pytorch.model import TorchModel
-from gdp.measure.plan import Prediction, make_plan
+from gdp.measure.plan import make_plan
 from gdp.measure.statistics import estimate
 from gdp.methods.base import Search
 from gdp.placement import make_placement
 from gdp.prepare import prepare_placement
+from gdp.question import Question
 from gdp.targets.accelerate.device_map import device_map
 from gdp.targets.accelerate.plan import (
     balanced_map,
     cluster_with_offload,
-    kept_modules,
     plan_accelerate,
-    streamed_bytes,
 )
+from gdp.targets.modules import kept_modules
 
 ROUNDS, MAX_RUNS = 7, 36
 WARM_UPS = 2
@@ -150,7 +150,7 @@ def _alone(model: TorchModel, machine: Machine, costs: CostModel, limit: int) ->
     """The whole module on the accelerator."""
     graph, box = model.trace().graph, machine.box()
     device = np.where(graph.is_io, box.host, 1)
-    score = solve.simulate(graph, make_placement(graph, box, device), box, costs=costs)
+    score = solve.simulate(Question(graph, box, costs=costs), make_placement(graph, box, device))
     module = model.module.to(machine.device)
     return (lambda: module(**_on(machine.device, model.kwargs))[0]), score.latency_s
 
@@ -166,9 +166,8 @@ def _by_ops(model: TorchModel, machine: Machine, costs: CostModel, limit: int) -
 
     recorded, box = model.record(), machine.box(limit)
     search = Search(seed=0, seconds=None, evaluations=400)
-    found = solve.place(recorded.graph, box, costs=costs, search=search)
-    prepared, device, _ = prepare_placement(recorded.graph, found.placement, box, costs=costs)
-    plan = make_plan(Prediction(prepared.problem, device, prepared.group_of), "latency")
+    found = solve.solve(Question(recorded.graph, box, costs=costs, search=search))
+    plan = make_plan(prepare_placement(found.question, found.placement), "latency")
     devices = [torch.device("cpu"), machine.device]
     core = min(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else None
     made = pieces(recorded, plan.segment, plan.segment_device.tolist(), plan.order, devices)
@@ -185,9 +184,11 @@ def _by_gdp(model: TorchModel, machine: Machine, costs: CostModel, limit: int) -
     graph, box = model.trace().graph, machine.box(limit)
     whole = tuple(kept_modules(model.module))
     search = Search(seed=0, seconds=None, evaluations=200)
-    placed = plan_accelerate(graph, box, whole=whole, costs=costs, search=search)
-    found = device_map(graph, placed.result.placement, placed.cluster, model.module)
-    return dispatched(model, machine, found), placed.result.score.latency_s
+    placed = plan_accelerate(
+        Question(graph, box, constraints=Constraints(whole=whole), costs=costs, search=search)
+    )
+    found = device_map(graph, placed.placement, placed.question.cluster, model.module)
+    return dispatched(model, machine, found), placed.score.latency_s
 
 
 def _by_accelerate(model: TorchModel, machine: Machine, costs: CostModel, limit: int) -> Any:
@@ -197,7 +198,7 @@ def _by_accelerate(model: TorchModel, machine: Machine, costs: CostModel, limit:
     streams = cluster_with_offload(box, "cpu", streamed_bytes(graph, constraints))
     found = dict(balanced_map(model.module, graph, box) or {})
     placement = make_placement(graph, streams, found)
-    score = solve.simulate(graph, placement, streams, costs=Streamed(costs))
+    score = solve.simulate(Question(graph, streams, costs=Streamed(costs)), placement)
     return dispatched(model, machine, found), score.latency_s
 
 

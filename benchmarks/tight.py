@@ -23,6 +23,7 @@ from gdp.methods.base import Method, Search
 from gdp.methods.portfolio import HEURISTICS
 from gdp.methods.search.local_search import local_search
 from gdp.problem.problem import Problem, make_problem
+from gdp.question import Question
 from gdp.sim.score import score
 
 _STEPS = 10
@@ -130,7 +131,7 @@ def main(objective: str, over: float, evaluations: int, models: str, clusters: s
         graph = gdp.load(f"onnx:light_{model}")
         for cluster in clusters.split(","):
             prepared = prepare_problem(
-                graph, Cluster.load(cluster), objective, costs=roofline
+                Question(graph, Cluster.load(cluster), objective=objective, costs=roofline)
             ).problem
             problem = tight(replace(prepared, replicas=False), over)
             r = row(problem, evaluations)

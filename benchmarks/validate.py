@@ -36,10 +36,11 @@ from gdp.graph.fuse import fuse, group_seconds
 from gdp.graph.op_graph import OpGraph
 from gdp.measure.measuring import Measuring
 from gdp.measure.measuring import measure as measure_contenders
-from gdp.measure.plan import Prediction
 from gdp.methods.base import Search
 from gdp.models import load
 from gdp.problem.problem import make_problem
+from gdp.question import Question
+from gdp.sim.prediction import Prediction
 from gdp.sim.segments import segment_values, segments
 from gdp.targets.onnxruntime.pipeline import SideBySide
 from gdp.targets.onnxruntime.run import CutPlan, cut_plan, prepare
@@ -75,10 +76,17 @@ def placements(
     for method in METHODS:
         for objective in ("latency", "throughput"):
             try:
-                result = solve.place(
-                    graph, cluster, objective=objective, method=method, costs=costs,
-                    search=Search(seed=seed, seconds=1.0), constraints=Constraints(replicas=False),
-                )  # fmt: skip
+                result = solve.solve(
+                    Question(
+                        graph,
+                        cluster,
+                        objective=objective,
+                        method=method,
+                        costs=costs,
+                        search=Search(seed=seed, seconds=1.0),
+                        constraints=Constraints(replicas=False),
+                    )
+                )
             except (GdpError, ValueError) as error:
                 LOG.warning("%s: %s", method, error)
                 continue

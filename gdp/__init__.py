@@ -11,6 +11,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from gdp.api.compare import compare as compare
     from gdp.api.explain import explain as explain
     from gdp.api.finetune import finetune as finetune
     from gdp.api.on_devices import on_devices as on_devices
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
     from gdp.api.report import report as report
     from gdp.api.run import export as export
     from gdp.api.run import run as run
+    from gdp.api.simulate import simulate as simulate
     from gdp.api.tune import tune as tune
     from gdp.cluster.types import Cluster as Cluster
     from gdp.cluster.types import Device as Device
@@ -44,8 +46,6 @@ if TYPE_CHECKING:
     from gdp.placement import save_placement as save_placement
     from gdp.problem.problem import Problem as Problem
     from gdp.result import Result as Result
-    from gdp.solve import compare as compare
-    from gdp.solve import simulate as simulate
 
     __version__: str
 
@@ -68,7 +68,7 @@ _WHERE = {
     "Problem": "gdp.problem.problem",
     "Result": "gdp.result",
     "Search": "gdp.methods.base",
-    "compare": "gdp.solve",
+    "compare": "gdp.api.compare",
     "explain": "gdp.api.explain",
     "export": "gdp.api.run",
     "finetune": "gdp.api.finetune",
@@ -81,7 +81,7 @@ _WHERE = {
     "report": "gdp.api.report",
     "run": "gdp.api.run",
     "save_placement": "gdp.placement",
-    "simulate": "gdp.solve",
+    "simulate": "gdp.api.simulate",
     "trace": "gdp.importers.jax.trace",
     "trace_torch": "gdp.importers.pytorch.model",
     "tune": "gdp.api.tune",

@@ -45,8 +45,8 @@ number, each of which holds the weights. The ops of a team are placed on its fir
 ascend, a device is in one team at most, and inputs and outputs of the graph belong to none."""
 
 
-class Question(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    """Arguments of `gdp.place`. The digest of the model's graph stands in the placement itself."""
+class QuestionRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    """A `gdp.question.Question` in the file of a placement, which keeps the digest of the graph."""
 
     model: str = ""  # path or spec with its options; empty for a graph or traced model
     dims: dict[str, int] = {}
@@ -63,7 +63,7 @@ class Question(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_def
         """The cluster, limits included."""
         return cluster_of_toml(self.cluster, "the placement's cluster") if self.cluster else None
 
-    def located(self, folder: Path) -> "Question":
+    def located(self, folder: Path) -> "QuestionRecord":
         """The question with paths that are found in a folder and not here made to lead there."""
         model, costs = _found(self.model, folder), _found(self.costs, folder)
         return replace(self, model=model, costs=costs)
@@ -131,13 +131,6 @@ def digest_of(path: str) -> str:
     return whole.hexdigest()
 
 
-def costs_named(costs: Any) -> tuple[str, str]:
-    """Name and digest of costs as `gdp.place` takes them; empty for the default and a callable."""
-    if not isinstance(costs, str | os.PathLike):
-        return "", ""
-    return os.fspath(costs), digest_of(os.fspath(costs))
-
-
 def _found(spec: str, folder: Path) -> str:
     """The spec, or with its path below a folder where it is found there and not here."""
     prefix = "hf:" if spec.startswith("hf:") else ""
@@ -177,7 +170,7 @@ class Placement:
     teams: Teams = ()  # of replicated stages, as indices into device_names
     simplicity_cost: float = 0.0  # share of the best value found that fewer cuts cost
     streamed_bytes: int = 0  # kept free for offloaded weights; see gdp.costs.offload
-    question: Question | None = None  # that it answers
+    question: QuestionRecord | None = None  # that it answers
     read_from: str = ""  # its file: what the question names, nobody has typed in this process
 
     def __post_init__(self) -> None:
@@ -232,7 +225,7 @@ class _File(msgspec.Struct, forbid_unknown_fields=True):
     teams: list[list[_Index]] = []
     simplicity_cost: float = 0.0
     streamed_bytes: Annotated[int, msgspec.Meta(ge=0, le=2**62)] = 0
-    question: Question | None = None
+    question: QuestionRecord | None = None
 
 
 def make_placement(

@@ -1,30 +1,27 @@
 """Prepare the problem of a model on a cluster: fused ops, costs, constraints, placements."""
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
-from pathlib import Path
-from types import MappingProxyType
 from typing import NamedTuple
 
 import numpy as np
 from jaxtyping import Float, Int
 
-from gdp.cluster.file import Machine, load_cluster
 from gdp.cluster.types import Cluster
 from gdp.constraints import Constraints, allowed_mask, together_ids, whole_borders
 from gdp.costs.adapt import AdaptedCosts
 from gdp.costs.base import CostModel, RuntimeOverheads
 from gdp.costs.offload import is_offload
-from gdp.device_maps import DeviceMap
 from gdp.errors import PlacementError, of_kind
 from gdp.graph.fuse import Fused, class_parts, fuse, group_seconds
 from gdp.graph.generation import request_of
 from gdp.graph.groups import all_per_group, first_members, joined, merge_ids, sum_per_group
 from gdp.graph.op_graph import OpGraph
-from gdp.models import Model, is_code, is_onnx, load
-from gdp.placement import Placed, Placement, Question, placement_on, read_placed, require
+from gdp.placement import Placement
 from gdp.problem.problem import Problem, make_problem
+from gdp.question import Question
 from gdp.sim.objectives import find_objective
+from gdp.sim.prediction import Prediction
 
 
 class TimedParts(NamedTuple):
@@ -74,24 +71,22 @@ class PreparedProblem:
 
 
 def prepare_problem(
-    graph: OpGraph,
-    cluster: Cluster,
-    objective: str = "latency",
-    *,
-    costs: CostModel | str | Path | None = None,
-    constraints: Constraints | None = None,
-    keep_apart: Int[np.ndarray, "N"] | None = None,
-    replicas: bool = False,
+    question: Question, *, keep_apart: Int[np.ndarray, "N"] | None = None, replicas: bool = False
 ) -> PreparedProblem:
-    """Placement problem of a model on a cluster, with the ops that runtimes fuse merged.
+    """Placement problem of a question, with the ops that runtimes fuse merged.
 
-    Ops of different `keep_apart` labels are not merged. With `replicas`, and unless the constraints
-    forbid it, a pipeline may have replicated stages. Raises `InfeasibleError` when the
-    constraints leave an op, or ops that must share a device, no device.
+    Args:
+        question: Of its parts graph, cluster, objective, costs and constraints count.
+        keep_apart: Ops of different labels are not merged.
+        replicas: A pipeline may have replicated stages, unless the constraints forbid it.
+
+    Raises:
+        InfeasibleError: The constraints leave an op, or ops that must share a device, no device.
     """
     from gdp.costs.default import resolve_costs
 
-    constraints = of_kind(constraints, Constraints, "constraints")
+    graph, cluster, objective = question.graph, question.cluster, question.objective
+    constraints = question.constraints
     allowed = allowed_mask(constraints, graph, cluster)
     together = together_ids(constraints, graph)
     labels = np.unique(allowed, axis=0, return_inverse=True)[1].reshape(-1)
@@ -106,7 +101,7 @@ def prepare_problem(
     if keep_apart is None and (graph.repeats != 1).any():
         apart = class_parts(graph, fused, merge_ids(graph.colocate, together))
         fused = fused if apart is None else fuse(graph, apart=apart)
-    model, label = resolve_costs(costs, cluster, graph)
+    model, label = resolve_costs(question.costs, cluster, graph)
     if isinstance(model, AdaptedCosts):
         model = model.for_pipelines(find_objective(objective).pipelined and cluster.num_devices > 1)
     seconds = _fused_seconds(model, fused, graph, cluster)
@@ -243,95 +238,15 @@ def _tensor_s(graph: OpGraph, cluster: Cluster, objective: str) -> Float[np.ndar
     return host_transfer_s(graph, cluster)
 
 
-def placed_on(
-    model: Model | None,
-    placement: Placed,
-    cluster: Machine | None,
-    costs: CostModel | str | Path | None = None,
-) -> tuple[OpGraph, Placement, Cluster, CostModel | str | Path | None]:
-    """Graph, placement, and the cluster and costs to evaluate it with (`machine_of`), loaded from
-    whatever names them; without a model, a cluster or costs those of the placement's question.
-    Raises `PlacementError` where they do not belong together."""
-    placed = read_placed(placement)
-    model, dims, machine = asked_of(placed, model, cluster)
-    if machine is None:
-        raise PlacementError("the placement does not say for which cluster it is; give the cluster")
-    graph = load(model, dims)
-    placement = placement_on(placed, graph, machine)
-    if costs is None and placement.question is not None:
-        costs = placement.question.require_costs()
-    cluster, costs = machine_of(placement, machine, costs)
-    require(placement, graph, cluster)
-    return graph, placement, cluster, costs
-
-
-def asked_of(
-    placed: Placement | DeviceMap | None,
-    model: Model | None,
-    cluster: Machine | None,
-    dims: Mapping[str, int] = MappingProxyType({}),
-) -> tuple[Model, Mapping[str, int], Cluster | None]:
-    """Model, its dimensions and cluster: those given, otherwise those of a placement's question;
-    the cluster is None where there is none.
+def prepare_placement(question: Question, placement: Placement) -> Prediction:
+    """The problem of a placed model, fused only within devices, and the placement on it; the
+    constraints of the question are not asked.
 
     Raises:
-        PlacementError: no model is given or remembered, or the file of the placement names code.
+        PlacementError: The costs give an op no time where it is.
     """
-    question = placed.question if isinstance(placed, Placement) else None
-    machine = None if cluster is None else load_cluster(cluster)
-    if question is not None:
-        machine = question.machine() if machine is None else machine
-        model = _model_named(question, placed) if model is None else model
-        dims = dims or dims_of(question, model)
-    if model is None:
-        raise PlacementError("the placement does not say of which model it is; give the model")
-    return model, dims, machine
-
-
-def dims_of(question: Question | None, model: Model | None) -> Mapping[str, int]:
-    """Sizes of dimensions that a model was placed with; those of no model but ONNX files."""
-    same = question is not None and (model == question.model or is_onnx(model or ""))
-    return question.dims if question is not None and same else {}
-
-
-def _model_named(question: Question, placed: Placement | DeviceMap | None) -> str | None:
-    """Model of a question, None where it names none. A file may come from anybody: the code that
-    it names is shown, and runs only where the user names it, too."""
-    file = placed.read_from if isinstance(placed, Placement) else ""
-    if file and is_code(question.model):
-        raise PlacementError(
-            f"{file} names the model {question.model!r}, which is code, and gdp runs code only "
-            "where you name it yourself: give the model (--model, or MODEL before the placement) "
-            "if you trust it"
-        )
-    return question.model or None
-
-
-def machine_of(
-    placement: Placement, cluster: Cluster, costs: CostModel | str | Path | None
-) -> tuple[Cluster, CostModel | str | Path | None]:
-    """Cluster and costs to evaluate a placement with: those given, plus the offload devices that
-    the placement names if it was made for accelerate (`gdp.costs.offload`)."""
-    from gdp.costs.default import resolve_costs
-    from gdp.costs.offload import Streamed, offload_targets, resident, with_offload
-
-    targets = offload_targets(placement.device_names)
-    if not targets or placement.device_names == cluster.device_names:
-        return cluster, costs
-    base, _ = resolve_costs(costs, resident(cluster))
-    return with_offload(cluster, targets, placement.streamed_bytes), Streamed(base)
-
-
-def prepare_placement(
-    graph: OpGraph,
-    placement: Placement,
-    cluster: Cluster,
-    objective: str = "latency",
-    *,
-    costs: CostModel | str | Path | None = None,
-) -> tuple[PreparedProblem, Int[np.ndarray, "M"], Int[np.ndarray, "M"]]:
-    """The problem of a placed model, fused only within devices, and the placement on it."""
-    prepared = prepare_problem(graph, cluster, objective, costs=costs, keep_apart=placement.device)
+    free = replace(question, constraints=Constraints())
+    prepared = prepare_problem(free, keep_apart=placement.device)
     size = prepared.problem.num_ops
     device, rank = np.zeros(size, np.int64), np.zeros(size, np.int64)
     device[prepared.group_of] = placement.device
@@ -341,7 +256,10 @@ def prepare_placement(
         op = int(never[0])
         raise PlacementError(
             f"{never.size} ops cannot run where they are placed, first "
-            f"{prepared.problem.graph.op_names[op]!r} on {cluster.device_names[device[op]]}: "
-            f"{prepared.costs} gives it no time there"
+            f"{prepared.problem.graph.op_names[op]!r} on "
+            f"{question.cluster.device_names[device[op]]}: {prepared.costs} gives it no time there"
         )
-    return prepared, device, rank
+    return Prediction(
+        prepared.problem, device, prepared.group_of, placement.teams, rank, prepared.costs,
+        prepared.model,
+    )  # fmt: skip

@@ -5,8 +5,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
+import numpy as np
+from jaxtyping import Int
+
+from gdp.graph.op_graph import OpGraph
 from gdp.methods.base import Candidate as Candidate
 from gdp.placement import Placement
+from gdp.question import Question
 from gdp.sim.objectives import Score
 from gdp.terminal import html_table
 from gdp.units import format_bytes, format_seconds
@@ -19,10 +24,31 @@ class Counts(NamedTuple):
     kernels: tuple[int, ...]  # that a runtime fuses them to
 
 
+def counts_of(graph: OpGraph, placement: Placement) -> Counts:
+    """Ops and kernels of each device, as runtimes fuse what is on one device."""
+    from gdp.graph.fuse import fuse
+
+    serving = {team[0]: team for team in placement.teams}
+
+    def per_device(devices: Int[np.ndarray, "K"]) -> tuple[int, ...]:
+        """Ops of a replica group count on each of its devices."""
+        led = np.bincount(devices, minlength=len(placement.device_names))
+        counts = led.copy()
+        for lead, team in serving.items():
+            counts[list(team)] = led[lead]
+        return tuple(counts.tolist())
+
+    fused = fuse(graph, apart=placement.device)
+    on = np.zeros(fused.graph.num_ops, dtype=np.int64)
+    on[fused.group_of] = placement.device
+    return Counts(per_device(placement.device[~graph.is_io]), per_device(on[~fused.graph.is_io]))
+
+
 @dataclass(frozen=True, eq=False)
 class Result:
     """A placement with its score, its proven bound, and how it was found."""
 
+    question: Question  # as it was answered: with the devices, costs and context of a runtime
     placement: Placement
     score: Score
     objective: str

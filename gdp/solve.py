@@ -1,4 +1,8 @@
-"""The library calls place, compare and simulate; the command line prints their results."""
+"""Solving a question: the problem, a method, fewer cuts, the score, a proven bound.
+
+`solve` is the page to read first. `simulate` and `evaluate` judge placements that were made
+elsewhere.
+"""
 
 import functools
 import logging
@@ -11,33 +15,22 @@ from pathlib import Path
 from types import MappingProxyType
 
 import numpy as np
-from jaxtyping import Int
 
 from gdp.candidates import Planner, best_executed, expanded, planned_method
 from gdp.clock import COMPILE, Clock, Phases, waiting_for
-from gdp.cluster.file import Machine, load_cluster
 from gdp.cluster.types import Cluster, nearly_full, overflow_bytes, shared_overflow
 from gdp.constraints import Constraints
 from gdp.costs.adapt import AdaptedCosts
-from gdp.costs.base import CostModel
 from gdp.costs.offload import moved_caches
-from gdp.errors import ArgumentError, InfeasibleError, MissingExtraError, of_kind
-from gdp.graph.op_graph import OpGraph
+from gdp.errors import ArgumentError, InfeasibleError
 from gdp.methods.base import Answer, Assignment, Method, Search
-from gdp.models import Model, load
-from gdp.placement import Placed, Placement
-from gdp.prepare import (
-    PreparedProblem,
-    placed_on,
-    prepare_placement,
-    prepare_problem,
-    requests_in_flight,
-    room_bytes,
-)
+from gdp.placement import Placement, require
+from gdp.prepare import PreparedProblem, prepare_placement, prepare_problem, requests_in_flight
 from gdp.problem.problem import Problem
 from gdp.problem.ticks import in_ticks
+from gdp.question import Question
 from gdp.reports.view import PlacementView
-from gdp.result import Counts, Result, with_best_bound
+from gdp.result import Result, counts_of
 from gdp.sim.objectives import Score, find_objective
 
 LOG = logging.getLogger(__name__)
@@ -52,6 +45,60 @@ DEVIATION_SHARE = 0.05
 POLICY_OPS = 5000
 """Ops from which `auto` asks the shipped policy: on smaller graphs search alone is as good."""
 MAX_WAYS = 12
+
+
+def solve(question: Question, planners: Mapping[str, Planner] = MappingProxyType({})) -> Result:
+    """Answer a question freely: any device for any op that its constraints allow.
+
+    Args:
+        question: Of a graph; its target, granularity and offload are heeded by who asks
+            (`gdp.api.place`).
+        planners: Makers of placements that `auto` knows, too, by name.
+
+    Raises:
+        InfeasibleError: Nothing fits, or none that fits was found.
+    """
+    from gdp.methods.simplify import simpler
+
+    search, phases = question.search, Phases()
+    require_method(question)
+    start_up(question.objective)
+    clock, started_s = search.budget(), time.perf_counter()
+    prepared = prepare_problem(question, replicas=True)
+    phases.ended("costs")
+    learned = prepared.model.adaptation if isinstance(prepared.model, AdaptedCosts) else None
+    deviation_share = 0.0 if learned is None else DEVIATION_SHARE
+    kept = BOUND_SHARE + deviation_share
+    if not clock.is_counted:
+        limit = clock.part(1 - kept - SIMPLIFY_SHARE)
+        search = replace(search, seconds=limit.seconds, clock=limit)
+    curve: list[tuple[float, float]] = []
+    problem = in_ticks(prepared.problem)
+    planned = [(k, planned_method(question.graph, prepared, plan)) for k, plan in planners.items()]
+    table = methods(question.checkpoint, planned)
+    answer = table[question.method](
+        problem, _recorded(search, curve, started_s, problem.unit.seconds)
+    )
+    phases.ended("search")
+    part, found = clock.part(SIMPLIFY_SHARE / (SIMPLIFY_SHARE + kept)), answer.assignment
+    answer = simpler(problem, answer, search, part, learned).in_seconds(problem.unit.seconds)
+    executed = partial(_executed, question, prepared)
+    if prepared.is_relaxed:
+        answer = best_executed(answer, found, executed)
+    phases.ended("simplify")
+    placed, assignment = _fitting(executed, answer, question, phases.seconds)
+    deviation_s = _deviation_s(
+        prepared, assignment, placed.value_s, clock.part(deviation_share / kept)
+    )
+    phases.ended("deviation")
+    bound = _bound(prepared, answer, clock, placed.value_s)
+    phases.ended("bound")
+    result = _result(question, prepared, answer, assignment, placed, bound)
+    phases.ended("counts")
+    return replace(
+        result, curve=tuple(curve), deviation_s=deviation_s,
+        seconds=sum(phases.seconds.values()), phases=phases.seconds,
+    )  # fmt: skip
 
 
 def methods(
@@ -94,66 +141,6 @@ def _hsdag(problem: Problem, search: Search) -> Answer:
     return hsdag(problem, search)
 
 
-def place(
-    model: Model,
-    cluster: Machine,
-    *,
-    objective: str = "latency",
-    method: str = "auto",
-    costs: CostModel | str | Path | None = None,
-    search: Search | None = None,
-    checkpoint: str | Path | None = None,
-    constraints: Constraints | None = None,
-    planners: Mapping[str, Planner] = MappingProxyType({}),
-) -> Result:
-    """Place the ops of a model, freely; arguments and errors as `gdp.place` documents them. `auto`
-    knows the placements of `planners`, too."""
-    from gdp.methods.simplify import simpler
-
-    search, phases = of_kind(search, Search, "search"), Phases()
-    cluster = load_cluster(cluster)
-    graph = load(model, room_bytes=room_bytes(cluster, constraints))
-    _require_method(method, methods(checkpoint))
-    find_objective(objective)
-    phases.ended("read")
-    start_up(objective)
-    clock, started_s = search.budget(), time.perf_counter()
-    prepared = prepare_problem(
-        graph, cluster, objective, costs=costs, constraints=constraints, replicas=True
-    )
-    phases.ended("costs")
-    learned = prepared.model.adaptation if isinstance(prepared.model, AdaptedCosts) else None
-    deviation_share = 0.0 if learned is None else DEVIATION_SHARE
-    kept = BOUND_SHARE + deviation_share
-    if not clock.is_counted:
-        limit = clock.part(1 - kept - SIMPLIFY_SHARE)
-        search = replace(search, seconds=limit.seconds, clock=limit)
-    curve: list[tuple[float, float]] = []
-    problem = in_ticks(prepared.problem)
-    planned = [(k, planned_method(graph, prepared, planner)) for k, planner in planners.items()]
-    table = methods(checkpoint, planned)
-    answer = table[method](problem, _recorded(search, curve, started_s, problem.unit.seconds))
-    phases.ended("search")
-    part, found = clock.part(SIMPLIFY_SHARE / (SIMPLIFY_SHARE + kept)), answer.assignment
-    answer = simpler(problem, answer, search, part, learned).in_seconds(problem.unit.seconds)
-    executed = partial(_executed, graph, cluster, prepared, costs)
-    if prepared.is_relaxed:
-        answer = best_executed(answer, found, executed)
-    phases.ended("simplify")
-    placed, assignment = _fitting(executed, answer, method, search, phases.seconds)
-    part = clock.part(deviation_share / kept)
-    deviation_s = _deviation_s(prepared, assignment, placed.value_s, part)
-    phases.ended("deviation")
-    bound = _bound(prepared, answer, clock, placed.value_s)
-    phases.ended("bound")
-    result = _result(graph, prepared, answer, assignment, placed, bound, method, search.seed)
-    phases.ended("counts")
-    return replace(
-        result, curve=tuple(curve), deviation_s=deviation_s,
-        seconds=sum(phases.seconds.values()), phases=phases.seconds,
-    )  # fmt: skip
-
-
 @functools.cache
 def start_up(objective: str) -> None:
     """Import and compile once per process all that runs beside methods, so that no budget pays."""
@@ -163,27 +150,22 @@ def start_up(objective: str) -> None:
 
     with waiting_for(COMPILE):
         tiny = tiny_problem(objective if find_objective(objective).on_links else "latency")
-        problem = in_ticks(prepare_problem(tiny.graph, tiny.cluster, tiny.objective).problem)
+        question = Question(tiny.graph, tiny.cluster, objective=tiny.objective)
+        problem = in_ticks(prepare_problem(question).problem)
         alone = Assignment(np.zeros(problem.num_ops, dtype=np.int64))
         simpler(problem, Answer(alone), Search(evaluations=1))
         best_bound(problem, COUNTED_BOUND_S)
 
 
-def _executed(
-    graph: OpGraph, cluster: Cluster, prepared: PreparedProblem,
-    costs: CostModel | str | Path | None, assignment: Assignment,
-) -> Score:  # fmt: skip
+def _executed(question: Question, prepared: PreparedProblem, assignment: Assignment) -> Score:
     """The score of an assignment; of a relaxed problem with the kernels that devices fuse."""
     from gdp.sim.score import score
 
-    problem = prepared.problem
     if not prepared.is_relaxed:
-        return score(problem, assignment.device, assignment.rank, assignment.teams)
-    placement = expanded(graph, prepared, assignment, "gdp")
-    fused, device, rank = prepare_placement(
-        graph, placement, cluster, problem.objective, costs=costs
-    )
-    return score(fused.problem, device, rank, assignment.teams)
+        return score(prepared.problem, assignment.device, assignment.rank, assignment.teams)
+    return prepare_placement(
+        question, expanded(question.graph, prepared, assignment, "gdp")
+    ).score()
 
 
 DRAWS, LEAST_DRAWS = 8, 4
@@ -211,31 +193,25 @@ def _deviation_s(
     return float(np.hypot(np.std(drawn), own * value_s))
 
 
-def _require_method(method: str, table: Mapping[str, Method]) -> None:
-    if not isinstance(method, str) or method not in table:
-        raise ArgumentError(f"no method {method!r}; there are {', '.join(table)}")
+def require_method(question: Question) -> None:
+    """Raise `ArgumentError` where there is no such method."""
+    table = methods(question.checkpoint)
+    if not isinstance(question.method, str) or question.method not in table:
+        raise ArgumentError(f"no method {question.method!r}; there are {', '.join(table)}")
 
 
-def require_answerable(
-    graph: OpGraph,
-    cluster: Cluster,
-    *,
-    method: str = "auto",
-    costs: CostModel | str | Path | None = None,
-    checkpoint: str | Path | None = None,
-    constraints: Constraints | None = None,
-) -> None:
-    """Raise the errors of `place` on its arguments before anything is compiled or searched."""
+def require_answerable(question: Question) -> None:
+    """Raise the errors of `solve` on a question before anything is compiled or searched."""
     from gdp.constraints import allowed_mask, together_ids
 
-    _require_method(method, methods(checkpoint))
-    constraints = of_kind(constraints, Constraints, "constraints")
-    allowed_mask(constraints, graph, cluster)
-    together_ids(constraints, graph)
-    if costs is not None:
+    graph, cluster, checkpoint = question.graph, question.cluster, question.checkpoint
+    require_method(question)
+    allowed_mask(question.constraints, graph, cluster)
+    together_ids(question.constraints, graph)
+    if question.costs is not None:
         from gdp.costs.default import resolve_costs
 
-        resolve_costs(costs, cluster, graph)
+        resolve_costs(question.costs, cluster, graph)
     if checkpoint is not None:
         from gdp.policy.method import load as load_policy
 
@@ -259,11 +235,12 @@ def _recorded(
 
 
 def _fitting(
-    executed: Callable[[Assignment], Score], answer: Answer, method: str, search: Search,
+    executed: Callable[[Assignment], Score], answer: Answer, question: Question,
     spent_s: Mapping[str, float],
 ) -> tuple[Score, Assignment]:  # fmt: skip
     """The score of an answer and its assignment; `InfeasibleError` where it does not fit, which
     says whether none does or none was found."""
+    method, search = question.method, question.search
     if answer.assignment is None and answer.proven_misfit:
         raise InfeasibleError(answer.reason)
     if answer.assignment is None:
@@ -282,18 +259,19 @@ def _fitting(
 
 
 def _result(
-    graph: OpGraph, prepared: PreparedProblem, answer: Answer, assignment: Assignment,
-    placed: Score, bound: tuple[float, str], method: str, seed: int,
+    question: Question, prepared: PreparedProblem, answer: Answer, assignment: Assignment,
+    placed: Score, bound: tuple[float, str],
 ) -> Result:  # fmt: skip
     """The result of an answer that fits, without its seconds."""
-    problem = prepared.problem
-    placement = expanded(graph, prepared, assignment, f"gdp {method} seed={seed}")
+    made_by = f"gdp {question.method} seed={question.search.seed}"
+    placement = expanded(question.graph, prepared, assignment, made_by)
     (bound_s, bound_by), value_s = bound, placed.value_s
     return Result(
+        question=question,
         placement=replace(placement, simplicity_cost=answer.simplicity_cost),
         score=placed,
-        objective=problem.objective,
-        method=method,
+        objective=question.objective,
+        method=question.method,
         # Bound and value are sums in different orders; rounding must not put one past the other.
         bound_s=min(bound_s, value_s),
         bound_by=bound_by,
@@ -302,36 +280,16 @@ def _result(
         candidates=answer.candidates,
         evaluations=answer.evaluations,
         seconds=0.0,
-        seed=seed,
+        seed=question.search.seed,
         costs=prepared.costs,
-        notes=(*answer.messages, *_nearly_full(problem.cluster, placed)),
-        counts=counts_of(graph, placement),
+        notes=(*answer.messages, *_nearly_full(question.cluster, placed)),
+        counts=counts_of(question.graph, placement),
     )
 
 
 def _nearly_full(cluster: Cluster, scored: Score) -> list[str]:
     note = nearly_full(cluster, scored.peak_bytes.tolist()) if scored.feasible else ""
     return [note] if note else []
-
-
-def counts_of(graph: OpGraph, placement: Placement) -> Counts:
-    """Ops and kernels of each device, as runtimes fuse what is on one device."""
-    from gdp.graph.fuse import fuse
-
-    serving = {team[0]: team for team in placement.teams}
-
-    def per_device(devices: Int[np.ndarray, "K"]) -> tuple[int, ...]:
-        """Ops of a team count on each of its devices."""
-        led = np.bincount(devices, minlength=len(placement.device_names))
-        counts = led.copy()
-        for lead, team in serving.items():
-            counts[list(team)] = led[lead]
-        return tuple(counts.tolist())
-
-    fused = fuse(graph, apart=placement.device)
-    on = np.zeros(fused.graph.num_ops, dtype=np.int64)
-    on[fused.group_of] = placement.device
-    return Counts(per_device(placement.device[~graph.is_io]), per_device(on[~fused.graph.is_io]))
 
 
 def _bound(
@@ -357,132 +315,43 @@ def bound_of(prepared: PreparedProblem, clock: Clock, value_s: float) -> tuple[f
     return _bound(prepared, Answer(None), clock, value_s)
 
 
-def compare(
-    model: Model,
-    cluster: Machine,
-    *,
-    objective: str = "latency",
-    names: Sequence[str] | None = None,
-    costs: CostModel | str | Path | None = None,
-    search: Search | None = None,
-    checkpoint: str | Path | None = None,
-    constraints: Constraints | None = None,
-    progress: Callable[[str], None] | None = None,
-) -> dict[str, Result | str]:
-    """Place a model by several methods, each with the same budget.
-
-    Args:
-        model: As in `place`.
-        cluster: As in `place`.
-        objective: As in `place`.
-        names: Methods to compare. Default: all.
-        costs: As in `place`.
-        search: Budget and seed of each method. Its simplicity is ignored: values are compared, and
-            none is traded for fewer transfers.
-        checkpoint: As in `place`.
-        constraints: As in `place`.
-        progress: Called with the name of each method before it runs.
-
-    Returns:
-        By method, its `Result`, or the reason (a string) why it has none. All results carry the
-        best of the bounds, since a bound holds for every placement.
+def simulate(question: Question, placement: Placement) -> Score:
+    """Times and memory of a placement of the question's graph on its cluster.
 
     Raises:
-        ModelError, ClusterError, ValueError: As `place` does.
+        PlacementError: The placement is of another graph or cluster.
     """
-    cluster = load_cluster(cluster)
-    graph = load(model, room_bytes=room_bytes(cluster, constraints))
-    table = methods(checkpoint)
-    search = replace(of_kind(search, Search, "search"), simplicity=0.0)
-    rows: dict[str, Result | str] = {}
-    for name in names or ():
-        _require_method(name, table)
-    for name in names or table:
-        if progress is not None:
-            progress(name)
-        try:
-            rows[name] = place(
-                graph,
-                cluster,
-                objective=objective,
-                method=name,
-                costs=costs,
-                search=search,
-                checkpoint=checkpoint,
-                constraints=constraints,
-            )
-        except (InfeasibleError, MissingExtraError) as error:
-            rows[name] = str(error)
-    return with_best_bound(rows)
+    require(placement, question.graph, question.cluster)
+    return _caches_at_home(prepare_placement(question, placement).score(), question, placement)
 
 
-def simulate(
-    model: Model | None,
-    placement: Placed,
-    cluster: Machine | None = None,
-    *,
-    objective: str = "latency",
-    costs: CostModel | str | Path | None = None,
-) -> Score:
-    """Simulate a placement.
-
-    Args:
-        model: As in `place`; None for the one that the placement was made for.
-        placement: A `Placement`, its file, or a map from op names or module paths to devices, such
-            as a `device_map` of accelerate.
-        cluster: As in `place`; None for the one that the placement was made for.
-        objective: The objective whose value `Score.value_s` gives.
-        costs: As in `place`; None for those that the placement was made with.
-
-    Returns:
-        Makespan and period in seconds, peak bytes of each device, and whether it is feasible.
-
-    Raises:
-        PlacementError: The placement is of another model or cluster.
-    """
-    from gdp.sim.score import score
-
-    graph, placement, cluster, costs = placed_on(model, placement, cluster, costs)
-    prepared, device, rank = prepare_placement(graph, placement, cluster, objective, costs=costs)
-    scored = score(prepared.problem, device, rank, placement.teams)
-    return _caches_at_home(scored, graph, placement, cluster, objective)
-
-
-def _caches_at_home(
-    scored: Score, graph: OpGraph, placement: Placement, cluster: Cluster, objective: str
-) -> Score:
+def _caches_at_home(scored: Score, question: Question, placement: Placement) -> Score:
     """The score with caches of offloaded modules on the device that computes them."""
+    graph, cluster = question.graph, question.cluster
     moved = moved_caches(graph, placement.device, cluster)
     if not moved.any():
         return scored
-    peak_bytes = scored.peak_bytes + requests_in_flight(graph, cluster, objective) * moved
+    count = requests_in_flight(graph, cluster, question.objective)
+    peak_bytes = scored.peak_bytes + count * moved
     over = overflow_bytes(cluster, peak_bytes)
     return replace(scored, peak_bytes=peak_bytes, overflow_bytes=over)
 
 
-def evaluated(
-    model: Model | None,
-    placement: Placed,
-    cluster: Machine | None = None,
-    *,
-    objective: str = "latency",
-    costs: CostModel | str | Path | None = None,
-) -> Result:
-    """Score and proven bound of a placement that was made elsewhere, as `place` returns them."""
-    from gdp.sim.score import score
-
-    graph, placement, cluster, costs = placed_on(model, placement, cluster, costs)
-    started_s = time.perf_counter()
-    prepared, device, rank = prepare_placement(graph, placement, cluster, objective, costs=costs)
-    scored = score(prepared.problem, device, rank, placement.teams)
-    scored = _caches_at_home(scored, graph, placement, cluster, objective)
-    free = prepare_problem(graph, cluster, objective, costs=costs, replicas=True)
+def evaluate(question: Question, placement: Placement) -> Result:
+    """Score and proven bound of a placement that was made elsewhere, as `solve` returns them."""
+    require(placement, question.graph, question.cluster)
+    started_s, cluster = time.perf_counter(), question.cluster
+    prediction = prepare_placement(question, placement)
+    scored = _caches_at_home(prediction.score(), question, placement)
+    # The bound holds for every placement, whatever the constraints.
+    free = prepare_problem(replace(question, constraints=Constraints()), replicas=True)
     value_s = scored.value_s
     bound_s, bound_by = _bound(free, Answer(None), Search().budget(), value_s)
     return Result(
+        question=question,
         placement=placement,
         score=scored,
-        objective=objective,
+        objective=question.objective,
         method=placement.made_by or "given",
         bound_s=min(bound_s, value_s),
         bound_by=bound_by,
@@ -491,44 +360,31 @@ def evaluated(
         evaluations=1,
         seconds=time.perf_counter() - started_s,
         seed=0,
-        costs=prepared.costs,
+        costs=prediction.costs,
         notes=(
             *filter(None, [shared_overflow(cluster, scored.peak_bytes)]),
             *_nearly_full(cluster, scored),
         )[:1],
-        counts=counts_of(graph, placement),
+        counts=counts_of(question.graph, placement),
     )
 
 
-def view_of(
-    model: Model | None,
-    placement: Placed,
-    cluster: Machine | None = None,
-    *,
-    costs: CostModel | str | Path | None = None,
-) -> PlacementView:
+def view_of(question: Question, placement: Placement) -> PlacementView:
     """Simulated schedule of a placed model for display. With replicated stages, one schedule for
     each sample until the assignment of samples to replicas repeats, at most `MAX_WAYS`."""
     from gdp.sim.latency import simulate as simulate_latency
     from gdp.sim.score import cycle_length, devices_of_sample
 
-    graph, placement, cluster, costs = placed_on(model, placement, cluster, costs)
-    prepared, device, rank = prepare_placement(graph, placement, cluster, costs=costs)
+    placed = prepare_placement(replace(question, objective="latency"), placement)
     views: list[PlacementView] = []
     for sample in range(min(cycle_length(placement.teams), MAX_WAYS)):
-        way = devices_of_sample(prepared.problem, device, placement.teams, sample)
-        schedule = simulate_latency(prepared.problem, way, rank)
+        way = devices_of_sample(placed.problem, placed.device, placement.teams, sample)
+        schedule = simulate_latency(placed.problem, way, placed.rank)
         since_s = views[-1].since_s + views[-1].schedule.latency_s if views else 0.0
         views.append(
             PlacementView(
-                graph,
-                prepared.problem,
-                schedule,
-                way,
-                prepared.group_of,
-                placement.teams,
-                (),
-                since_s,
+                question.graph, placed.problem, schedule, way, placed.group_of, placement.teams,
+                (), since_s,
             )
-        )
+        )  # fmt: skip
     return replace(views[0], others=tuple(views[1:]))

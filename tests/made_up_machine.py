@@ -9,11 +9,13 @@ import pytest
 from gdp.costs.default import SHIPPED
 from gdp.graph.groups import first_members
 from gdp.measure.compare import Comparison
-from gdp.measure.plan import Prediction, make_plan
+from gdp.measure.plan import make_plan
 from gdp.measure.report import DEFAULT, PLACED, SINGLE, Row, RunReport, SegmentTime
 from gdp.measure.request import RunRequest
 from gdp.placement import make_placement
 from gdp.prepare import prepare_placement
+from gdp.question import Question
+from gdp.sim.prediction import Prediction
 from gdp.sim.score import score
 from gdp.sim.segments import segment_problem
 from gdp.targets.table import RUNTIMES
@@ -41,8 +43,8 @@ def true_s(request: RunRequest, prediction: Prediction) -> tuple[float, list[flo
     plan = make_plan(prediction, request.objective)
     placed = make_placement(request.graph, request.cluster, prediction.device[prediction.group_of])
     problem = prepare_placement(
-        request.graph, placed, request.cluster, request.objective, costs=SHIPPED
-    )[0].problem
+        Question(request.graph, request.cluster, objective=request.objective, costs=SHIPPED), placed
+    ).problem
     cut = segment_problem(problem, plan.segment[first_members(prediction.group_of)])
     dispatch_s = np.array([d.dispatch_s for d in cut.cluster.devices])[plan.segment_device]
     seconds = cut.compute_s[np.arange(len(plan.segment_device)), plan.segment_device] + dispatch_s

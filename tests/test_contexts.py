@@ -15,6 +15,7 @@ from gdp.costs.base import roofline
 from gdp.errors import ModelError
 from gdp.graph.generation import request_of, with_context
 from gdp.models import Generation, load
+from gdp.question import Question
 from gdp.targets.contexts import STEP, longest_of_plan
 from tests.gguf_models import KEY_HEADS, WIDTH, box, sayable, write_gguf
 
@@ -39,7 +40,8 @@ def test_no_plan_of_flags_has_a_longer_context(seed: int, model: str) -> None:
     sizes = (weights * rng.uniform(0.5, 1.2, 3) + TOKEN_BYTES * rng.integers(0, 5000, 3)).tolist()
     cluster = box(*map(int, sizes[:2]), cpu_bytes=int(sizes[2]))
     scored = (
-        (p, solve.simulate(graph, p, cluster, costs=roofline)) for p in sayable(graph, cluster)
+        (p, solve.simulate(Question(graph, cluster, costs=roofline), p))
+        for p in sayable(graph, cluster)
     )
     each = [longest_of_plan(graph, p, cluster, score, "latency") for p, score in scored]
     best = max(tokens for tokens in each if tokens is not None)
@@ -59,14 +61,14 @@ def test_a_plan_has_room_for_so_many_tokens_and_no_more(model: str) -> None:
     graph = load(Generation(model, prompt=16, new=4))
     cluster = box(int(graph.weight_bytes.sum()) + 300 * TOKEN_BYTES + (1 << 20))
     plan = gdp.make_placement(graph, cluster, np.where(graph.is_io, cluster.host, 1))
-    score = solve.simulate(graph, plan, cluster, costs=roofline)
+    score = solve.simulate(Question(graph, cluster, costs=roofline), plan)
     tokens = longest_of_plan(graph, plan, cluster, score, "latency")
     free = int(cluster.memory_bytes[1] - score.peak_bytes[1])
     assert tokens == (20 + free // (2 * TOKEN_BYTES)) // STEP * STEP > 256
     for context, fits in ((tokens, True), (tokens + STEP, False)):
         reserved = with_context(graph, context)
         again = gdp.make_placement(reserved, cluster, plan.device)
-        assert solve.simulate(reserved, again, cluster, costs=roofline).feasible == fits
+        assert solve.simulate(Question(reserved, cluster, costs=roofline), again).feasible == fits
 
 
 def test_a_context_is_placed_told_and_exported(model: str, tmp_path: Path) -> None:

@@ -15,6 +15,7 @@ from gdp.costs.base import roofline
 from gdp.errors import InfeasibleError
 from gdp.graph.op_graph import INPUT, OUTPUT, OpGraph
 from gdp.methods.base import Search
+from gdp.question import Question
 
 
 def pooled(size: int, alone: int = 7) -> Cluster:
@@ -35,10 +36,10 @@ def chain() -> OpGraph:
 
 def test_terminal_json_and_page_count_the_same() -> None:
     graph, cluster = chain(), make_cluster("two", [cpu("a"), cpu("b")])
-    result = solve.place(
-        graph, cluster, costs=roofline, search=Search(seconds=None, evaluations=50)
+    result = solve.solve(
+        Question(graph, cluster, costs=roofline, search=Search(seconds=None, evaluations=50))
     )
-    view = solve.view_of(graph, result.placement, cluster, costs=roofline)
+    view = solve.view_of(Question(graph, cluster, costs=roofline), result.placement)
     ops, kernels = view.counts()
     assert result.counts == (tuple(ops), tuple(kernels))
     assert (sum(ops), sum(kernels)) == (4, 2)
@@ -46,7 +47,7 @@ def test_terminal_json_and_page_count_the_same() -> None:
     assert sum(plain["devices"].values()) == 4
     assert sum(plain["kernels"].values()) == 2
     assert "plain: 4 ops, run as 2 kernels, on two" in result_text(graph, cluster, result)
-    again = solve.evaluated(graph, result.placement, cluster, costs=roofline)
+    again = solve.evaluate(Question(graph, cluster, costs=roofline), result.placement)
     assert again.counts == result.counts
 
 
@@ -71,15 +72,17 @@ def test_methods_see_the_shared_memory() -> None:
     cores = [cpu(f"c{i}", memory_bytes=11, memory_pool="ram") for i in range(2)]
     cluster = make_cluster("box", cores)
     with pytest.raises(InfeasibleError, match=r"weights need 12 B, c0, c1 hold 11 B: 1 B missing"):
-        solve.place(graph, cluster, costs=roofline, method="blocks")
+        solve.solve(Question(graph, cluster, costs=roofline, method="blocks"))
     divided = with_max_memory(cluster, {"c0": 11, "c1": 6})
     assert [d.memory_pool for d in divided.devices] == ["", ""]
-    assert solve.place(graph, divided, costs=roofline, method="blocks").score.feasible
+    assert solve.solve(Question(graph, divided, costs=roofline, method="blocks")).score.feasible
     less = plain_graph(2, [(0, 1)], sizes=0, flop=[9.0] * 2, weight_bytes=[5] * 2)
     counted = Search(seconds=None, evaluations=50)
     for method in ("auto", "single", "pipeline_dp", "exact"):
-        found = solve.place(
-            less, cluster, objective="throughput", costs=roofline, method=method, search=counted
+        found = solve.solve(
+            Question(
+                less, cluster, objective="throughput", costs=roofline, method=method, search=counted
+            )
         )
         assert found.score.peak_bytes.sum() == 10
         assert found.value_s == 9.0 or method == "single"
@@ -91,7 +94,7 @@ def test_a_placement_made_elsewhere_is_noted() -> None:
     from gdp.placement import make_placement
 
     placement = make_placement(graph, cluster, np.array([0, 1]))
-    assert solve.evaluated(graph, placement, cluster, costs=roofline).notes == (
+    assert solve.evaluate(Question(graph, cluster, costs=roofline), placement).notes == (
         "c0, c1 share 11 B of memory and would hold 12 B together",
     )
 

@@ -11,9 +11,10 @@ from click.testing import CliRunner
 
 import gdp
 from gdp.api.fit import FitRow, _carried, _Fitted, fit
-from gdp.api.place import plan_freely
 from gdp.cli.main import cli
 from gdp.costs.base import roofline
+from gdp.question import Question
+from gdp.targets.free import plan_freely
 from tests.gguf_models import write_gguf
 from tests.tiny import plain_graph
 
@@ -61,7 +62,7 @@ def test_a_row_takes_the_plan_of_another_that_is_better_for_it(
         pins = gdp.Constraints(pins=(gdp.Pin("*", ("cpu",)),))
         if len(calls) != 2:
             options["constraints"] = pins
-        return plan_freely(graph, cluster, **options)
+        return plan_freely(Question(graph, cluster, **options))
 
     monkeypatch.setattr("gdp.api.fit.plan_freely", poor)
     once = gdp.Search(seconds=None, evaluations=20)

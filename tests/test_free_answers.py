@@ -14,6 +14,7 @@ from gdp.errors import ArgumentError, InfeasibleError, ModelError, PlacementErro
 from gdp.graph.fuse import class_parts, fuse
 from gdp.graph.op_graph import INPUT, OUTPUT, GraphBuilder, make_graph
 from gdp.models import Generation, load
+from gdp.question import Question
 from gdp.targets.table import PLANNING_TARGETS
 from tests.gguf_models import MIB, box, sayable, write_gguf
 
@@ -73,12 +74,13 @@ def test_a_free_answer_is_behind_no_target_and_its_bound_holds_for_all(
     require_best(free, restricted)
     assert {"accelerate", "llamacpp", "onnxruntime", "openvino"} <= restricted.keys()
     scores = [
-        solve.simulate(graph, plan, cluster, costs=roofline) for plan in sayable(graph, cluster)
+        solve.simulate(Question(graph, cluster, costs=roofline), plan)
+        for plan in sayable(graph, cluster)
     ]
     least_s = min(score.value_s for score in scores if score.feasible)
     assert free.bound_s <= least_s * SAME
     assert restricted["llamacpp"].value_s >= least_s / SAME
-    simulated = solve.simulate(graph, free.placement, cluster, costs=roofline)
+    simulated = solve.simulate(Question(graph, cluster, costs=roofline), free.placement)
     assert simulated.value_s == pytest.approx(free.value_s, rel=1e-9)
 
 
@@ -118,7 +120,7 @@ def test_without_time_the_answer_is_blocks_and_not_one_device() -> None:
     fast = Device("fast", "gpu", {"default": 1.0}, 1e18, memory_bytes=(3 << 20) + 64)
     slow = Device("slow", "cpu", {"default": 0.1}, 1e18, memory_bytes=1 << 30)
     cluster = make_cluster("two", [slow, fast], default_bytes_per_s=1e18, default_latency_s=0.0)
-    result = solve.place(graph, cluster, costs=roofline, search=gdp.Search(seconds=0.0))
+    result = solve.solve(Question(graph, cluster, costs=roofline, search=gdp.Search(seconds=0.0)))
     assert result.value_s == pytest.approx(13.0, rel=1e-6)
     untried = [row.method for row in result.candidates if row.reason == "no time was left"]
     assert untried

@@ -11,11 +11,12 @@ import pytest
 from click.testing import CliRunner
 
 import gdp
-from gdp.api.place import place_for
+from gdp.api.place import answer
 from gdp.cli.main import cli
 from gdp.cluster.presets import cluster_preset
 from gdp.graph.op_graph import INPUT, OUTPUT, OpGraph, make_graph
 from gdp.methods.base import Search
+from gdp.question import Question
 from gdp.sim.objectives import Score
 from gdp.targets.accelerate.plan import balanced_map, compared
 from gdp.targets.llamacpp.plan import FIT_MARGIN_BYTES, FitSizes, fit_plan
@@ -165,10 +166,15 @@ def test_accelerates_own_map_is_a_candidate() -> None:
         module = torch.nn.Sequential(*(torch.nn.Linear(2048, 2048) for _ in range(4)))
         model = TorchModel("four", module, (torch.zeros(1, 2048),), {})
     graph = model.trace().graph
-    placed = place_for(
-        "accelerate", graph, cluster_preset("cpu+rtx4090+t4"), model=model,
-        search=Search(seconds=None, evaluations=50),
-    ).result  # fmt: skip
+    placed = answer(
+        Question(
+            graph,
+            cluster_preset("cpu+rtx4090+t4"),
+            target="accelerate",
+            model=model,
+            search=Search(seconds=None, evaluations=50),
+        )
+    )
     row = next(c for c in placed.candidates if c.method == "accelerate, auto")
     assert row.feasible
     assert row.value_s is not None

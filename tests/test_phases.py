@@ -10,12 +10,13 @@ import numpy as np
 import pytest
 
 import gdp
-from gdp import clock, prepare
-from gdp.api.place import place_for
+from gdp import clock, prepare, solve
+from gdp.api.place import answer
 from gdp.clock import Phases
 from gdp.costs.adapt import AdaptedCosts, Piece, Run, Share, adapt
 from gdp.costs.base import roofline
 from gdp.graph.op_graph import OpGraph, make_graph
+from gdp.question import Question
 
 ONCE = gdp.Search(seconds=None, evaluations=30)
 UNCOUNTED = 500
@@ -72,9 +73,9 @@ def test_everything_is_in_a_phase(
     how: dict[str, Any] = {"costs": learned() if adapted else roofline, "search": ONCE}
     if target != "vllm":
         how["method"] = "single"
-    place_for(target, graph, machine, **how)  # imports
+    answer(Question(graph, machine, target=target, **how))  # imports
     before = calls()
-    result = place_for(target, graph, machine, **how).result
+    result = answer(Question(graph, machine, target=target, **how))
     total = calls() - before
     assert total > 4 * UNCOUNTED
     assert total - UNCOUNTED <= result.seconds <= total
@@ -98,14 +99,12 @@ def test_costs_are_drawn_without_preparing_the_problem_again(
 ) -> None:
     """The draws equal problems that are prepared with the drawn costs, to the last bit."""
     graph, cluster, costs = layers(), gdp.Cluster.load("2xcpu-core"), learned()
-    prepared = prepare.prepare_problem(graph, cluster, costs=costs, replicas=True)
+    prepared = prepare.prepare_problem(Question(graph, cluster, costs=costs), replicas=True)
+    others = [AdaptedCosts(roofline, costs.adaptation.sampled(seed)) for seed in range(3)]
     again = [
-        prepare.prepare_problem(
-            graph, cluster, replicas=True,
-            costs=AdaptedCosts(roofline, costs.adaptation.sampled(seed)),
-        ).problem
-        for seed in range(3)
-    ]  # fmt: skip
+        prepare.prepare_problem(Question(graph, cluster, costs=other), replicas=True).problem
+        for other in others
+    ]
     fused: list[object] = []
     monkeypatch.setattr(prepare, "fuse", lambda *args, **_: fused.append(args))
     drawn = list(prepared.drawn(range(3)))
@@ -124,8 +123,10 @@ def test_a_problem_is_prepared_once_where_costs_are_learned(
     made: list[object] = []
     monkeypatch.setattr("gdp.solve.prepare_problem", lambda *args, **kwargs: made.append(args) or
                         prepare.prepare_problem(*args, **kwargs))  # fmt: skip
-    result = gdp.solve.place(
-        layers(), gdp.Cluster.load("2xcpu-core"), method="single", costs=learned(), search=ONCE
+    result = solve.solve(
+        Question(
+            layers(), gdp.Cluster.load("2xcpu-core"), method="single", costs=learned(), search=ONCE
+        )
     )
     assert len(made) == 1
     assert result.deviation_s is not None

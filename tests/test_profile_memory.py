@@ -22,6 +22,7 @@ from gdp.costs.profile import (
     save_profile,
 )
 from gdp.prepare import prepare_problem
+from gdp.question import Question
 
 
 @pytest.fixture(autouse=True)
@@ -39,7 +40,7 @@ def profiled(path: Path, name: str, slower: float, busy: float = 1.0) -> Profile
     """A model whose every kernel takes a multiple of what shipped costs predict."""
     FILES[name](path / name)
     graph = gdp.load(str(path / name), {"batch": 64} if name == "towers.onnx" else {})
-    prepared = prepare_problem(graph, one_core(cpu_model()), costs="shipped")
+    prepared = prepare_problem(Question(graph, one_core(cpu_model()), costs="shipped"))
     seconds = prepared.problem.compute_s[:, 0] * slower
     kernels = tuple(
         Kernel(f"k{g}", "Op", tuple(np.flatnonzero(prepared.group_of == g).tolist()), float(s))
@@ -67,7 +68,7 @@ def test_a_profile_teaches_the_machine_what_its_kernels_take(tmp_path: Path, fol
     assert off < 0.2
     measured_s = given.models[0].latency_s
     for name in (cpu_model(), ""):
-        prepared = prepare_problem(given.models[0].graph, one_core(name))
+        prepared = prepare_problem(Question(given.models[0].graph, one_core(name)))
         assert "tuned on 2 models" in prepared.costs
         assert prepared.problem.compute_s[:, 0].sum() == pytest.approx(measured_s, rel=0.15)
 

@@ -13,6 +13,7 @@ from gdp.measure.measuring import Measuring
 from gdp.measure.report import Row, measured_fields
 from gdp.methods.base import Search
 from gdp.placement import make_placement
+from gdp.question import Question
 from gdp.reports.html import report_html
 
 GRAPH = plain_graph(6, [(0, 1), (0, 2), (1, 3), (2, 3), (3, 4), (4, 5)], flop=[1, 8, 8, 1, 1, 1])
@@ -32,7 +33,9 @@ def test_a_placement_is_shown_beside_what_the_heuristics_find(tmp_path: Path) ->
 
 def test_a_result_keeps_its_candidates_and_the_course_of_its_search(tmp_path: Path) -> None:
     search = Search(seconds=None, evaluations=300)
-    result = solve.place(GRAPH, CLUSTER, method="local_search", costs=roofline, search=search)
+    result = solve.solve(
+        Question(GRAPH, CLUSTER, method="local_search", costs=roofline, search=search)
+    )
     values = [value for _, value in result.curve]
     assert values == sorted(values, reverse=True)
     assert values[-1] == result.value_s
@@ -56,6 +59,6 @@ def test_an_execution_stands_beside_its_prediction_in_rows_and_words() -> None:
     assert "mind" in found["lines"]
     assert "run the placement" in found["lines"][-1]
     placement = make_placement(GRAPH, CLUSTER, np.zeros(6, np.int64))
-    view = solve.view_of(GRAPH, placement, CLUSTER, costs=roofline)
-    result = solve.evaluated(GRAPH, placement, CLUSTER, costs=roofline).to_json()
+    view = solve.view_of(Question(GRAPH, CLUSTER, costs=roofline), placement)
+    result = solve.evaluate(Question(GRAPH, CLUSTER, costs=roofline), placement).to_json()
     assert "Outputs DIFFER" in report_html(view, result, found)

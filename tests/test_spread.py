@@ -12,6 +12,7 @@ from gdp.cluster.types import Cluster, Device, fullness, make_cluster
 from gdp.costs.base import roofline
 from gdp.graph.op_graph import OpGraph
 from gdp.models import Generation, load
+from gdp.question import Question
 from gdp.sim.objectives import Score
 from gdp.targets.rows import EQUAL
 from tests.gguf_models import sayable, write_gguf
@@ -42,7 +43,9 @@ def test_flags_spread_blocks_evenly_over_three_equal_cards(tmp_path: Path) -> No
     graph = load(Generation(path, prompt=16, new=4))
     cluster = three_cards(graph, 0.6)
     result = gdp.place(graph, cluster, target="llamacpp", costs=roofline, search=QUICK)
-    scores = [solve.simulate(graph, p, cluster, costs=roofline) for p in sayable(graph, cluster)]
+    scores = [
+        solve.simulate(Question(graph, cluster, costs=roofline), p) for p in sayable(graph, cluster)
+    ]
     fits = [score for score in scores if score.feasible]
     least_s = min(score.value_s for score in fits)
     equal = [fullest(cluster, s) for s in fits if s.value_s <= least_s * (1 + EQUAL)]

@@ -23,6 +23,7 @@ from gdp.errors import MeasurementError, RefusedError
 from gdp.learn.tuning import Measurement, Planned, Trial
 from gdp.measure.request import RunRequest
 from gdp.placement import make_placement
+from gdp.question import Question
 
 CLUSTER = "2xcpu-core"
 SHORT = gdp.Measuring(seconds=0.5)
@@ -40,13 +41,14 @@ def searches(monkeypatch: pytest.MonkeyPatch) -> list[gdp.Placement]:
     """Searches that answer another cut each time; a list of their answers."""
     answers: list[gdp.Placement] = []
 
-    def place(graph: gdp.OpGraph, cluster: gdp.Cluster, **options: Any) -> SimpleNamespace:
+    def solve(question: Question) -> SimpleNamespace:
+        graph, cluster = question.graph, question.cluster
         cut = graph.num_ops - 2 - len(answers)
         late = (np.arange(graph.num_ops) >= cut) & ~graph.is_io
         answers.append(make_placement(graph, cluster, late.astype(np.int64)))
         return SimpleNamespace(placement=answers[-1])
 
-    monkeypatch.setattr(tuning.solve, "place", place)
+    monkeypatch.setattr(tuning.solve, "solve", solve)
     return answers
 
 
@@ -207,16 +209,16 @@ def test_without_a_final_contest_the_best_round_is_the_answer_and_nothing_is_kep
 
 def interrupt_search(monkeypatch: pytest.MonkeyPatch, which: int) -> None:
     """Let Ctrl-C come in a search, which catches it as searches do."""
-    place, begun = tuning.solve.place, []
+    solve, begun = tuning.solve.solve, []
 
-    def searched(*given: Any, **options: Any) -> Any:
-        begun.append(given)
+    def searched(question: Question) -> Any:
+        begun.append(question)
         if len(begun) == which:
             with contextlib.suppress(KeyboardInterrupt):  # the best so far is its answer
                 signal.raise_signal(signal.SIGINT)
-        return place(*given, **options)
+        return solve(question)
 
-    monkeypatch.setattr(tuning.solve, "place", searched)
+    monkeypatch.setattr(tuning.solve, "solve", searched)
 
 
 def test_ctrl_c_in_a_search_ends_the_loop_with_the_best_so_far(

@@ -39,6 +39,7 @@ from gdp.costs.base import roofline
 from gdp.graph.op_graph import OpGraph
 from gdp.prepare import prepare_problem
 from gdp.problem.problem import Problem
+from gdp.question import Question
 from pretrain.corpus.build import traced
 from pretrain.corpus.cnn import inception, nas_cells
 from pretrain.corpus.families import CorpusGraph
@@ -135,7 +136,7 @@ def graph_of(name: str) -> OpGraph:
 def problem_of(name: str, cluster: str) -> Problem:
     """The workload on a cluster, prepared once."""
     machine = Cluster.load(cluster_of(name, cluster))
-    return prepare_problem(graph_of(name), machine, costs=roofline).problem
+    return prepare_problem(Question(graph_of(name), machine, costs=roofline)).problem
 
 
 def cluster_of(name: str, cluster: str) -> str:

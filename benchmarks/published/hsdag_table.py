@@ -38,6 +38,7 @@ from gdp.methods.base import Answer, Search
 from gdp.policy.model.config import Params
 from gdp.prepare import prepare_problem
 from gdp.problem.problem import Problem
+from gdp.question import Question
 
 CLUSTERS = "cpu-server+flex-170,cpu-server+2xflex-170"
 FAMILY: dict[str, Family] = {"bert-base": "transformer"}
@@ -102,7 +103,7 @@ def graph(model: str) -> OpGraph:
 def prepared(model: str, cluster: str) -> Problem:
     """The model on a cluster, prepared once."""
     # Datasheet numbers: what ships for JAX on processors was measured on one machine.
-    return prepare_problem(graph(model), Cluster.load(cluster), costs=roofline).problem
+    return prepare_problem(Question(graph(model), Cluster.load(cluster), costs=roofline)).problem
 
 
 def run(case: Case) -> Row:

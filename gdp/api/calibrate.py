@@ -17,6 +17,7 @@ from gdp.costs.default import SHIPPED, resolve_costs
 from gdp.costs.kernels import components
 from gdp.costs.profile import Profile, ProfiledModel, ProfileError
 from gdp.prepare import prepare_problem
+from gdp.question import Question
 
 BUSY = 1.25
 """Whole model over the sum of its kernels, above which the machine did something else meanwhile:
@@ -162,7 +163,7 @@ def _observed(model: ProfiledModel, cluster: Cluster) -> _Observed:
     are scaled to the whole model's seconds."""
     graph, device = model.graph, cluster.devices[0]
     base, label = resolve_costs(SHIPPED, cluster, graph)
-    prepared = prepare_problem(graph, cluster, costs=base)
+    prepared = prepare_problem(Question(graph, cluster, costs=base))
     unfused = bool(getattr(base, "reads_unfused", False))
     rows = graph if unfused else prepared.problem.graph
     group = np.arange(graph.num_ops) if unfused else prepared.group_of
@@ -206,7 +207,8 @@ def _pieces(
 
 
 def _predicted_s(one: _Observed, costs: AdaptedCosts, cluster: Cluster) -> float:
-    return _predicted_s_of(prepare_problem(one.model.graph, cluster, costs=costs).problem.compute_s)
+    question = Question(one.model.graph, cluster, costs=costs)
+    return _predicted_s_of(prepare_problem(question).problem.compute_s)
 
 
 def _predicted_s_of(compute_s: np.ndarray) -> float:

@@ -13,18 +13,14 @@ from gdp.cluster.file import Machine
 from gdp.cluster.types import UNLIMITED_BYTES, Cluster
 from gdp.constraints import Constraints, allowed_mask, matching, together_ids
 from gdp.costs.base import CostModel
-from gdp.errors import ArgumentError, InfeasibleError, of_kind
+from gdp.errors import ArgumentError, InfeasibleError
 from gdp.graph.groups import merge_ids
 from gdp.graph.op_graph import OpGraph
 from gdp.models import Model
-from gdp.placement import (
-    Placed,
-    Placement,
-    Teams,
-    make_placement,
-)
-from gdp.prepare import placed_on, prepare_placement
+from gdp.placement import Placed, Placement, make_placement
+from gdp.prepare import prepare_placement
 from gdp.problem.problem import Problem
+from gdp.question import Question, question_about
 from gdp.reports.view import PlacementView, module_path, op_label
 from gdp.sim.objectives import Score
 from gdp.units import format_bytes
@@ -42,7 +38,7 @@ def explain(
     *,
     op: str | None = None,
     scope: str | None = None,
-    objective: str = "latency",
+    objective: str | None = None,
     costs: CostModel | str | Path | None = None,
     constraints: Constraints | None = None,
 ) -> dict[str, Any]:
@@ -54,7 +50,7 @@ def explain(
         cluster: Cluster of the placement; None for the one that it was made for.
         op: Glob of the names or scopes of the ops; at most one of `op` and `scope` is given.
         scope: Module whose ops are explained.
-        objective: Objective whose value is compared.
+        objective: Objective whose value is compared; None for that of the placement, else latency.
         costs: Cost model or file; None for the shipped one.
         constraints: Constraints that the model was placed with; None for those it remembers.
 
@@ -68,31 +64,36 @@ def explain(
     Raises:
         ArgumentError: if no op matches, or none is asked for and the placement is of no generation.
     """
+    question, placement = question_about(
+        placement, model, cluster, objective=objective, costs=costs, constraints=constraints
+    )
     if op is None and scope is None:
-        answer = generation_of(model, placement, cluster, objective=objective, costs=costs)
-        return {"generation": answer.to_json()}
-    graph, placement, cluster, costs = placed_on(model, placement, cluster, costs)
-    if constraints is None and placement.question is not None:
-        constraints = placement.question.constraints
-    constraints = of_kind(constraints, Constraints, "constraints")
+        return {"generation": generation_of(question, placement).to_json()}
+    return explained(question, placement, op, scope)
+
+
+def explained(
+    question: Question, placement: Placement, op: str | None, scope: str | None
+) -> dict[str, Any]:
+    """The devices of some ops of a placement; see `explain`."""
+    graph, cluster = question.graph, question.cluster
     chosen = _placeable(graph, cluster, _chosen(graph, op, scope))
-    moving = _with_ties(graph, chosen, constraints)
-    prepared, device, rank = prepare_placement(graph, placement, cluster, objective, costs=costs)
-    now = _judge(prepared.problem, device, rank, placement.teams)
-    lead = {d: team[0] for team in placement.teams for d in team}  # holds the ops of its team
-    view = solve.view_of(graph, placement, cluster, costs=costs)
+    moving = _with_ties(graph, chosen, question.constraints)
+    predicted = prepare_placement(question, placement)
+    problem, now = predicted.problem, predicted.score()
+    lead = {d: team[0] for team in placement.teams for d in team}  # holds the ops of its group
+    view = solve.view_of(question, placement)
     kernels = np.unique(view.group_of[chosen])
-    allowed = _allowed(graph, cluster, constraints)
+    allowed = _allowed(question)
 
     def row_of(d: int) -> dict[str, Any]:
-        to, row = lead.get(d, d), _stay(prepared.problem, kernels, d)
+        to, row = lead.get(d, d), _stay(problem, kernels, d)
         row["holds"] = int((placement.device[chosen] == to).sum())
         if row["holds"] == len(chosen):
             return row | _change(cluster, now, now)
-        if reason := _barred(graph, cluster, prepared.problem, allowed, moving, kernels, d):
+        if reason := _barred(question, problem, allowed, moving, kernels, d):
             return row | {"reason": reason}
-        after = _moved(graph, placement, cluster, moving, to, objective, costs)
-        return row | _change(cluster, after, now)
+        return row | _change(cluster, _moved(question, placement, moving, to), now)
 
     rows = [row_of(d) for d in range(cluster.num_devices)]
     return {
@@ -100,12 +101,12 @@ def explain(
         "ops": len(chosen),
         "moved_along": [graph.op_names[i] for i in np.setdiff1d(moving, chosen)],
         "kernels": [op_label(view.problem.graph, k) for k in kernels.tolist()],
-        "objective": objective,
+        "objective": question.objective,
         "value_s": now.value_s,
         "devices": rows,
         "transfers": _transfers(view, kernels),
         "limits": _limits(rows, cluster, now, len(chosen), placement.simplicity_cost),
-        "costs": prepared.costs,
+        "costs": predicted.costs,
     }
 
 
@@ -150,10 +151,11 @@ def _with_ties(
     return np.flatnonzero(tied)
 
 
-def _allowed(graph: OpGraph, cluster: Cluster, constraints: Constraints) -> Bool[np.ndarray, "N D"]:
+def _allowed(question: Question) -> Bool[np.ndarray, "N D"]:
     """Devices that constraints allow for each op; none if they contradict each other."""
+    graph, cluster = question.graph, question.cluster
     try:
-        return allowed_mask(constraints, graph, cluster)
+        return allowed_mask(question.constraints, graph, cluster)
     except InfeasibleError:
         return np.zeros((graph.num_ops, cluster.num_devices), dtype=bool)
 
@@ -170,10 +172,11 @@ def _stay(problem: Problem, kernels: Int[np.ndarray, "K"], d: int) -> dict[str, 
 
 
 def _barred(
-    graph: OpGraph, cluster: Cluster, problem: Problem, allowed: Bool[np.ndarray, "N D"],
+    question: Question, problem: Problem, allowed: Bool[np.ndarray, "N D"],
     moving: Int[np.ndarray, "L"], kernels: Int[np.ndarray, "K"], d: int,
 ) -> str:  # fmt: skip
     """Why the ops may not run on a device, whatever its memory; "" where they may."""
+    graph, cluster = question.graph, question.cluster
     name, supported = cluster.device_names[d], cluster.devices[d].supported
     alien = [i for i in moving if supported is not None and graph.op_types[i] not in supported]
     if alien:
@@ -187,23 +190,14 @@ def _barred(
     return ""
 
 
-def _judge(
-    problem: Problem, device: Int[np.ndarray, "M"], rank: Int[np.ndarray, "M"], teams: Teams
-) -> Score:
-    from gdp.sim.score import score
-
-    return score(problem, device, rank, teams)
-
-
-def _moved(
-    graph: OpGraph, placement: Placement, cluster: Cluster, moving: Int[np.ndarray, "L"], d: int,
-    objective: str, costs: CostModel | str | Path | None,
-) -> Score:  # fmt: skip
+def _moved(question: Question, placement: Placement, moving: Int[np.ndarray, "L"], d: int) -> Score:
     """The score of the placement with these ops on device d; fused anew, as runtimes would."""
     device = placement.device.copy()
     device[moving] = d
-    other = make_placement(graph, cluster, device, placement.rank, teams=placement.teams)
-    return solve.simulate(graph, other, cluster, objective=objective, costs=costs)
+    other = make_placement(
+        question.graph, question.cluster, device, placement.rank, teams=placement.teams
+    )
+    return solve.simulate(question, other)
 
 
 def _change(cluster: Cluster, after: Score, now: Score) -> dict[str, Any]:

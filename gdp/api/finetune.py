@@ -2,27 +2,17 @@
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, TypedDict, Unpack
+from typing import TYPE_CHECKING
 
-from gdp.cluster.file import Machine, load_cluster
+from gdp.api.place import ask
+from gdp.cluster.file import Machine
 from gdp.constraints import Constraints
 from gdp.costs.base import CostModel
-from gdp.models import Model, load, with_dims
+from gdp.models import Model, with_dims
 from gdp.prepare import prepare_problem
 
 if TYPE_CHECKING:
     from gdp.learn.finetune import FinetuneConfig, Finetuned
-
-
-class FinetuneOptions(TypedDict, total=False):
-    """Keyword arguments of `finetune` beyond its own."""
-
-    dims: Sequence[str]
-    costs: CostModel | str | Path | None
-    constraints: Constraints | None
-    seed: int
-    force: bool
-    progress: Callable[[int, dict[str, float]], None] | None
 
 
 def finetune(
@@ -33,7 +23,12 @@ def finetune(
     out: str | Path | None = None,
     checkpoint: str | Path | None = None,
     config: "FinetuneConfig | None" = None,
-    **tuning: Unpack[FinetuneOptions],
+    dims: Sequence[str] = (),
+    costs: CostModel | str | Path | None = None,
+    constraints: Constraints | None = None,
+    seed: int = 0,
+    force: bool = False,
+    progress: Callable[[int, dict[str, float]], None] | None = None,
 ) -> "Finetuned":
     """Adapt the policy to one model on one cluster.
 
@@ -44,8 +39,12 @@ def finetune(
         out: Folder for the checkpoint, which `gdp.place` takes.
         checkpoint: Policy to start from; None is the shipped one.
         config: Settings of the training; None is `FinetuneConfig()`.
-        **tuning: dims, costs, constraints, seed, force and progress; see `FinetuneOptions` and
-            `gdp.learn.finetune.finetune`, which takes a problem.
+        dims: Bindings of symbolic dimensions, "NAME=VALUE"; ONNX models.
+        costs: As in `gdp.place`.
+        constraints: As in `gdp.place`.
+        seed: Of the training.
+        force: Write over, or among, files in `out` that are no policy.
+        progress: Called with the step and its metrics.
 
     Returns:
         The adapted policy, its best placement, and the values of that (`value_s`) and of the
@@ -56,16 +55,11 @@ def finetune(
     """
     from gdp.learn.finetune import finetune as tune
 
-    if unknown := tuning.keys() - FinetuneOptions.__annotations__:
-        raise TypeError(f"finetune() got unexpected keywords: {', '.join(sorted(unknown))}")
-    prepared = prepare_problem(
-        load(model, with_dims(tuning.get("dims", ()))),
-        load_cluster(cluster),
-        objective,
-        costs=tuning.get("costs"),
-        constraints=tuning.get("constraints"),
-    )
+    question = ask(
+        model, cluster, objective=objective, dims=with_dims(dims),
+        costs=costs, constraints=constraints,
+    )  # fmt: skip
     return tune(
-        prepared.problem, checkpoint, out=out, force=tuning.get("force", False), config=config,
-        seed=tuning.get("seed", 0), progress=tuning.get("progress"),
+        prepare_problem(question).problem, checkpoint, out=out, force=force, config=config,
+        seed=seed, progress=progress,
     )  # fmt: skip

@@ -5,7 +5,6 @@ import math
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
-from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -13,7 +12,7 @@ import numpy as np
 from jaxtyping import Bool
 
 from gdp import solve
-from gdp.api.place import plan_freely, quantisation_note
+from gdp.api.place import ask, quantisation_note
 from gdp.cluster.file import Machine, load_cluster
 from gdp.cluster.types import UNLIMITED_BYTES, Cluster, fullness
 from gdp.costs.base import CostModel
@@ -23,19 +22,15 @@ from gdp.errors import ArgumentError, InfeasibleError
 from gdp.graph.generation import NEXT_TOKEN, Request, request_of, run_once
 from gdp.graph.op_graph import OpGraph
 from gdp.methods.base import Search
-from gdp.models import Generation, Model, asks_longest, at_context, load, with_options
-from gdp.placement import Placed, Placement, check, make_placement
-from gdp.prepare import (
-    PreparedProblem,
-    placed_on,
-    prepare_placement,
-    requests_in_flight,
-    room_bytes,
-)
+from gdp.models import Generation, with_options
+from gdp.placement import Placement, check, make_placement
+from gdp.prepare import prepare_placement, requests_in_flight
+from gdp.question import Question
 from gdp.sim.latency import simulate
 from gdp.sim.objectives import Score, find_objective
-from gdp.targets.accelerate.plan import PlannedPlacement
+from gdp.sim.prediction import Prediction
 from gdp.targets.contexts import cache_bytes_on, longest_of_plan, plan_longest, weights_once
+from gdp.targets.free import plan_freely
 
 CAUSES = {
     "bandwidth": "reading weights and caches",
@@ -109,22 +104,13 @@ class GenerationAnswer:
         return plain | {"tokens_per_s": self.tokens_per_s}
 
 
-def generation_of(
-    model: Model | None,
-    placement: Placed,
-    cluster: Machine | None = None,
-    *,
-    objective: str = "latency",
-    costs: CostModel | str | Path | None = None,
-) -> GenerationAnswer:
-    """The answer of a placement that was made before; arguments as `gdp.explain` has them.
+def generation_of(question: Question, placement: Placement) -> GenerationAnswer:
+    """The answer of a placement that was made before.
 
     Raises:
         ArgumentError: The placement is of no generation.
     """
-    graph, placed, machine, costs = placed_on(model, placement, cluster, costs)
-    score = solve.simulate(graph, placed, machine, objective=objective, costs=costs)
-    answer = generation_answer(graph, placed, machine, score, costs=costs, objective=objective)
+    answer = generation_answer(question, placement, solve.simulate(question, placement))
     if answer is None:
         raise ArgumentError(
             "the placement is of no request (--generate): give --op GLOB or --scope MODULE"
@@ -133,13 +119,7 @@ def generation_of(
 
 
 def generation_answer(
-    graph: OpGraph,
-    placement: Placement,
-    cluster: Cluster,
-    score: Score,
-    *,
-    costs: CostModel | str | Path | None = None,
-    objective: str = "latency",
+    question: Question, placement: Placement, score: Score
 ) -> GenerationAnswer | None:
     """Seconds and bytes of a request under a placement and its score; None for one phase.
 
@@ -148,22 +128,21 @@ def generation_answer(
     P seconds for each, finish max(P, L / R) seconds apart at best, and so they do where every step
     passes each device once: the larger mean of two cycles, the busiest device and the whole way.
     """
+    graph, cluster = question.graph, question.cluster
     request = request_of(graph)
     if request is None:
         return None
     once = run_once(graph)
-    prepared, device, rank = prepare_placement(once, placement, cluster, costs=costs)
-    schedule = simulate(prepared.problem, device, rank)
-    first = int(prepared.group_of[once.op_index[NEXT_TOKEN]])
+    predicted = prepare_placement(replace(question, graph=once, objective="latency"), placement)
+    schedule = simulate(predicted.problem, predicted.device, predicted.rank)
+    first = int(predicted.group_of[once.op_index[NEXT_TOKEN]])
     first_s = float(schedule.finish_s[first])
     token_s = max(schedule.latency_s - first_s, 0.0)
-    stepping = np.zeros(prepared.problem.num_ops, dtype=bool)
-    stepping[prepared.group_of[graph.repeats > 1]] = True
+    stepping = np.zeros(predicted.problem.num_ops, dtype=bool)
+    stepping[predicted.group_of[graph.repeats > 1]] = True
     stepping[first] = False  # it takes the first token, too
-    shares = (
-        _shares(prepared, device, ~stepping, first_s), _shares(prepared, device, stepping, token_s)
-    )  # fmt: skip
-    count = requests_in_flight(graph, cluster, objective)
+    shares = _shares(predicted, ~stepping, first_s), _shares(predicted, stepping, token_s)
+    count = requests_in_flight(graph, cluster, question.objective)
     busiest_s = min(score.period_s, score.latency_s)
     useful = max(1, math.ceil(score.latency_s / busiest_s * (1 - 1e-9))) if busiest_s else 1
     flight = count if request.requests else min(count, useful)
@@ -178,18 +157,18 @@ def generation_answer(
             _limit(shares[0], "the prompt", "the time to the first token"),
             _limit(shares[1], "decode", "a step"),
         ),
-        memory=memory, is_pipeline=find_objective(objective).pipelined or count > 1,
+        memory=memory, is_pipeline=find_objective(question.objective).pipelined or count > 1,
         context=request.held,
-        longest_context=longest_of_plan(graph, placement, cluster, score, objective),
+        longest_context=longest_of_plan(question, placement, score),
     )  # fmt: skip
 
 
 def _shares(
-    prepared: PreparedProblem, device: np.ndarray, mine: Bool[np.ndarray, "M"], whole_s: float
+    predicted: Prediction, mine: Bool[np.ndarray, "M"], whole_s: float
 ) -> tuple[TimePart, ...]:
     """Parts of a phase, the largest first: bandwidth, arithmetic, dispatch or streaming of each
     device; the rest is transfers. Where devices work at once, parts of the sum of all work."""
-    problem = prepared.problem
+    problem, device = predicted.problem, predicted.device
     graph, seconds = problem.graph, dict[tuple[str, str], float]()
     sends = (sent_bytes(graph) > 0) & offloads(graph, problem.cluster)
     for d, entry in enumerate(problem.cluster.devices):
@@ -334,10 +313,22 @@ def fit(
             if progress is not None:
                 share = (i * len(machines) + j) / (len(asked) * len(machines))
                 progress(f"{machine.name}: {prompt} tokens, batch {batch}", share)
-            rows[j, scheme, prompt, batch] = _fitted(request, scheme, machine, costs, search)
+            row = FitRow(machine.name, prompt, new, batch, fits=False, quantize=scheme)
+            try:
+                question = ask(request, machine, costs=costs, search=search)
+                result = plan_longest(question, plan_freely) if question.longest else (
+                    plan_freely(question)
+                )  # fmt: skip
+            except InfeasibleError as error:
+                rows[j, scheme, prompt, batch] = replace(row, limit=str(error))
+                continue
+            row = replace(row, note=quantisation_note(request, result.question.graph))
+            rows[j, scheme, prompt, batch] = _Fitted(
+                row, result.question, result.placement, result.score, result.bound_s
+            )
     plans = [row.placement for row in rows.values() if isinstance(row, _Fitted)]
     return [
-        row.with_best_of(plans, costs).told(costs) if isinstance(row, _Fitted) else row
+        row.with_best_of(plans).told() if isinstance(row, _Fitted) else row
         for row in (rows[j, *key] for j in range(len(machines)) for key in asked)
     ]
 
@@ -347,34 +338,29 @@ class _Fitted:
     """A request with a placement that fits."""
 
     row: FitRow
-    graph: OpGraph
-    machine: Cluster
+    question: Question
     placement: Placement
     score: Score
     bound_s: float
 
-    def with_best_of(
-        self, plans: Iterable[Placement], costs: CostModel | str | Path | None
-    ) -> "_Fitted":
+    def with_best_of(self, plans: Iterable[Placement]) -> "_Fitted":
         """The request with the fastest of its own and other requests' plans."""
-        best = self
+        best, question = self, self.question
         for plan in plans:
-            placement = _carried(plan, self.graph, self.machine)
+            placement = _carried(plan, question.graph, question.cluster)
             if placement is None or (placement.device == best.placement.device).all():
                 continue
-            score = solve.simulate(self.graph, placement, self.machine, costs=costs)
+            score = solve.simulate(question, placement)
             if score.feasible and score.latency_s < best.score.latency_s:
                 best = replace(best, placement=placement, score=score)
         return best
 
-    def told(self, costs: CostModel | str | Path | None) -> FitRow:
+    def told(self) -> FitRow:
         """Its row."""
-        answer = generation_answer(
-            self.graph, self.placement, self.machine, self.score, costs=costs
-        )
+        answer = generation_answer(self.question, self.placement, self.score)
         if answer is None:
             return self.row
-        full = fullness(self.machine, self.score.peak_bytes.tolist())
+        full = fullness(self.question.cluster, self.score.peak_bytes.tolist())
         value_s = self.score.latency_s
         return replace(
             self.row, fits=True, tokens_per_s=answer.tokens_per_s,
@@ -397,33 +383,6 @@ def _carried(plan: Placement, graph: OpGraph, machine: Cluster) -> Placement | N
     device = np.where(graph.is_io, machine.host, index[plan.device])
     placement = make_placement(graph, machine, device, plan.rank, made_by=plan.made_by)
     return None if check(placement, graph, machine) else placement
-
-
-def _fitted(
-    request: Generation, scheme: str, machine: Cluster, costs: CostModel | str | Path | None,
-    search: Search,
-) -> FitRow | _Fitted:  # fmt: skip
-    """A request with its placement, or its row where it has none."""
-    row = FitRow(
-        machine.name, request.prompt, request.new, request.batch, fits=False, quantize=scheme
-    )
-    try:
-        model = at_context(request, None) if asks_longest(request) else request
-        graph = load(model, room_bytes=room_bytes(machine))
-
-        def plan(search: Search, graph: OpGraph) -> PlannedPlacement:
-            return plan_freely(graph, machine, costs=costs, search=search)
-
-        if asks_longest(request):
-            at_once = replace(search, seconds=0.0, evaluations=None)
-            _, graph, planned = plan_longest(graph, partial(plan, at_once), partial(plan, search))
-        else:
-            planned = plan(search, graph)
-        result = planned.result
-    except InfeasibleError as error:
-        return replace(row, limit=str(error))
-    row = replace(row, note=quantisation_note(request, graph))
-    return _Fitted(row, graph, machine, result.placement, result.score, result.bound_s)
 
 
 def fit_picture(rows: Sequence[FitRow]) -> str:

@@ -11,14 +11,15 @@ import numpy as np
 
 from gdp.cluster.file import Machine
 from gdp.cluster.types import Cluster
+from gdp.costs.base import roofline
 from gdp.costs.offload import is_offload
 from gdp.device_maps import longest_holder
 from gdp.errors import ArgumentError, MissingExtraError, ModelError, PlacementError
 from gdp.graph.op_graph import OpGraph
 from gdp.importers.pytorch.export import import_torch
-from gdp.models import Model, load
-from gdp.placement import Placed, Placement, placement_on, read_placed, require
-from gdp.prepare import asked_of, machine_of
+from gdp.models import Model
+from gdp.placement import Placed, Placement
+from gdp.question import question_about
 from gdp.targets.accelerate.device_map import device_map
 from gdp.targets.torch.run import require_devices, torch_names
 from gdp.units import format_bytes
@@ -84,14 +85,9 @@ def on_devices(
         raise ArgumentError(
             f"a torch.nn.Module or (JAX function, arguments) is needed, got {type(module).__name__}"
         )
-    read = read_placed(placed)
-    model, dims, machine = asked_of(read, model, cluster, {})
-    if machine is None:
-        raise ArgumentError("give the cluster, which tells CPUs from accelerators")
-    graph = load(model, dims)
-    placement = placement_on(read, graph, machine)
-    machine, _ = machine_of(placement, machine, None)
-    require(placement, graph, machine)
+    # Where things are asks for no times, so that changed costs do not matter.
+    question, placement = question_about(placed, model, cluster, costs=roofline)
+    graph, machine = question.graph, question.cluster
     _require_held(placement, machine)
     _require_weights(module, graph)
     held = device_map(graph, placement, machine, module)
@@ -124,14 +120,9 @@ def _jax_on_devices(
     model = jax_model(returned, getattr(returned[0], "__name__", "traced") if returned else "()")
     if model.trains and model.options["optimizer"] is None:
         raise ModelError(f"{model.name}: a step with no optimizer has no state to keep; give one")
-    read = read_placed(placed)
     recorded = model.record()
-    graph = recorded.graph
-    _, _, machine = asked_of(read, graph, cluster, {})
-    if machine is None:
-        raise ArgumentError("give the cluster, which tells CPUs from accelerators")
-    placement = placement_on(read, graph, machine)
-    require(placement, graph, machine)
+    question, placement = question_about(placed, recorded.graph, cluster, costs=roofline)
+    graph, machine = question.graph, question.cluster
     _require_held(placement, machine)
     plan = make_plan(roofline_prediction(graph, machine, placement.device, "latency"), "latency")
     layout = Layout.of(plan, jax_devices(machine), machine.host)

@@ -1,38 +1,30 @@
 """Placing a model: freely, or as a runtime can follow; the question stays with the answer."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
-from gdp import solve
-from gdp.candidates import Planner
 from gdp.clock import Phases
-from gdp.cluster.file import Machine, cluster_toml, load_cluster
+from gdp.cluster.file import Machine, load_cluster
 from gdp.cluster.reserve import for_runtime
 from gdp.cluster.types import Cluster
 from gdp.constraints import Constraints
 from gdp.costs.base import CostModel
 from gdp.costs.offload import resident
-from gdp.errors import ArgumentError, PlacementError, of_kind
-from gdp.files.writing import storable
-from gdp.graph.generation import longest_of_model, request_of
+from gdp.errors import ArgumentError
+from gdp.graph.generation import request_of
 from gdp.graph.op_graph import OpGraph
-from gdp.measure.plan import Prediction, make_plan
+from gdp.measure.plan import make_plan
 from gdp.methods.base import Search
 from gdp.models import HF_PREFIX, Model, asks_longest, at_context, load, spec_of
-from gdp.placement import Question, costs_named
 from gdp.prepare import prepare_placement, room_bytes
+from gdp.question import Question
 from gdp.result import Result
 from gdp.sim.objectives import find_objective
-from gdp.targets.accelerate.plan import (
-    PlannedPlacement,
-    cluster_with_offload,
-    torch_module,
-    whole_modules,
-)
+from gdp.targets.accelerate.plan import cluster_with_offload
 from gdp.targets.contexts import plan_longest
+from gdp.targets.free import plan_freely
 from gdp.targets.table import PLANNING_TARGETS
 from gdp.targets.vllm.export import TENSOR_PARALLEL_FLAG, tensor_parallel
 from gdp.units import format_seconds
@@ -103,34 +95,96 @@ def place(
         >>> result.bound_s <= result.value_s
         True
     """
+    phases = Phases()
+    question = ask(
+        model, cluster, objective=objective, target=target, granularity=granularity,
+        offload=offload, dims=dims or {}, method=method, costs=costs, search=search,
+        checkpoint=checkpoint, constraints=constraints,
+    )  # fmt: skip
+    phases.ended("read")
+    return answer(question, phases)
+
+
+def ask(
+    model: Model,
+    cluster: Machine,
+    load: Callable[..., OpGraph] = load,
+    **parts: Any,
+) -> Question:
+    """The question of a call; nothing is searched.
+
+    Args:
+        model: As in `place`.
+        cluster: As in `place`.
+        load: Loads the graph, as `gdp.models.load`.
+        **parts: Further fields of `Question`; None stands for the default of constraints and
+            search.
+
+    Raises:
+        ArgumentError: The target is unknown, or does not offload.
+    """
+    target, offload = parts.get("target"), parts.get("offload")
     if target is not None and target not in PLANNING_TARGETS:
         raise ArgumentError(f"no target {target!r}; there are {', '.join(PLANNING_TARGETS)}")
     if offload is not None and (target is None or not PLANNING_TARGETS[target].offloads):
         raise ArgumentError("offload is what accelerate does: give target='accelerate'")
-    phases, machine, longest = Phases(), load_cluster(cluster), asks_longest(model)
+    machine, longest = load_cluster(cluster), asks_longest(model)
     model = at_context(model, None) if longest else model
-    room = memory_for(target, machine, offload, constraints)
-    model = model_for(target, model, machine)
-    graph = load(model, dims, room_bytes=room)
-    phases.ended("read")
-    return place_for(
-        target, graph, machine, model=model, dims=dims, granularity=granularity, offload=offload,
-        longest=longest, phases=phases, objective=objective, method=method, costs=costs,
-        search=search, checkpoint=checkpoint, constraints=constraints,
-    ).result  # fmt: skip
+    room = memory_for(target, machine, offload, parts.get("constraints"))
+    if target is not None:
+        model = PLANNING_TARGETS[target].model(model, machine)
+    graph = load(model, parts.get("dims"), room_bytes=room)
+    return Question(graph, machine, model, longest=longest, **parts)
 
 
-def model_for(target: str | None, model: Model, cluster: Cluster) -> Model:
-    """The model as the runtime of a planning target computes it on a cluster."""
-    return model if target is None else PLANNING_TARGETS[target].model(model, cluster)
+def answer(question: Question, phases: Phases | None = None) -> Result:
+    """Answer a question by the program of its target, freely where it has none.
+
+    Args:
+        question: What is asked; the placement remembers it.
+        phases: Seconds of the call so far; by default none.
+    """
+    phases = phases or Phases()
+    result = plan_longest(question, _planned) if question.longest else _planned(question)
+    graph, model, target = result.question.graph, question.model, question.target
+    if model is not None and (request := request_of(graph)) is not None:
+        model = at_context(model, request.context)
+    phases.ended("planning", result.phases)
+    notes = list(result.notes)
+    if target in (None, "onnxruntime"):
+        notes += _as_executed(result)
+    flag = TENSOR_PARALLEL_FLAG if target == "vllm" else ""
+    if flag or request_of(graph) is not None:
+        notes.append(tensor_parallel(graph, question.cluster, flag))
+    notes.append(quantisation_note(model, graph))
+    phases.ended("pieces")
+    record = replace(question, model=model).record()
+    return replace(
+        result, placement=replace(result.placement, question=record),
+        bound_over=_pieces(target, question.granularity), notes=tuple(filter(None, notes)),
+        phases=phases.seconds, seconds=sum(phases.seconds.values()),
+    )  # fmt: skip
+
+
+def _planned(question: Question) -> Result:
+    """The answer, whose placement does not know its question yet."""
+    target = question.target
+    if target is None:
+        return plan_freely(question)
+    row = PLANNING_TARGETS[target]
+    granularity = question.granularity or ("module" if row.by_module else "op")
+    if row.by_module and granularity == "op":
+        raise ArgumentError(f"{target} goes by whole modules: granularity module or layer")
+    if row.exact and question.method != "auto":
+        raise ArgumentError(f"--for {target} is planned by one program, not by {question.method!r}")
+    cluster = for_runtime(question.cluster, target)
+    return row.plan(replace(question, cluster=cluster, granularity=granularity))
 
 
 def memory_for(
-    target: str | None,
-    cluster: Cluster,
-    offload: str | None = None,
+    target: str | None, cluster: Cluster, offload: str | None = None,
     constraints: Constraints | None = None,
-) -> int:
+) -> int:  # fmt: skip
     """Bytes that weights may take on a cluster in placements for a planning target."""
     if target is None:
         return room_bytes(cluster, constraints)
@@ -138,61 +192,6 @@ def memory_for(
     if PLANNING_TARGETS[target].offloads and offload != "none":
         return room_bytes(cluster_with_offload(cluster, offload), constraints)
     return room_bytes(resident(cluster), constraints)
-
-
-def place_for(
-    target: str | None,
-    graph: OpGraph,
-    cluster: Cluster,
-    *,
-    model: Model | None = None,
-    dims: Mapping[str, int] | None = None,
-    granularity: str | None = None,
-    offload: str | None = None,
-    longest: bool = False,
-    phases: Phases | None = None,
-    **placing: Any,
-) -> PlannedPlacement:
-    """Place a graph freely, or by the program of a planning target.
-
-    Args:
-        target: Name in `PLANNING_TARGETS`; None for no restriction.
-        graph: Graph to place.
-        cluster: Cluster to place it on.
-        model: The model, which names the modules that may not be split.
-        dims: Sizes of its symbolic dimensions.
-        granularity: Pieces that stay whole: "op", "module" or "layer"; by default that of the
-            target.
-        offload: "cpu", "disk" or "none": where weights rest that do not fit; for accelerate.
-        longest: Reserve caches for the longest context that fits, instead of that of the graph; it
-            is then among the notes, and the graph is that of the answer.
-        phases: Seconds of the call so far; by default none.
-        **placing: Options of `gdp.place`.
-    """
-    phases = phases or Phases()
-    asked = (target, graph, cluster, model, granularity, offload)
-    planned = _planned_longest(*asked, placing) if longest else _planned(*asked, placing)
-    if planned.graph is not None and (request := request_of(planned.graph)) is not None:
-        graph, model = planned.graph, model and at_context(model, request.context)
-    phases.ended("planning", planned.result.phases)
-    if target in (None, "onnxruntime"):
-        planned = _told_as_executed(graph, planned)
-    question = question_of(
-        model, dims, cluster, planned.result.objective, placing.get("constraints"),
-        placing.get("costs"), target=target or "", granularity=granularity or "",
-        offload=offload or "",
-    )  # fmt: skip
-    placement = replace(planned.result.placement, question=question)
-    flag = TENSOR_PARALLEL_FLAG if target == "vllm" else ""
-    split = tensor_parallel(graph, cluster, flag) if flag or request_of(graph) is not None else ""
-    phases.ended("pieces")
-    result = replace(
-        planned.result, placement=placement, bound_over=_pieces(target, granularity),
-        notes=(*planned.result.notes, *filter(None, [split, quantisation_note(model, graph)])),
-        phases=phases.seconds,
-        seconds=sum(phases.seconds.values()),
-    )  # fmt: skip
-    return replace(planned, result=result)
 
 
 def quantisation_note(model: Model | None, graph: OpGraph) -> str:
@@ -213,123 +212,20 @@ def _pieces(target: str | None, granularity: str | None) -> str:
     return f"whole {granularity or ('module' if row is not None and row.by_module else 'op')}s"
 
 
-def _told_as_executed(graph: OpGraph, planned: PlannedPlacement) -> PlannedPlacement:
-    """The plan with a note where `gdp run` would predict another time, for plans on processors.
+def _as_executed(result: Result) -> list[str]:
+    """A note where `gdp run` would predict another time, for plans on processors.
 
     A placement is scored op by op; what is executed are pieces, whose outputs leave together.
     """
-    result, cluster = planned.result, planned.cluster
-    objective = find_objective(result.objective)
-    processors = all(device.is_cpu for device in cluster.devices)
+    question, objective = result.question, find_objective(result.objective)
+    processors = all(device.is_cpu for device in question.cluster.devices)
     executable = processors and objective.on_links and result.score.feasible
-    if not executable or graph.num_ops > MOST_CUT_OPS:
-        return planned
-    prepared, device, _ = prepare_placement(
-        graph, result.placement, cluster, result.objective, costs=planned.costs
-    )
-    prediction = Prediction(prepared.problem, device, prepared.group_of, result.placement.teams)
-    plan = make_plan(prediction, result.objective)
+    if not executable or question.graph.num_ops > MOST_CUT_OPS:
+        return []
+    plan = make_plan(prepare_placement(question, result.placement), result.objective)
     executed_s = plan.period_s if objective.pipelined else plan.latency_s
     before_s = result.score.period_s if objective.pipelined else result.score.latency_s
     if abs(executed_s - before_s) <= WORTH_TELLING * before_s:
-        return planned
+        return []
     executed = format_seconds(executed_s)
-    note = f"as gdp run executes it, in sub-models whose outputs leave together: {executed}"
-    return replace(planned, result=replace(result, notes=(*result.notes, note)))
-
-
-def question_of(
-    model: Model | None, dims: Mapping[str, int] | None, cluster: Cluster, objective: str,
-    constraints: Constraints | None, costs: Any, **destination: str,
-) -> Question:  # fmt: skip
-    """The question that these arguments of `place` ask; `destination` are those of a target."""
-    name, digest = costs_named(costs)
-    return Question(
-        model="" if model is None else storable(spec_of(model)), dims=dict(dims or {}),
-        cluster=cluster_toml(cluster), objective=objective,
-        constraints=constraints or Constraints(), costs=storable(name), costs_sha256=digest,
-        **destination,
-    )  # fmt: skip
-
-
-def _planned(
-    target: str | None, graph: OpGraph, cluster: Cluster, model: Model | None,
-    granularity: str | None, offload: str | None, placing: Mapping[str, Any],
-) -> PlannedPlacement:  # fmt: skip
-    """The placement, which does not know its question yet."""
-    row = None if target is None else PLANNING_TARGETS[target]
-    cluster = cluster if target is None else for_runtime(cluster, target)
-    granularity = granularity or ("module" if row is not None and row.by_module else "op")
-    if row is not None and row.by_module and granularity == "op":
-        raise ArgumentError(f"{target} goes by whole modules: granularity module or layer")
-    module = torch_module(model) if granularity != "op" else None
-    whole = whole_modules(module, graph, granularity)
-    if row is None:
-        return plan_freely(graph, cluster, whole=whole, **placing)
-    if row.exact and placing.get("method", "auto") != "auto":
-        raise ArgumentError(
-            f"--for {target} is planned by one program, not by {placing['method']!r}"
-        )
-    return row.plan(
-        graph, cluster, model=model, module=module, whole=whole, offload=offload, **placing
-    )
-
-
-def _planned_longest(
-    target: str | None, graph: OpGraph, cluster: Cluster, model: Model | None,
-    granularity: str | None, offload: str | None, placing: Mapping[str, Any],
-) -> PlannedPlacement:  # fmt: skip
-    """The placement of the longest context that fits, by plans that are made without a search."""
-    search = of_kind(placing.get("search"), Search, "search")
-    at_once = {**placing, "search": replace(search, seconds=0.0, evaluations=None, progress=None)}
-
-    def plan(how: Mapping[str, Any], graph: OpGraph) -> PlannedPlacement:
-        return _planned(target, graph, cluster, model, granularity, offload, how)
-
-    tokens, graph, planned = plan_longest(graph, partial(plan, at_once), partial(plan, placing))
-    most = longest_of_model(graph)
-    note = f"the longest context for which a plan was found is {tokens} tokens"
-    note += f"; the model was made for {most}" if most else ""
-    result = planned.result
-    return replace(planned, graph=graph, result=replace(result, notes=(*result.notes, note)))
-
-
-def plan_freely(
-    graph: OpGraph,
-    cluster: Cluster,
-    *,
-    model: Any = None,
-    module: Any = None,
-    whole: tuple[str, ...] = (),
-    offload: str | None = None,
-    constraints: Constraints | None = None,
-    **placing: Any,
-) -> PlannedPlacement:
-    """The best placement of all: ONNX Runtime can follow any."""
-    del model, module, offload
-    constraints = of_kind(constraints, Constraints, "constraints")
-    constraints = replace(constraints, whole=(*constraints.whole, *whole))
-    result = solve.place(
-        graph, cluster, constraints=constraints,
-        planners=_planners(graph, cluster, constraints, placing), **placing,
-    )  # fmt: skip
-    return PlannedPlacement(result, cluster, placing.get("costs"))
-
-
-def _planners(
-    graph: OpGraph, cluster: Cluster, constraints: Constraints, placing: Mapping[str, Any]
-) -> dict[str, Planner]:
-    """Programs of planning targets whose plans a free search knows, too, to be never behind."""
-    from gdp.targets.llamacpp.flags import slots_of
-    from gdp.targets.llamacpp.plan import candidate_placements
-
-    kept_whole = constraints.together or constraints.whole
-    if kept_whole or placing.get("objective", "latency") != "latency":
-        return {}
-    try:
-        slots_of(graph)
-    except PlacementError:  # no row of blocks that llama.cpp knows: nothing to tell of it
-        return {}
-    return {
-        "llamacpp": partial(candidate_placements, graph, cluster, placing.get("costs"), constraints)
-    }
+    return [f"as gdp run executes it, in sub-models whose outputs leave together: {executed}"]

@@ -10,16 +10,18 @@ from gdp.api.fit import generation_answer
 from gdp.api.tune import Tuned
 from gdp.cluster.file import Machine
 from gdp.cluster.types import Cluster
+from gdp.constraints import Constraints
 from gdp.costs.adapt import adapt, learned_rows
 from gdp.costs.base import CostModel
 from gdp.graph.op_graph import OpGraph
 from gdp.measure.cycle import steady_state
-from gdp.measure.plan import Prediction
 from gdp.models import Model
-from gdp.placement import Placed
-from gdp.prepare import placed_on, prepare_problem
+from gdp.placement import Placed, Placement
+from gdp.prepare import prepare_problem
+from gdp.question import Question, question_about
 from gdp.result import Result
 from gdp.sim.objectives import find_objective
+from gdp.sim.prediction import Prediction
 
 
 def report(
@@ -28,7 +30,7 @@ def report(
     cluster: Machine | None,
     path: str | Path,
     *,
-    objective: str = "latency",
+    objective: str | None = None,
     costs: CostModel | str | Path | None = None,
     measured: Mapping[str, Any] | None = None,
 ) -> None:
@@ -40,39 +42,34 @@ def report(
             which the simulator and the heuristics find them now.
         cluster: Cluster of the placement.
         path: HTML file to write.
-        objective: Objective of a placement that is no `Result`.
+        objective: Objective of a placement that is no `Result`; None for its own, else latency.
         costs: Cost model or file; None for the shipped one.
         measured: Result of `gdp.run` for the placement.
     """
-    view = None if measured is None else measured_view(measured)
-    _write(model, placement, cluster, path, objective, costs, view)
+    question, placed = question_about(placement, model, cluster, objective=objective, costs=costs)
+    result = placement if isinstance(placement, Result) else solve.evaluate(question, placed)
+    write_page(question, result, path, None if measured is None else measured_view(measured))
 
 
-def _write(
-    model: Model | None, placement: Placed, cluster: Machine | None, path: str | Path,
-    objective: str, costs: CostModel | str | Path | None, measured: Mapping[str, Any] | None,
-) -> None:  # fmt: skip
+def write_page(
+    question: Question, result: Result, path: str | Path, measured: Mapping[str, Any] | None = None
+) -> None:
+    """Write the page of a result, whose costs and cluster are those of a question; `measured` are
+    the fields of `measured_view`."""
     from gdp.reports.html import write_report
 
-    graph, placed, cluster, costs = placed_on(model, placement, cluster, costs)
-    if isinstance(placement, Result):
-        result = placement
-    else:
-        result = solve.evaluated(graph, placed, cluster, objective=objective, costs=costs)
+    question = replace(question, objective=result.objective, constraints=Constraints())
     if all(candidate.method != "single" for candidate in result.candidates):
         from gdp.methods.portfolio import heuristic_candidates
 
-        free = prepare_problem(graph, cluster, result.objective, costs=costs).problem
-        yardsticks = heuristic_candidates(free, result.seed)
+        yardsticks = heuristic_candidates(prepare_problem(question).problem, result.seed)
         result = replace(result, candidates=(*result.candidates, *yardsticks))
-    view = solve.view_of(graph, result.placement, cluster, costs=costs)
+    view = solve.view_of(question, result.placement)
     steady = None
     if find_objective(result.objective).pipelined:
         drawn = steady_state(Prediction(view.problem, view.device, view.group_of, view.teams))
         steady = None if drawn is None else asdict(drawn)
-    answer = generation_answer(
-        graph, placed, cluster, result.score, costs=costs, objective=result.objective
-    )  # fmt: skip
+    answer = generation_answer(question, result.placement, result.score)
     generation = None if answer is None else answer.to_json()
     write_report(view, result.to_json(), path, measured, steady, generation)
 
@@ -96,8 +93,9 @@ def report_tuned(graph: OpGraph, tuned: Tuned, cluster: Cluster, path: str | Pat
         ],
         "rows": [row._asdict() for row in learned_rows(adapt(runs), runs)[:MOST_TAUGHT]],
     }  # fmt: skip
-    _write(
-        graph, tuned.placement, cluster, path, tuned.objective, tuned.costs,
+    question = Question(graph, cluster, objective=tuned.objective, costs=tuned.costs)
+    write_page(
+        question, solve.evaluate(question, tuned.placement), path,
         {"rows": [], "segments": [], "lines": list(tuned.notes)} | (measured or {})
         | {"taught": taught},
     )  # fmt: skip
@@ -107,18 +105,11 @@ MOST_TAUGHT = 40
 """Rows of the page about what a machine taught."""
 
 
-def trace(
-    model: Model,
-    placement: Placed,
-    cluster: Machine,
-    path: str | Path,
-    *,
-    costs: CostModel | str | Path | None = None,
-) -> None:
+def trace(question: Question, placement: Placement, path: str | Path) -> None:
     """Write the simulated schedule of a placement as a Chrome/Perfetto trace."""
     from gdp.reports.trace import write_trace
 
-    write_trace(solve.view_of(model, placement, cluster, costs=costs), path)
+    write_trace(solve.view_of(question, placement), path)
 
 
 def measured_view(report: Mapping[str, Any]) -> dict[str, Any]:

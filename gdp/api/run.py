@@ -1,23 +1,23 @@
 """Running with and exporting to the runtimes of `gdp.targets.table`."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypedDict, Unpack
+from typing import TYPE_CHECKING, Any
 
 from gdp import solve
+from gdp.api.place import ask
 from gdp.cluster.file import Machine
-from gdp.cluster.types import Cluster
 from gdp.constraints import Constraints
 from gdp.costs.adapt import AdaptedCosts
-from gdp.costs.base import CostModel
+from gdp.costs.base import CostModel, roofline
 from gdp.costs.offload import offload_targets
-from gdp.errors import ArgumentError, ModelError, PlacementError, of_kind
+from gdp.errors import ArgumentError, ModelError, PlacementError
 from gdp.files.writing import OverwritePolicy
 from gdp.graph.op_graph import OpGraph
 from gdp.importers.table import importer_of
 from gdp.measure.measuring import Measuring
-from gdp.measure.plan import ExecutionPlan, Prediction, make_plan
+from gdp.measure.plan import ExecutionPlan, make_plan
 from gdp.measure.report import RunReport, rescaled
 from gdp.measure.request import RunRequest
 from gdp.methods.base import Search
@@ -28,15 +28,16 @@ from gdp.models import (
     Traceable,
     is_onnx,
     is_traced,
-    load,
     source_files,
     spec_of,
     traced_model,
     with_dims,
 )
-from gdp.placement import Placed, Placement, placement_on, read_placed, require
-from gdp.prepare import PreparedProblem, asked_of, machine_of, prepare_placement, room_bytes
+from gdp.placement import Placed, Placement, require
+from gdp.prepare import prepare_placement
+from gdp.question import Question, question_about
 from gdp.result import Result
+from gdp.sim.prediction import Prediction
 from gdp.targets.table import (
     EXPORTERS,
     PLANNING_TARGETS,
@@ -51,27 +52,20 @@ if TYPE_CHECKING:
     from gdp.importers.pytorch.model import TorchModel
 
 
-class Placing(TypedDict, total=False):
-    """Options of `gdp.place` for a model that `run` places first."""
-
-    method: str
-    search: Search
-    checkpoint: str | Path | None
-    constraints: Constraints | None
-
-
 def run(
     model: Model | None,
     cluster: Machine | None = None,
     placement: Placed | None = None,
     *,
     dims: Sequence[str] = (),
-    objective: str = "latency",
+    objective: str | None = None,
     costs: CostModel | str | Path | None = None,
     measuring: Measuring | None = None,
     runtime: str | None = None,
-    graph: OpGraph | None = None,
-    **placing: Unpack[Placing],
+    method: str = "auto",
+    search: Search | None = None,
+    checkpoint: str | Path | None = None,
+    constraints: Constraints | None = None,
 ) -> dict[str, Any]:
     """Execute a placement: predicted and measured times, the baselines, a check of the outputs.
 
@@ -81,13 +75,17 @@ def run(
             placement.
         placement: Placement to execute; without one the model is placed first.
         dims: Bindings of symbolic dimensions, "NAME=VALUE"; ONNX models.
-        objective: "latency" or "throughput": the quantity that contenders compete for.
-        costs: Cost model or file that predicts; None for the shipped one.
+        objective: "latency" or "throughput": the quantity that contenders compete for; None for
+            that of the placement, else latency.
+        costs: Cost model or file that predicts; None for those of the placement, else the shipped
+            ones.
         measuring: Seconds and precision of the measurement; by default inputs are drawn with the
             seed of the search.
         runtime: Name in `RUNTIMES`; None for the first that executes such models.
-        graph: Graph of the model, where it has been loaded already.
-        **placing: Options of `gdp.place` for a model without a placement.
+        method: As in `gdp.place`, for a model without a placement; so are those below.
+        search: Budget, seed and simplicity.
+        checkpoint: A folder with weights of the policy.
+        constraints: Demands on the placement.
 
     Returns:
         The fields of `gdp.measure.report.RunReport`, the cluster and the label of the costs.
@@ -97,99 +95,96 @@ def run(
         PlacementError: if the placement is not of the model and the cluster, or offloads weights.
         MeasurementError: if a measured rate is impossible.
     """
-    if unknown := placing.keys() - Placing.__annotations__:
-        raise TypeError(f"run() got unexpected keywords: {', '.join(sorted(unknown))}")
-    placed = None if placement is None else read_placed(placement)
-    model, bound, machine = asked_of(placed, model, cluster, with_dims(dims))
-    if machine is None:
-        raise ArgumentError("give the cluster to run on, or a placement that remembers it")
-    if costs is None and isinstance(placed, Placement) and placed.question is not None:
-        costs = placed.question.require_costs()
-    if graph is None:
-        room = None if placed is not None else room_bytes(machine, placing.get("constraints"))
-        graph = load(model, bound, room_bytes=room)
-    executor = Executor.of(model, graph, machine, objective, bound, runtime)
-    if placed is not None:
-        placed = placement_on(placed, graph, machine)
+    sizes = with_dims(dims)
+    if placement is not None:
+        question, placed = question_about(
+            placement, model, cluster, dims=sizes, objective=objective, costs=costs
+        )
+    elif model is None or cluster is None:
+        raise ArgumentError("give model and cluster to run on, or a placement that remembers them")
     else:
-        options = runnable(model, placing, runtime)
-        placed = executor.place(costs, options).placement
-    ready = executor.prepare(placed, costs)
-    seed = placing.get("search", Search()).seed
-    report = executor.run(placed, ready, measuring or Measuring(seed=seed))
-    if not isinstance(ready.prepared.model, AdaptedCosts):
+        question, placed = (
+            ask(
+                model, cluster, dims=sizes, objective=objective or "latency", costs=costs,
+                method=method, search=search, checkpoint=checkpoint, constraints=constraints,
+            ),
+            None,
+        )  # fmt: skip
+    return execute(question, placed, measuring, runtime)
+
+
+def execute(
+    question: Question,
+    placed: Placement | None,
+    measuring: Measuring | None = None,
+    runtime: str | None = None,
+) -> dict[str, Any]:
+    """Execute a placement of a question, or without one the answer to it; see `run`."""
+    executor = Executor.of(question, runtime)
+    if placed is None:
+        placed = executor.place().placement
+    prediction = executor.predict(placed)
+    seed = question.search.seed
+    report = executor.run(placed, prediction, measuring or Measuring(seed=seed))
+    if not isinstance(prediction.model, AdaptedCosts):
         report = rescaled(report)
-    return report.to_json() | {"cluster": machine.name, "costs": ready.prepared.costs}
-
-
-@dataclass(frozen=True)
-class ReadyPlacement:
-    """A placement with its prediction's problem."""
-
-    prediction: Prediction
-    prepared: PreparedProblem
+    return report.to_json() | {"cluster": question.cluster.name, "costs": prediction.costs}
 
 
 @dataclass(frozen=True, eq=False)
 class Executor:
-    """A model that a runtime executes on a cluster."""
+    """A runtime that executes the model of a question on its cluster."""
 
-    model: Model
-    graph: OpGraph
-    cluster: Cluster
-    objective: str
+    question: Question  # as the runtime can follow its answer
     runtime: Runtime
     executable: Any
-    dims: Mapping[str, int]  # sizes of symbolic dimensions
 
     @classmethod
-    def of(
-        cls, model: Model, graph: OpGraph, cluster: Cluster, objective: str,
-        dims: Mapping[str, int], runtime: str | None = None,
-    ) -> "Executor":  # fmt: skip
+    def of(cls, question: Question, runtime: str | None = None) -> "Executor":
         """The runtime with a name, or the first that executes the model; raises `ModelError`."""
         _require_runtime(runtime)
+        model = question.graph if question.model is None else question.model
         kind, executable = executable_model(model)
         row = _runtime(model, (kind,), runtime)
-        return cls(model, graph, cluster, objective, row, executable, dims)
+        return cls(runnable(question, row), row, executable)
 
-    def place(self, costs: CostModel | str | Path | None, placing: Placing) -> Result:
+    def place(self) -> Result:
         """A placement that the runtime executes."""
-        return place_runnable(
-            self.graph, self.cluster, self.runtime, self.objective, costs, placing
-        )
+        return place_runnable(self.question, self.runtime)
 
-    def prepare(self, placed: Placement, costs: CostModel | str | Path | None) -> ReadyPlacement:
-        """The prediction of a placement; raises `PlacementError` where it cannot be executed."""
+    def predict(self, placed: Placement, costs: CostModel | str | Path | None = None) -> Prediction:
+        """The prediction of a placement by some costs, by default those of the question.
+
+        Raises:
+            PlacementError: The placement cannot be executed.
+        """
+        question = self.question if costs is None else replace(self.question, costs=costs)
         if offload_targets(placed.device_names):
             raise PlacementError(
                 "the placement offloads weights as accelerate does, which only accelerate "
                 "executes: gdp export --to accelerate"
             )
-        require(placed, self.graph, self.cluster)
+        require(placed, question.graph, question.cluster)
         if placed.teams and not self.runtime.replicates:
-            label = model_label(self.model)
+            label = question.graph.name if question.model is None else model_label(question.model)
             raise ModelError(f"{label!r} cannot be executed so: {_replicated(placed)}")
-        prepared, device, _ = prepare_placement(
-            self.graph, placed, self.cluster, self.objective, costs=costs
-        )
-        prediction = Prediction(prepared.problem, device, prepared.group_of, placed.teams)
-        return ReadyPlacement(prediction, prepared)
+        return prepare_placement(question, placed)
 
-    def plan(self, ready: ReadyPlacement) -> ExecutionPlan:
+    def plan(self, prediction: Prediction) -> ExecutionPlan:
         """The segments as which the runtime executes a placement."""
         # HETERO runs all of a device's ops at one go, as a full pipeline does.
         at_once = self.runtime.name == "openvino"
-        return make_plan(ready.prediction, "throughput" if at_once else self.objective)
+        return make_plan(prediction, "throughput" if at_once else self.question.objective)
 
     def run(
-        self, placed: Placement, ready: ReadyPlacement, measuring: Measuring, **more: Any
+        self, placed: Placement, prediction: Prediction, measuring: Measuring, **more: Any
     ) -> RunReport:
         """Execute it; `more` are `rivals` and `baselines` of `RunRequest`."""
+        question = self.question
         return self.runtime.run(
             RunRequest(
-                self.executable, self.graph, self.cluster, placed.device, self.dims, self.objective,
-                measuring, ready.prediction, **more,
+                self.executable, question.graph, question.cluster, placed.device, question.dims,
+                question.objective, measuring, prediction, **more,
             )
         )  # fmt: skip
 
@@ -240,15 +235,13 @@ def _runtime(model: Model, kinds: Sequence[str], name: str | None) -> Runtime:
     return next(iter(rows.values())) if name is None else rows[name]
 
 
-def runnable(model: Model, placing: Placing, runtime: str | None = None) -> Placing:
-    """Options under which `gdp.place` returns placements that the model's runtime executes."""
-    row = runtime_of(model, runtime)
-    if placing.get("method", "auto") == "auto":
-        placing = {**placing, "method": row.method}
-    if row.replicates:
-        return placing
-    constraints = of_kind(placing.get("constraints"), Constraints, "constraints")
-    return {**placing, "constraints": replace(constraints, replicas=False)}
+def runnable(question: Question, runtime: Runtime) -> Question:
+    """The question whose answers a runtime executes."""
+    if question.method == "auto":
+        question = replace(question, method=runtime.method)
+    if runtime.replicates:
+        return question
+    return replace(question, constraints=replace(question.constraints, replicas=False))
 
 
 def runtime_of(model: Model, name: str | None = None) -> Runtime:
@@ -260,20 +253,11 @@ def runtime_of(model: Model, name: str | None = None) -> Runtime:
     return _runtime(model, kinds, name)
 
 
-def place_runnable(
-    graph: OpGraph, cluster: Cluster, runtime: Runtime, objective: str,
-    costs: CostModel | str | Path | None, placing: Placing,
-) -> Result:  # fmt: skip
-    """A placement that a runtime executes: `solve.place`, or the program of its planning target."""
+def place_runnable(question: Question, runtime: Runtime) -> Result:
+    """An answer that a runtime executes: of a free search, or of the program of its target."""
     if not runtime.target:
-        return solve.place(graph, cluster, objective=objective, costs=costs, **placing)
-    return (
-        PLANNING_TARGETS[runtime.target]
-        .plan(
-            graph, cluster, objective=objective, costs=costs, constraints=placing.get("constraints")
-        )
-        .result
-    )
+        return solve.solve(question)
+    return PLANNING_TARGETS[runtime.target].plan(replace(question, method="auto"))
 
 
 def _replicated(placement: Placement) -> str:
@@ -330,27 +314,23 @@ def export(
         ModelError: if the format cannot hold models of this kind.
         PlacementError: if the format cannot express the placement.
     """
-    output, placed = Path(output), read_placed(placement)
     if target not in EXPORTERS:
         raise ArgumentError(f"no export target {target!r}; there are {', '.join(EXPORTERS)}")
     row = EXPORTERS[target]
-    model, bound, machine = asked_of(placed, model, cluster, with_dims(dims))
-    graph = load(model, bound)
-    if machine is None:
-        raise ArgumentError(
-            f"target {target!r} needs the cluster, which tells CPUs from accelerators: --cluster"
-        )
-    placement = placement_on(placed, graph, machine)
-    if placement.teams and not row.replicates:
+    # Exports ask for no times, so that other costs than at the time of placing do not matter.
+    question, placed = question_about(
+        placement, model, cluster, dims=with_dims(dims), costs=roofline
+    )
+    if placed.teams and not row.replicates:
+        raise PlacementError(f"target {target!r} cannot hold this placement: {_replicated(placed)}")
+    if offload_targets(placed.device_names) and not row.offloads:
         raise PlacementError(
-            f"target {target!r} cannot hold this placement: {_replicated(placement)}"
+            f"target {target!r} cannot hold this placement: it offloads weights as accelerate does"
         )
-    if row.offloads:
-        machine = machine_of(placement, machine, None)[0]
-    require(placement, graph, machine)
-    _require_accepted(row, model)
-    overwrite = OverwritePolicy(lambda: [*source_files(model), *sources], force)
-    return row.write(ExportJob(model, graph, placement, machine, output, bound, overwrite))
+    asked = question.graph if question.model is None else question.model
+    _require_accepted(row, asked)
+    overwrite = OverwritePolicy(lambda: [*source_files(asked), *sources], force)
+    return row.write(ExportJob(question, placed, Path(output), overwrite))
 
 
 def _require_accepted(row: Exporter, model: Model) -> None:

@@ -9,9 +9,9 @@ import msgspec
 import numpy as np
 
 from gdp import solve
-from gdp.api.place import question_of
-from gdp.api.run import Executor, Placing, ReadyPlacement, runnable
-from gdp.cluster.file import Machine, load_cluster
+from gdp.api.place import ask
+from gdp.api.run import Executor, place_runnable
+from gdp.cluster.file import Machine
 from gdp.constraints import Constraints
 from gdp.costs import machine
 from gdp.costs.adapt import Adaptation, AdaptedCosts, Run, lessons
@@ -35,10 +35,11 @@ from gdp.measure.observe import observed_run
 from gdp.measure.report import SINGLE, Row, RunReport, speed
 from gdp.measure.statistics import Estimate
 from gdp.methods.base import Assignment, Search
-from gdp.models import Model, load, with_dims
+from gdp.models import Model, with_dims
 from gdp.placement import Placement, make_placement
-from gdp.prepare import PreparedProblem, prepare_problem, room_bytes
+from gdp.prepare import PreparedProblem, prepare_problem
 from gdp.sim.objectives import find_objective
+from gdp.sim.prediction import Prediction
 from gdp.targets.llamacpp.plan import even_row
 
 TUNED, FIRST, ONE_DEVICE = "tuned plan", "first plan", "one device"
@@ -139,10 +140,8 @@ class _Session:
     base: CostModel
     label: str
     fused: PreparedProblem
-    placing: Placing
-    search: Search
     measuring: Measuring
-    ready: dict[bytes, ReadyPlacement] = field(default_factory=dict)
+    predicted: dict[bytes, Prediction] = field(default_factory=dict)
     unmeasured: list[Unmeasured] = field(default_factory=list)
 
     def skip(self, stage: str, error: GdpError) -> None:
@@ -155,43 +154,40 @@ class _Session:
 
     def place(self, adaptation: Adaptation, start: Placement | None, seed: int) -> Planned:
         """The best placement under an adaptation, predicted as it is executed."""
-        executor, method = self.executor, self.placing.get("method", "auto")
-        budget, begin = replace(self.search, seed=seed), None
-        if start is not None:
+        question, runtime = self.executor.question, self.executor.runtime
+        search, method = replace(question.search, seed=seed), question.method
+        if start is not None and method == "auto" and not runtime.target:
             first = first_members(self.fused.group_of)
             begin = Assignment(start.device[first], start.rank[first], start.teams)
-        if executor.runtime.target:
-            placed = executor.place(self.costs(adaptation), self.placing).placement
-            return self.planned(placed, adaptation)
-        if begin is not None and method == "auto":
-            budget, method = replace(budget, start=begin), "local_search"
-        placed = solve.place(
-            executor.graph, executor.cluster, objective=executor.objective,
-            **{**self.placing, "method": method, "search": budget,
-               "costs": self.costs(adaptation)},
-        ).placement  # fmt: skip
-        return self.planned(placed, adaptation)
+            search, method = replace(search, start=begin), "local_search"
+        question = replace(question, search=search, method=method, costs=self.costs(adaptation))
+        return self.planned(place_runnable(question, runtime).placement, adaptation)
 
     def planned(self, placed: Placement, adaptation: Adaptation) -> Planned:
         """A placement with its prediction."""
-        key = placed.device.tobytes() + repr(placed.teams).encode()
-        self.ready[key] = ready = self.executor.prepare(placed, self.costs(adaptation))
-        plan = self.executor.plan(ready)
-        full = find_objective(self.executor.objective).pipelined
+        key = _key(placed)
+        self.predicted[key] = found = self.executor.predict(placed, self.costs(adaptation))
+        plan = self.executor.plan(found)
+        full = find_objective(self.executor.question.objective).pipelined
         return Planned(placed, key, plan.period_s if full else plan.latency_s)
 
     def measure(self, placed: Placement, seconds: float) -> Measurement:
         """Execute a placement, without baselines."""
-        ready = self.ready[placed.device.tobytes() + repr(placed.teams).encode()]
-        measuring = Measuring(seconds, self.search.seed)
-        report = self.executor.run(placed, ready, measuring, baselines=False)
+        prediction, question = self.predicted[_key(placed)], self.executor.question
+        measuring = Measuring(seconds, question.search.seed)
+        report = self.executor.run(placed, prediction, measuring, baselines=False)
         row = _finalists(report)[TUNED]
-        estimate = speed(self.executor.objective, row)
+        estimate = speed(question.objective, row)
         run = observed_run(
-            self.executor.graph, self.executor.cluster, self.base, ready.prediction,
-            self.executor.plan(ready), report,
+            question.graph, question.cluster, self.base, prediction,
+            self.executor.plan(prediction), report,
         )  # fmt: skip
         return Measurement(1.0 / estimate.value, run, estimate.width / 2)
+
+
+def _key(placed: Placement) -> bytes:
+    """Equal for placements that are executed alike."""
+    return placed.device.tobytes() + repr(placed.teams).encode()
 
 
 def tune(
@@ -253,21 +249,20 @@ def tune(
     """
     if runs < 1:
         raise ArgumentError(f"runs must be at least 1, got {runs}")
-    target, bound = load_cluster(cluster), with_dims(dims)
-    options: Placing = {"method": method, "checkpoint": checkpoint, "constraints": constraints}
-    options = runnable(model, options, runtime)
-    graph = load(model, bound, room_bytes=room_bytes(target, constraints))
-    executor = Executor.of(model, graph, target, objective, bound, runtime)
-    search = search or Search(seconds=PLACE_SECONDS)
-    measuring = measuring or Measuring(seed=search.seed)
-    session = _session(executor, costs, options, search, measuring)
+    question = ask(
+        model, cluster, dims=with_dims(dims), objective=objective, costs=costs, method=method,
+        search=search or Search(seconds=PLACE_SECONDS), checkpoint=checkpoint,
+        constraints=constraints,
+    )  # fmt: skip
+    executor = Executor.of(question, runtime)
+    measuring = measuring or Measuring(seed=question.search.seed)
+    session, target = _session(executor, measuring), question.cluster
     known = machine.Knowledge()
     if costs is None:
         known = machine.knowledge(target, executor.runtime.distribution, session.label)
     loop = _measured(session, runs, known.runs, refit, progress)
     answer, placement = _answer(session, loop.trials, loop.final)
-    question = question_of(model, bound, target, objective, constraints, costs)
-    placement = replace(placement, question=question)
+    placement = replace(placement, question=question.record())
     record, verdict = _judged(session, loop, known)
     path, notes = "", _notes(loop)
     if keep and verdict.is_better:
@@ -276,34 +271,31 @@ def tune(
         except OSError as error:
             notes.append(f"what was learned is not kept: {error}")
     return Tuned(
-        placement, answer, objective, graph.name, target.name, tuple(loop.rounds), loop.final,
+        placement, answer, objective, question.graph.name, target.name, tuple(loop.rounds),
+        loop.final,
         record, session.costs(loop.trials[-1].adaptation), verdict, path, tuple(notes),
         tuple(session.unmeasured), loop.interrupted,
     )  # fmt: skip
 
 
-def _session(
-    executor: Executor, costs: CostModel | str | Path | None, options: Placing, search: Search,
-    measuring: Measuring,
-) -> _Session:  # fmt: skip
+def _session(executor: Executor, measuring: Measuring) -> _Session:
     """A session that starts from costs which are not adapted."""
-    graph, cluster, objective = executor.graph, executor.cluster, executor.objective
-    base, label = resolve_costs(SHIPPED if costs is None else costs, cluster, graph)
-    fused = prepare_problem(
-        graph, cluster, objective, costs=base, constraints=options.get("constraints"), replicas=True
-    )
-    return _Session(executor, base, label, fused, options, search, measuring)
+    question = executor.question
+    costs = SHIPPED if question.costs is None else question.costs
+    base, label = resolve_costs(costs, question.cluster, question.graph)
+    fused = prepare_problem(replace(question, costs=base), replicas=True)
+    return _Session(executor, base, label, fused, measuring)
 
 
 def _scouted(session: _Session) -> list[Run]:
     """A run with a part of the model on every device, of runtimes whose plans may leave one out for
     good; empty where that is not possible."""
-    executor = session.executor
-    if not executor.runtime.target or executor.cluster.num_devices < 2:
+    question = session.executor.question
+    if not session.executor.runtime.target or question.cluster.num_devices < 2:
         return []
     session.measuring.say("running a plan with a part on every device")
     try:
-        plan = even_row(executor.graph, executor.cluster)
+        plan = even_row(question.graph, question.cluster)
         session.planned(plan, Adaptation())
         return [session.measure(plan, ROUND_SECONDS).run]
     except UNMEASURABLE as error:
@@ -354,7 +346,7 @@ def _run_rounds(
     say("placing the first plan")
     for trial in tuning_loop(
         session.place, lambda p: session.measure(p, ROUND_SECONDS), runs, known=known,
-        seed=session.search.seed, refit=refit, unmeasured=unmeasured,
+        seed=session.executor.question.search.seed, refit=refit, unmeasured=unmeasured,
     ):  # fmt: skip
         loop.trials.append(trial)
         loop.rounds.append(_round(trial, known))
@@ -379,11 +371,11 @@ def _finals(session: _Session, trials: Sequence[Trial[Placement]]) -> RunReport 
     rivals = {}
     if first.key != best.key:
         session.planned(first.placement, adaptation)
-        rivals[FIRST] = session.ready[first.key].prediction
+        rivals[FIRST] = session.predicted[first.key]
     session.planned(best.placement, adaptation)
     try:
         return session.executor.run(
-            best.placement, session.ready[best.key], session.measuring, rivals=rivals
+            best.placement, session.predicted[best.key], session.measuring, rivals=rivals
         )
     except UNMEASURABLE as error:
         session.skip("the final contest", error)
@@ -415,21 +407,18 @@ def _answer(
     best = _best(trials).placement
     if final is None:
         return TUNED, best
-    objective = session.executor.objective
+    question = session.executor.question
     rows = _finalists(final)
-    fastest = max(rows, key=lambda name: speed(objective, rows[name]).value)
+    fastest = max(rows, key=lambda name: speed(question.objective, rows[name]).value)
     if fastest == FIRST:
         return FIRST, trials[0].planned.placement
     if fastest == ONE_DEVICE:
-        graph, cluster = session.executor.graph, session.executor.cluster
+        graph, cluster = question.graph, question.cluster
         if session.executor.runtime.target:
             return ONE_DEVICE, make_placement(graph, cluster, np.full(graph.num_ops, cluster.host))
+        costs = session.costs(trials[-1].adaptation)
         try:
-            alone = solve.place(
-                graph, cluster, objective=objective,
-                **{**session.placing, "method": "single", "search": session.search,
-                   "costs": session.costs(trials[-1].adaptation)},
-            ).placement  # fmt: skip
+            alone = solve.solve(replace(question, method="single", costs=costs)).placement
         except InfeasibleError:
             return TUNED, best
         return ONE_DEVICE, alone
@@ -450,7 +439,7 @@ def _judged(
     plans = {TUNED: _best(loop.trials).placement, FIRST: loop.trials[0].planned.placement}
     for name, placement in plans.items():
         if name in finalists:
-            rate = speed(session.executor.objective, finalists[name])
+            rate = speed(session.executor.question.objective, finalists[name])
             predicted = [session.planned(placement, a).predicted_s for a in (before, after)]
             interval_s = (1.0 / rate.high, 1.0 / rate.low)
             checked.append(Checked(1.0 / rate.value, interval_s, predicted[0], predicted[1]))
@@ -462,15 +451,16 @@ def _judged(
 def _record(session: _Session, loop: _Loop) -> machine.MachineRecord:
     """The record of the machine, with the errors of the rounds."""
     executor, rounds = session.executor, loop.rounds
+    question = executor.question
     first = loop.trials[0].planned.placement
     unadapted = session.planned(first, Adaptation()).predicted_s
     # Predictions were made before their placement was run, the last three after learning most.
     checked = [r.off for r in rounds[1:] or rounds][-3:]
     name = executor.runtime.distribution
     return machine.MachineRecord(
-        schema=machine.SCHEMA, date=machine.now(), model=executor.graph.name,
-        digest=executor.graph.digest, runtime=name, versions=machine.runtime_versions(name),
-        costs=session.label, devices=machine.measured_devices(executor.cluster),
+        schema=machine.SCHEMA, date=machine.now(), model=question.graph.name,
+        digest=question.graph.digest, runtime=name, versions=machine.runtime_versions(name),
+        costs=session.label, devices=machine.measured_devices(question.cluster),
         runs=(*loop.scouts, *(trial.measured.run for trial in loop.trials)),
         off_before=abs(unadapted / rounds[0].measured_s - 1.0), off=float(np.mean(checked)),
     )  # fmt: skip

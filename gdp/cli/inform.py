@@ -35,23 +35,18 @@ def explain(
     what fills each device. Constraints are those that the model was placed with, which its file
     remembers.
     """
-    from gdp.api.explain import explain as explain_ops
+    from gdp.api.explain import explained
     from gdp.api.fit import generation_of
     from gdp.cli.text import generation_text
 
-    read, rules = options.read_placement(placement), constraints.read()
+    question, placed = options.question_about(
+        placement, model, cluster, objective, costs, model.given, constraints.read()
+    )
     if op is None and scope is None:
-        answer = generation_of(
-            model.graph(read), read, cluster.of(read), costs=costs,
-            objective=options.objective_of(objective, read),
-        )  # fmt: skip
+        answer = generation_of(question, placed)
         show({"generation": answer.to_json()}, lambda: generation_text(answer))
         return
-    explanation = explain_ops(
-        model.graph(read), read, cluster.of(read), op=op, scope=scope,
-        objective=options.objective_of(objective, read), costs=costs,
-        constraints=options.demands_of(rules, read),
-    )  # fmt: skip
+    explanation = explained(question, placed, op, scope)
     show(explanation, lambda: explained_text(explanation))
 
 

@@ -28,7 +28,9 @@ if TYPE_CHECKING:
     from gdp.device_maps import DeviceMap
     from gdp.graph.op_graph import OpGraph
     from gdp.methods.base import Search
+    from gdp.models import Model
     from gdp.placement import Placement
+    from gdp.question import Question
     from gdp.tasks import Engine
 
 Decorator = Callable[[Callable[..., None]], Callable[..., None]]
@@ -108,13 +110,15 @@ def parse_generate(text: str) -> dict[str, int]:
     return sizes
 
 
-def told_load(spec: str, dims: "Mapping[str, int]", room_bytes: int | None = None) -> "OpGraph":
+def load_with_progress(
+    model: "Model", dims: "Mapping[str, int] | None" = None, room_bytes: int | None = None
+) -> "OpGraph":
     """Import a model by `gdp.models.load`; report the stages of tracing on stderr."""
     from gdp.cli.show import told
     from gdp.models import load
 
     with told():
-        return load(spec, dims, room_bytes=room_bytes)
+        return load(model, dims, room_bytes=room_bytes)
 
 
 @dataclass(frozen=True)
@@ -188,7 +192,7 @@ class ModelOptions:
 
     def load(self, room_bytes: int | None = None) -> "OpGraph":
         """Import the model by `gdp.models.load`; on a terminal, report the stages of tracing."""
-        return told_load(self.spec, self.bound(), room_bytes)
+        return load_with_progress(self.spec, self.bound(), room_bytes)
 
     @property
     def given(self) -> str | None:
@@ -208,16 +212,6 @@ class ModelOptions:
         from gdp.models import with_dims
 
         return with_dims(self.dims)
-
-    def graph(self, placed: "Placement | DeviceMap") -> "OpGraph | None":
-        """The graph of the model that was given, by the dimensions that it was placed with unless
-        others are given; None where none was."""
-        from gdp.prepare import dims_of
-
-        if self.given is None:
-            return None
-        dims = self.bound() or dims_of(getattr(placed, "question", None), self.given)
-        return told_load(self.given, dims)
 
     def beside(self, placement: str | None) -> tuple[str | None, str]:
         """Spec and placement of a verb with the arguments MODEL PLACEMENT, of which the first may
@@ -502,20 +496,35 @@ def read_placement(path: str) -> "Placement | DeviceMap":
     return read_placed(path)
 
 
-def demands_of(given: "Constraints", placed: object) -> "Constraints":
-    """The constraints of the placement's question, else those given; raises `PlacementError` where
-    the two differ."""
-    question = getattr(placed, "question", None)
-    if question is None:
-        return given
-    question.require_constraints(given)
-    return question.constraints
+def question_about(
+    placement: str, model: ModelOptions, cluster: ClusterOptions, objective: str | None,
+    costs: str | None, given: str | None = None, constraints: "Constraints | None" = None,
+) -> "tuple[Question, Placement]":  # fmt: skip
+    """The question that a placement's file answers, and the placement.
 
+    Args:
+        placement: The file.
+        model: Options of the model.
+        cluster: Options of the cluster.
+        objective: None for that of the placement.
+        costs: None for those of the placement.
+        given: Spec of the model; None for that of the placement.
+        constraints: Demands that have to be those of the placement, or none.
 
-def objective_of(given: str | None, placed: object) -> str:
-    """The objective that is given, else that of the placement's question, else latency."""
-    question = getattr(placed, "question", None)
-    return given or (question.objective if question is not None else "latency")
+    Raises:
+        PlacementError: Other demands are given than the placement was made with.
+    """
+    from gdp.question import question_about as about
+
+    read = read_placement(placement)
+    record = getattr(read, "question", None)
+    if record is not None and constraints is not None:
+        record.require_constraints(constraints)
+        constraints = None
+    return about(
+        read, given, cluster.of(read), dims=model.bound(), objective=objective, costs=costs,
+        constraints=constraints, load=load_with_progress,
+    )  # fmt: skip
 
 
 place_objective = click.option(

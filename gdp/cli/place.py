@@ -41,55 +41,46 @@ def place(
     outputs: options.Outputs,
 ) -> None:  # fmt: skip
     """Place a model on a cluster."""
-    from gdp import solve
     from gdp.api import report as reporting
     from gdp.api.fit import generation_answer
-    from gdp.api.place import memory_for, model_for, place_for
+    from gdp.api.place import answer, ask
     from gdp.cli import first_run
     from gdp.cli.text import result_text
-    from gdp.models import asks_longest, at_context, spec_of
+    from gdp.models import spec_of
     from gdp.placement import save_placement
+    from gdp.solve import require_answerable
 
     phases = Phases(STARTED_S)
     phases.ended("import")
-    machine, rules = cluster.load(), constraints.read()
-    room = memory_for(destination.runtime, machine, destination.offload, rules)
-    longest = asks_longest(model.spec)
-    asked = model_for(destination.runtime, model.spec, machine)
-    spec = spec_of(at_context(asked, None) if longest else asked)
-    graph = options.told_load(spec, model.bound(), room)
+    question = ask(
+        model.spec, cluster.load(), load=options.load_with_progress, dims=model.bound(),
+        objective=objective, target=destination.runtime, granularity=destination.granularity,
+        offload=destination.offload, method=search.method, costs=trained.costs,
+        search=search.search(), checkpoint=trained.checkpoint, constraints=constraints.read(),
+    )  # fmt: skip
     outputs.require(
-        spec, cluster.cluster, trained.checkpoint, trained.costs, constraints.constraints
-    )
-    search.search()  # refuses bad values before anything is compiled
+        spec_of(question.model or ""), cluster.cluster, trained.checkpoint, trained.costs,
+        constraints.constraints,
+    )  # fmt: skip
     if destination.runtime is None:
-        solve.require_answerable(
-            graph, machine, method=search.method, costs=trained.costs,
-            checkpoint=trained.checkpoint, constraints=rules,
-        )  # fmt: skip
+        require_answerable(question)
     with waiting_for(COMPILE):
         first_run.prepare(search.method, objective)
     phases.ended("read")
     with stages(lines=False) as say:
-        placed = place_for(
-            destination.runtime, graph, machine, model=spec, dims=model.bound(),
-            granularity=destination.granularity, offload=destination.offload, longest=longest,
-            objective=objective, method=search.method, costs=trained.costs,
-            search=search.search(placing(say)), checkpoint=trained.checkpoint, constraints=rules,
-        )  # fmt: skip
-    result, machine, costs = _all_waited(phases, placed.result), placed.cluster, placed.costs
-    graph = placed.graph or graph
+        result = answer(replace(question, search=search.search(placing(say))))
+    result = _all_waited(phases, result)
+    question, placement = result.question, result.placement
     if path := outputs.paths.get("placement"):
-        save_placement(result.placement, path)
+        save_placement(placement, path)
     if path := outputs.paths.get("trace"):
-        reporting.trace(graph, result.placement, machine, path, costs=costs)
+        reporting.trace(question, placement, path)
     if path := outputs.paths.get("report"):
-        reporting.report(graph, result, machine, path, costs=costs)
-    answer = generation_answer(
-        graph, result.placement, machine, result.score, costs=costs, objective=objective
-    )  # fmt: skip
-    plain = result.to_json() | ({} if answer is None else {"generation": answer.to_json()})
-    show(plain, lambda: result_text(graph, machine, result, answer))
+        reporting.write_page(question, result, path)
+    generation = generation_answer(question, placement, result.score)
+    plain = result.to_json()
+    plain |= {} if generation is None else {"generation": generation.to_json()}
+    show(plain, lambda: result_text(question.graph, question.cluster, result, generation))
 
 
 def _all_waited(phases: Phases, result: "Result") -> "Result":
@@ -116,35 +107,33 @@ def compare(
     constraints: options.ConstraintOptions, methods: str | None,
 ) -> None:  # fmt: skip
     """Run every method and print one table."""
-    from gdp import solve
+    from gdp.api.compare import compared
+    from gdp.api.place import ask
     from gdp.cli import first_run
     from gdp.cli.text import compare_text
-    from gdp.prepare import room_bytes
+    from gdp.solve import require_answerable
 
     def say(name: str) -> None:
         if sys.stderr.isatty():
             click.echo(f"gdp: {name} ...", err=True)
 
-    machine, rules, budget = cluster.load(), constraints.read(), search.search()
-    graph = model.load(room_bytes(machine, rules))
+    question = ask(
+        model.spec, cluster.load(), load=options.load_with_progress, dims=model.bound(),
+        objective=objective, costs=trained.costs, search=search.search(),
+        checkpoint=trained.checkpoint, constraints=constraints.read(),
+    )  # fmt: skip
     names = methods.split(",") if methods else None
     for name in names or ["auto"]:
-        solve.require_answerable(
-            graph, machine, method=name, costs=trained.costs, checkpoint=trained.checkpoint,
-            constraints=rules,
-        )  # fmt: skip
+        require_answerable(replace(question, method=name))
     first_run.prepare("auto", objective)
-    rows = solve.compare(
-        graph, machine, objective=objective, names=names, costs=trained.costs, search=budget,
-        checkpoint=trained.checkpoint, constraints=rules, progress=say,
-    )  # fmt: skip
+    rows = compared(question, names, say)
     plain = [
         {"method": name, "feasible": False, "reason": row}
         if isinstance(row, str)
         else row.to_json()
         for name, row in rows.items()
     ]
-    show({"rows": plain}, lambda: compare_text(graph, machine, rows))
+    show({"rows": plain}, lambda: compare_text(question.graph, question.cluster, rows))
     if all(isinstance(row, str) for row in rows.values()):
         raise InfeasibleError("no method found a placement")
 
@@ -169,28 +158,22 @@ def simulate(
     from gdp.api import report as reporting
     from gdp.api.fit import generation_answer
     from gdp.cli.text import generation_lines
-    from gdp.prepare import placed_on
 
     spec, placement = model.beside(placement)
-    read = options.read_placement(placement)
     outputs.require(spec, placement, cluster.cluster, costs)
-    objective = options.objective_of(objective, read)
-    asked = cluster.of(read)
-    graph, placed, machine, _ = placed_on(
-        None if spec is None else model.graph(read), read, asked, costs
-    )
-    score = solve.simulate(graph, placed, asked, objective=objective, costs=costs)
+    question, placed = options.question_about(placement, model, cluster, objective, costs, spec)
+    score = solve.simulate(question, placed)
     if path := outputs.paths.get("trace"):
-        reporting.trace(graph, placed, machine, path, costs=costs)
+        reporting.trace(question, placed, path)
     prediction = {
-        "objective": objective,
+        "objective": question.objective,
         "latency_s": score.latency_s,
         "period_s": score.period_s,
         "feasible": score.feasible,
         "overflow_bytes": score.overflow_bytes,
         "peak_bytes": dict(zip(placed.device_names, score.peak_bytes.tolist(), strict=True)),
     }
-    answer = generation_answer(graph, placed, machine, score, costs=costs, objective=objective)
+    answer = generation_answer(question, placed, score)
     if answer is not None:
         prediction["generation"] = answer.to_json()
     lines = [str(score), *([] if answer is None else generation_lines(answer))]
@@ -213,14 +196,14 @@ def report(
 ) -> None:  # fmt: skip
     """Write an HTML report of a placement."""
     from gdp.api import report as reporting
+    from gdp.solve import evaluate
 
     outputs.require(model.given, placement, cluster.cluster, costs)
-    read = options.read_placement(placement)
+    question, placed = options.question_about(
+        placement, model, cluster, objective, costs, model.given
+    )
     path = outputs.paths["report"]
-    reporting.report(
-        model.graph(read), read, cluster.of(read), path,
-        objective=options.objective_of(objective, read), costs=costs,
-    )  # fmt: skip
+    reporting.write_page(question, evaluate(question, placed), path)
     show({"report": path}, lambda: path)
 
 

@@ -12,14 +12,12 @@ from gdp.cli import options
 from gdp.cli.show import Say, placing, show, stages
 from gdp.clock import MEASURE_SECONDS
 from gdp.files.writing import write_atomic
-from gdp.targets.table import EXPORTERS, RUNTIMES, Runtime
+from gdp.targets.table import EXPORTERS, RUNTIMES
 from gdp.terminal import printable_lines
 
 if TYPE_CHECKING:
-    from gdp.api.run import Placing
     from gdp.api.tune import Round, Tuned
-    from gdp.cluster.types import Cluster
-    from gdp.graph.op_graph import OpGraph
+    from gdp.question import Question
     from gdp.result import Result
 
 FILE_RUNTIMES = tuple(row.name for row in RUNTIMES.values() if row.executes in ("onnx", "gguf"))
@@ -60,75 +58,64 @@ def run(
     Without PLACEMENT the model is placed first; a placement that remembers its model is enough.
     """
     from gdp.api import report as reporting
-    from gdp.api.run import Placing, runnable, runtime_of
-    from gdp.api.run import run as run_model
+    from gdp.api.place import ask
+    from gdp.api.run import execute
     from gdp.cli import first_run
     from gdp.cli.text import run_text
     from gdp.measure.measuring import Measuring
     from gdp.models import spec_of
-    from gdp.placement import placement_on
-    from gdp.prepare import asked_of, room_bytes
+    from gdp.question import model_asked
+    from gdp.solve import evaluate
 
-    spec, dims, read = model.spec, model.bound(), None
+    spec, given = model.spec, None
     if placement is not None or model.is_placement:
         given, placement = model.beside(placement)
-        read = options.read_placement(placement)
-        asked, dims, _ = asked_of(read, given, None, dims)
-        spec = spec_of(asked)
-    machine = cluster.load() if read is None else cluster.of(read)
-    objective = options.objective_of(objective, read)
+        spec = spec_of(model_asked(options.read_placement(placement), given)[0])
     outputs.require(spec, placement, cluster.cluster, trained.checkpoint, trained.costs)
-    page = outputs.paths.get("report")
+    page, result = outputs.paths.get("report"), None
     with stages() as say:
-        how: Placing = {
-            "method": search.method, "checkpoint": trained.checkpoint,
-            "search": search.search(placing(say)), "constraints": constraints.read(),
-        }  # fmt: skip
         measuring = Measuring(timing.measure_seconds, search.seed, progress=say)
         say(f"loading {spec}", 0.0)  # no line: one that cannot be loaded is refused in one
-        room = room_bytes(machine, how["constraints"]) if read is None else None
-        graph = options.told_load(spec, dims, room)
-        if read is None:
-            how = runnable(spec, how, timing.runtime)
-            row = runtime_of(spec, timing.runtime)
-            result = _placed(graph, machine, row, objective, trained.costs, how, search, say)
+        if placement is None:
+            question = ask(
+                spec, cluster.load(), load=options.load_with_progress, dims=model.bound(),
+                objective=objective or "latency", costs=trained.costs, method=search.method,
+                search=search.search(placing(say)), checkpoint=trained.checkpoint,
+                constraints=constraints.read(),
+            )  # fmt: skip
+            result = _placed(question, timing.runtime, search, say)
             placed = result.placement
         else:
-            result = placed = placement_on(read, graph, machine)
-            first_run.prepare(None, objective, say)
-        report = run_model(
-            spec, machine, placed, dims=model.dims, objective=objective,
-            costs=trained.costs, runtime=timing.runtime, measuring=measuring, graph=graph,
-        )  # fmt: skip
+            question, placed = options.question_about(
+                placement, model, cluster, objective, trained.costs, given
+            )
+            first_run.prepare(None, question.objective, say)
+        report = execute(question, placed, measuring, timing.runtime)
     if page:
-        reporting.report(
-            graph, result, machine, page,
-            objective=objective, costs=trained.costs, measured=report,
-        )  # fmt: skip
+        result = result or evaluate(question, placed)
+        reporting.write_page(question, result, page, reporting.measured_view(report))
     show(report, lambda: run_text(report))
     if report["outputs_equal"] is False or not report.get("inner_equal", True):
         sys.exit(1)
 
 
 def _placed(
-    graph: "OpGraph", machine: "Cluster", runtime: Runtime, objective: str, costs: str | None,
-    how: "Placing", search: options.MethodOptions, say: Say,
-) -> "Result":  # fmt: skip
-    """A placement that the runtime executes; the stages of finding it are told."""
-    from gdp import solve
-    from gdp.api.run import place_runnable
+    question: "Question", runtime: str | None, search: options.MethodOptions, say: Say
+) -> "Result":
+    """An answer that the runtime executes; the stages of finding it are told."""
+    from gdp.api.run import place_runnable, runnable, runtime_of
     from gdp.cli import first_run
+    from gdp.solve import require_answerable
 
-    solve.require_answerable(
-        graph, machine, method=search.method, costs=costs, checkpoint=how.get("checkpoint"),
-        constraints=how.get("constraints"),
-    )  # fmt: skip
-    first_run.prepare(search.method, objective, say)
+    row = runtime_of(question.model or question.graph, runtime)
+    question = runnable(question, row)
+    require_answerable(question)
+    first_run.prepare(search.method, question.objective, say)
     limit = f"{search.seconds:g} s"
     if search.evaluations is not None:
         limit = f"{search.evaluations} evaluations"
-    say(f"placing on {machine.name}, at most {limit} of search")
-    return place_runnable(graph, machine, runtime, objective, costs, how)
+    say(f"placing on {question.cluster.name}, at most {limit} of search")
+    return place_runnable(question, row)
 
 
 @click.command()

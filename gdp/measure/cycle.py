@@ -7,7 +7,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from gdp.measure.plan import ExecutionPlan, Prediction, make_plan
+from gdp.measure.plan import ExecutionPlan, make_plan
+from gdp.sim.prediction import Prediction
 
 MAX_IN_FLIGHT = 16
 MOST_UNROLLED = 5000

@@ -11,10 +11,11 @@ from gdp.costs.adapt import LinkSeconds, Piece, Run, Share, base_dispatch_s, op_
 from gdp.costs.base import CostModel, RuntimeOverheads
 from gdp.graph.groups import first_members
 from gdp.graph.op_graph import OpGraph
-from gdp.measure.plan import ExecutionPlan, Prediction
+from gdp.measure.plan import ExecutionPlan
 from gdp.measure.report import RunReport
 from gdp.sim.latency import simulate
 from gdp.sim.objectives import find_objective
+from gdp.sim.prediction import Prediction
 from gdp.sim.segments import segment_problem, segment_values
 
 

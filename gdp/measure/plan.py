@@ -1,7 +1,6 @@
 """A placement as the segments that a runtime executes, with the times that are predicted."""
 
 from dataclasses import dataclass
-from typing import NamedTuple
 
 import numpy as np
 from jaxtyping import Int
@@ -10,19 +9,11 @@ from gdp.cluster.types import Cluster
 from gdp.costs.base import roofline
 from gdp.graph.op_graph import OpGraph
 from gdp.placement import Teams
-from gdp.problem.problem import Problem, make_problem
+from gdp.problem.problem import make_problem
 from gdp.sim.latency import shares_processor
 from gdp.sim.objectives import find_objective
+from gdp.sim.prediction import Prediction
 from gdp.sim.segments import latency_segments, segment_problem, segment_values, segments
-
-
-class Prediction(NamedTuple):
-    """A placed problem over fused ops, which predicts times, and the fused op of every op."""
-
-    problem: Problem
-    device: Int[np.ndarray, "M"]
-    group_of: Int[np.ndarray, "N"]
-    teams: Teams = ()  # of the stages that several devices serve in turn
 
 
 def roofline_prediction(
@@ -64,7 +55,7 @@ def make_plan(prediction: Prediction, objective: str) -> ExecutionPlan:
     from gdp.sim.latency import simulate
     from gdp.sim.score import score
 
-    problem, device, group_of, teams = prediction
+    problem, device, teams = prediction.problem, prediction.device, prediction.teams
     if not find_objective(objective).pipelined:
         segment = latency_segments(problem, device)
     else:
@@ -76,7 +67,7 @@ def make_plan(prediction: Prediction, objective: str) -> ExecutionPlan:
     dispatch_s = np.array([d.dispatch_s for d in cut.cluster.devices])
     seconds = cut.compute_s[np.arange(len(where)), where] + dispatch_s[where]
     return ExecutionPlan(
-        segment=segment[group_of],
+        segment=segment[prediction.group_of],
         segment_device=where,
         # Ids are topological, so they decide between segments that start together.
         order=tuple(np.lexsort((np.arange(len(where)), schedule.start_s)).tolist()),

@@ -11,15 +11,9 @@ from jaxtyping import Int
 from gdp.cluster.types import Cluster
 from gdp.graph.op_graph import OpGraph
 from gdp.measure.measuring import Measuring
-from gdp.measure.plan import (
-    ExecutionPlan,
-    Prediction,
-    make_plan,
-    replicas_s,
-    roofline_prediction,
-    uncut_s,
-)
+from gdp.measure.plan import ExecutionPlan, make_plan, replicas_s, roofline_prediction, uncut_s
 from gdp.measure.report import PLACED, REPLICAS, SIMPLEST, SINGLE, Row, RunReport, measured_fields
+from gdp.sim.prediction import Prediction
 
 if TYPE_CHECKING:
     from gdp.measure.compare import Comparison

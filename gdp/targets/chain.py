@@ -9,35 +9,34 @@ device once.
 
 import itertools
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 from jaxtyping import Int
 
 from gdp import solve
 from gdp.cluster.types import Cluster
-from gdp.constraints import Constraints, allowed_mask
-from gdp.costs.base import CostModel
+from gdp.constraints import allowed_mask
 from gdp.costs.offload import resident
-from gdp.errors import ArgumentError, InfeasibleError, PlacementError, of_kind
+from gdp.errors import ArgumentError, InfeasibleError, PlacementError
 from gdp.graph.op_graph import OpGraph
-from gdp.methods.base import Candidate, Search
+from gdp.methods.base import Candidate
 from gdp.methods.simplify import SHARE
 from gdp.models import Model, as_served
 from gdp.ops.vllm import BATCHED_TOKENS, BATCHED_TOKENS_LARGE, LARGE_BYTES
 from gdp.placement import Placement, check, make_placement
+from gdp.question import Question
 from gdp.result import Result
 from gdp.sim.objectives import find_objective
-from gdp.targets.accelerate.plan import PlannedPlacement, torch_boundaries
+from gdp.targets.modules import modules_kept, torch_boundaries, with_whole_modules
 from gdp.targets.openvino.export import hetero_plan
 from gdp.targets.rows import (
     MEMORY_SHARES,
     ModuleBlocks,
     Row,
     best_row,
+    first_that_fits,
     module_blocks,
 )
 from gdp.targets.vllm.export import layer_row, with_one_share
@@ -48,61 +47,25 @@ PIPELINE_METHODS = ("blocks", "pipeline_dp")
 """Their plans enter most devices once."""
 
 
-def first_that_fits(
-    graph: OpGraph, cluster: Cluster, placements: Iterable[Placement | None], reason: str,
-    *, method: str, objective: str, costs: CostModel | str | Path | None,
-) -> Result:  # fmt: skip
-    """The first placement that fits in memory, evaluated; `InfeasibleError` where none does."""
-    for placement in placements:
-        if placement is None:
-            continue
-        result = solve.evaluated(graph, placement, cluster, objective=objective, costs=costs)
-        if result.score.feasible:
-            return replace(result, method=method)
-        reason = str(result.score)
-    raise InfeasibleError(f"{graph.name!r} does not fit on cluster {cluster.name!r}: {reason}")
-
-
-def plan_pipelining(
-    graph: OpGraph,
-    cluster: Cluster,
-    *,
-    model: Model | None = None,
-    whole: Sequence[str] = (),
-    objective: str = "latency",
-    costs: CostModel | str | Path | None = None,
-    constraints: Constraints | None = None,
-    search: Search | None = None,
-    **_: Any,
-) -> PlannedPlacement:
+def plan_pipelining(question: Question) -> Result:
     """The best pipeline of a PyTorch module; see `best_pipeline`. A note says why one device has
     it all."""
-    cuts, reason = torch_boundaries(model, graph, whole)
-    result = best_pipeline(
-        graph, cluster, list(cuts), objective=objective,
-        costs=costs, constraints=constraints, simplicity=(search or Search()).simplicity,
-    )  # fmt: skip
+    graph = question.graph
+    cuts, reason = torch_boundaries(question.model, graph, modules_kept(question))
+    result = best_pipeline(question, list(cuts))
     used = np.unique(result.placement.device[~graph.is_io])
-    usable = sum(device.supported != frozenset() for device in resident(cluster).devices)
+    devices = result.question.cluster.devices
+    usable = sum(device.supported != frozenset() for device in devices)
     if len(used) == 1 and usable > 1:
         reason = reason or (
             f"of the pipelines over {len(cuts)} places where calls of modules begin none is faster "
             "than one device by more than a cut may cost"
         )
         result = replace(result, notes=(*result.notes, f"all on one device: {reason}"))
-    return PlannedPlacement(result, resident(cluster), costs)
+    return result
 
 
-def best_pipeline(
-    graph: OpGraph,
-    cluster: Cluster,
-    cuts: Sequence[int],
-    *,
-    objective: str = "throughput",
-    costs: CostModel | str | Path | None = None,
-    constraints: Constraints | None = None,
-    simplicity: float | None = None,
-) -> Result:
+def best_pipeline(question: Question, cuts: Sequence[int]) -> Result:
     """The plan of least period whose stages begin at some of the ops `cuts`: on the accelerators,
     or where there are none on the CPUs.
 
@@ -112,23 +75,21 @@ def best_pipeline(
     Raises:
         InfeasibleError: if nothing fits.
     """
-    if objective != "throughput":
+    if question.objective != "throughput":
         raise ArgumentError(
-            f"--for pipelining plans pipelines, not {objective}: add --objective throughput"
+            f"--for pipelining plans pipelines, not {question.objective}: add --objective "
+            "throughput"
         )
-    constraints = constraints or Constraints()
-    if constraints.together or constraints.whole:
+    if question.constraints.together or question.constraints.whole:
         raise ArgumentError("--for pipelining cuts where modules begin: leave out --together")
-    machine = resident(cluster)
-    block = np.searchsorted(np.array(sorted(cuts)), np.arange(graph.num_ops), side="right")
-    blocks = module_blocks(graph, machine, block, costs, constraints)
+    question = replace(question, cluster=resident(question.cluster))
+    ops = np.arange(question.graph.num_ops)
+    blocks = module_blocks(question, np.searchsorted(np.array(sorted(cuts)), ops, side="right"))
+    simplicity = question.search.simplicity
     share_of_time = SHARE if simplicity is None else simplicity
     rows = (_pipeline_row(blocks, share, share_of_time) for share in MEMORY_SHARES)
-    return first_that_fits(
-        graph, machine, (blocks.placement(row, "gdp pipelining") for row in rows),
-        "no device holds even one of its pieces",
-        method="pipelining", objective=objective, costs=costs,
-    )  # fmt: skip
+    plans = (blocks.placement(row, "gdp pipelining") for row in rows)
+    return first_that_fits(question, plans, "no device holds even one of its pieces", "pipelining")
 
 
 def _pipeline_row(blocks: ModuleBlocks, memory_share: float, simplicity: float) -> Row:
@@ -155,16 +116,7 @@ def vllm_model(model: Model, cluster: Cluster) -> Model:
     return as_served(model, BATCHED_TOKENS_LARGE if large else BATCHED_TOKENS)
 
 
-def plan_vllm(
-    graph: OpGraph,
-    cluster: Cluster,
-    *,
-    objective: str = "latency",
-    costs: CostModel | str | Path | None = None,
-    constraints: Constraints | None = None,
-    whole: Sequence[str] = (),
-    **_: Any,
-) -> PlannedPlacement:
+def plan_vllm(question: Question) -> Result:
     """The best plan that vLLM's pipeline can follow: of least seconds of a sample, or for
     throughput of least period, over all orders of unlike GPUs. Of plans that are equally fast one
     that spreads evenly: vLLM gives every rank the cache that the fullest one has room for.
@@ -173,56 +125,41 @@ def plan_vllm(
         InfeasibleError: if nothing fits.
         PlacementError: if the model has no single row of layers.
     """
-    constraints = of_kind(constraints, Constraints, "constraints")
-    if whole or constraints.together or constraints.whole:
+    constraints = question.constraints
+    if question.granularity not in (None, "op") or constraints.together or constraints.whole:
         raise ArgumentError(
             "--for vllm keeps layers whole by itself: leave out --granularity and --together"
         )
-    machine = with_one_share(resident(cluster))
+    machine = with_one_share(resident(question.cluster))
     if all(device.is_cpu for device in machine.devices):
-        raise InfeasibleError(f"cluster {cluster.name!r} has no GPU, and vLLM needs one here")
-    row = layer_row(graph)
-    block = row.layer.clip(0, row.num_layers - 1)
-    blocks = module_blocks(graph, machine, block, costs, constraints)
-    join = np.maximum if find_objective(objective).pipelined else np.add
+        raise InfeasibleError(
+            f"cluster {question.cluster.name!r} has no GPU, and vLLM needs one here"
+        )
+    question = replace(question, cluster=machine)
+    row = layer_row(question.graph)
+    blocks = module_blocks(question, row.layer.clip(0, row.num_layers - 1))
+    join = np.maximum if find_objective(question.objective).pipelined else np.add
     rows = (blocks.even_row(share, join) for share in MEMORY_SHARES)
-    result = first_that_fits(
-        graph, machine, (blocks.placement(row, "gdp vllm") for row in rows),
-        "no GPU holds even one of its layers", method="vllm", objective=objective, costs=costs,
-    )  # fmt: skip
-    return PlannedPlacement(result, machine, costs)
+    plans = (blocks.placement(row, "gdp vllm") for row in rows)
+    return first_that_fits(question, plans, "no GPU holds even one of its layers", "vllm")
 
 
-def plan_openvino(
-    graph: OpGraph,
-    cluster: Cluster,
-    *,
-    whole: tuple[str, ...] = (),
-    objective: str = "latency",
-    costs: CostModel | str | Path | None = None,
-    search: Search | None = None,
-    constraints: Constraints | None = None,
-    **_: Any,
-) -> PlannedPlacement:
+def plan_openvino(question: Question) -> Result:
     """The best plan with one piece a device: each device alone, the shortest row of pieces along
     the ops' order (a dynamic program over the cuts), and the plans of pipeline methods.
 
     Raises:
         InfeasibleError: if no such plan fits.
     """
-    find_objective(objective)
-    started_s = time.perf_counter()
-    search = of_kind(search, Search, "search")
-    constraints = of_kind(constraints, Constraints, "constraints")
-    constraints = replace(constraints, whole=tuple({*constraints.whole, *whole}))
+    started_s, question = time.perf_counter(), with_whole_modules(question)
     rows: list[Candidate] = []
     best: tuple[float, Placement] | None = None
-    for name, placement in _plans(graph, cluster, costs, search, constraints):
+    for name, placement in _plans(question):
         since_s = time.perf_counter()
-        if reason := _refusal(graph, cluster, constraints, placement):
+        if reason := _refusal(question, placement):
             rows.append(Candidate(name, None, None, None, False, 0.0, reason))
             continue
-        score = solve.simulate(graph, placement, cluster, objective=objective, costs=costs)
+        score = solve.simulate(question, placement)
         rows.append(
             Candidate(name, score.latency_s, score.period_s, score.value_s, score.feasible,
                       time.perf_counter() - since_s, "" if score.feasible else str(score))
@@ -231,23 +168,22 @@ def plan_openvino(
             best = score.value_s, placement
     if best is None:
         raise InfeasibleError(
-            f"{graph.name!r} does not fit on cluster {cluster.name!r} with one piece a device"
+            f"{question.graph.name!r} does not fit on cluster {question.cluster.name!r} with one "
+            "piece a device"
         )
-    result = solve.evaluated(graph, best[1], cluster, objective=objective, costs=costs)
-    result = replace(
-        result, method="openvino", candidates=tuple(rows), seed=search.seed,
-        evaluations=len(rows), seconds=time.perf_counter() - started_s,
+    return replace(
+        solve.evaluate(question, best[1]), method="openvino", candidates=tuple(rows),
+        seed=question.search.seed, evaluations=len(rows),
+        seconds=time.perf_counter() - started_s,
     )  # fmt: skip
-    return PlannedPlacement(result, cluster, costs)
 
 
-def _refusal(
-    graph: OpGraph, cluster: Cluster, constraints: Constraints, placement: Placement
-) -> str:
+def _refusal(question: Question, placement: Placement) -> str:
     """Why OpenVINO cannot follow a plan, or the constraints forbid it; "" where neither is so."""
+    graph, cluster = question.graph, question.cluster
     if faults := check(placement, graph, cluster):
         return faults[0]
-    allowed = allowed_mask(constraints, graph, cluster)
+    allowed = allowed_mask(question.constraints, graph, cluster)
     if not allowed[np.arange(graph.num_ops), placement.device].all():
         return "the constraints forbid it"
     try:
@@ -257,36 +193,28 @@ def _refusal(
     return ""
 
 
-def _plans(
-    graph: OpGraph, cluster: Cluster, costs: CostModel | str | Path | None, search: Search,
-    constraints: Constraints,
-) -> Iterator[tuple[str, Placement]]:  # fmt: skip
+def _plans(question: Question) -> Iterator[tuple[str, Placement]]:
     """Plans by name that mostly have one piece a device."""
+    graph, cluster, constraints = question.graph, question.cluster, question.constraints
     for d, device in enumerate(cluster.devices):
         alone = np.where(graph.is_io, cluster.host, d)
         yield f"all on {device.name}", make_placement(graph, cluster, alone, made_by="gdp openvino")
     if not (constraints.whole or constraints.together):
-        for k, devices in enumerate(_rows(graph, cluster, costs, constraints)):
+        for k, devices in enumerate(_rows(question)):
             placement = make_placement(graph, cluster, devices, made_by="gdp openvino")
             yield f"row of pieces {k + 1}", placement
     for method in PIPELINE_METHODS:
         try:
-            result = solve.place(
-                graph, cluster, objective="throughput", method=method, costs=costs, search=search,
-                constraints=constraints,
-            )  # fmt: skip
+            result = solve.solve(replace(question, objective="throughput", method=method))
         except InfeasibleError:
             continue
         yield method, replace(result.placement, made_by="gdp openvino")
 
 
-def _rows(
-    graph: OpGraph, cluster: Cluster, costs: CostModel | str | Path | None,
-    constraints: Constraints,
-) -> Iterator[Int[np.ndarray, "N"]]:  # fmt: skip
+def _rows(question: Question) -> Iterator[Int[np.ndarray, "N"]]:
     """Devices of the rows of least latency, and of least period, with less and less memory."""
-    block = np.searchsorted(_cuts(graph), np.arange(graph.num_ops), side="right")
-    blocks = module_blocks(graph, cluster, block, costs, constraints)
+    ops = np.arange(question.graph.num_ops)
+    blocks = module_blocks(question, np.searchsorted(_cuts(question.graph), ops, side="right"))
     seen: set[bytes] = set()
     for join, share in itertools.product((np.add, np.maximum), MEMORY_SHARES):
         row = blocks.best_of_orders(share, join)[1]

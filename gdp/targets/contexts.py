@@ -19,8 +19,9 @@ from gdp.graph.generation import grows, longest_of_model, request_of, with_conte
 from gdp.graph.op_graph import OpGraph
 from gdp.placement import Placement, make_placement
 from gdp.prepare import requests_in_flight
+from gdp.question import Question
+from gdp.result import Result
 from gdp.sim.objectives import Score
-from gdp.targets.accelerate.plan import PlannedPlacement
 from gdp.terminal import stage
 
 STEP = 256
@@ -54,15 +55,14 @@ def weights_once(
     return rows
 
 
-def longest_of_plan(
-    graph: OpGraph, placement: Placement, cluster: Cluster, score: Score, objective: str
-) -> int | None:
+def longest_of_plan(question: Question, placement: Placement, score: Score) -> int | None:
     """Tokens of the longest context that the plan of a request has memory for, at most what the
     model was made for; None where the plan does not fit, or nothing says how caches grow."""
+    graph, cluster = question.graph, question.cluster
     request = request_of(graph)
     if request is None or not grows(graph) or not score.feasible:
         return None
-    count = requests_in_flight(graph, cluster, objective)
+    count = requests_in_flight(graph, cluster, question.objective)
     other_bytes = score.peak_bytes - cache_bytes_on(graph, placement, cluster, count)
 
     def fits(tokens: int) -> bool:
@@ -86,62 +86,63 @@ def _most(graph: OpGraph) -> int:
     return longest if request is None else max(longest, request.held)
 
 
-def plan_longest(
-    graph: OpGraph,
-    quick: Callable[[OpGraph], PlannedPlacement],
-    plan: Callable[[OpGraph], PlannedPlacement],
-) -> tuple[int, OpGraph, PlannedPlacement]:
-    """The longest context for which a plan is found: its tokens, the graph with caches of so many,
-    and its plan.
+def plan_longest(question: Question, plan: Callable[[Question], Result]) -> Result:
+    """The answer with caches for the longest context for which a plan is found; a note says how
+    long it is.
 
-    Bisection between the context of the request and that of the model. Every plan that is found
-    says how far its own devices go, so that few are made.
+    Bisection between the context of the request and that of the model, with plans that are made
+    without a search. Every plan that is found says how far its own devices go, so that few are
+    made.
 
     Args:
-        graph: Of a request.
-        quick: Plans a graph in little time, for contexts that are tried.
-        plan: Plans the graph of the answer.
+        question: Of a request.
+        plan: Answers questions.
 
     Raises:
         ModelError: The graph is of no request, or does not say how its caches grow.
         InfeasibleError: No plan is found for the tokens of the request alone.
     """
+    graph, search = question.graph, question.search
+    at_once = replace(search, seconds=0.0, evaluations=None, progress=None)
+
+    def quick(graph: OpGraph) -> Result:
+        return plan(replace(question, graph=graph, search=at_once))
+
     request = request_of(graph)
     if request is None or not grows(graph):
         raise ModelError("--context max is for requests (--generate) to hf: and .gguf models")
     known, low, failed = quick(graph), request.held, _most(graph) + 1
-    low = _longest_of(graph, known) or low
+    low = _longest_of(known) or low
     tried = _most(graph)
     while low < tried and failed - low > max(STEP, (failed - low) // CLOSE, low // CLOSE):
         stage(f"longest context: at least {low} tokens, trying {tried}")
         try:
             known = quick(with_context(graph, tried))
-            low = max(tried, _longest_of(with_context(graph, tried), known) or tried)
+            low = max(tried, _longest_of(known) or tried)
         except InfeasibleError:
             failed = tried
         tried = (low + failed) // 2 // STEP * STEP
     graph = with_context(graph, low)
     try:
-        planned = plan(graph)
+        result = plan(replace(question, graph=graph))
     except InfeasibleError:  # a longer search is no promise to find what a short one found
-        planned = _carried(known, graph)
-    return low, graph, planned
+        result = _carried(known, graph)
+    most = longest_of_model(graph)
+    note = f"the longest context for which a plan was found is {low} tokens"
+    note += f"; the model was made for {most}" if most else ""
+    return replace(result, notes=(*result.notes, note))
 
 
-def _longest_of(graph: OpGraph, planned: PlannedPlacement) -> int | None:
-    result = planned.result
-    return longest_of_plan(
-        graph, result.placement, planned.cluster, result.score, result.objective
-    )  # fmt: skip
+def _longest_of(result: Result) -> int | None:
+    return longest_of_plan(result.question, result.placement, result.score)
 
 
-def _carried(planned: PlannedPlacement, graph: OpGraph) -> PlannedPlacement:
+def _carried(result: Result, graph: OpGraph) -> Result:
     """The plan of the same request with other caches; its bound holds where these are larger."""
-    result, cluster, costs = planned.result, planned.cluster, planned.costs
-    old = result.placement
+    question, old = replace(result.question, graph=graph), result.placement
     placement = replace(
-        make_placement(graph, cluster, old.device, old.rank, made_by=old.made_by),
+        make_placement(graph, question.cluster, old.device, old.rank, made_by=old.made_by),
         teams=old.teams, streamed_bytes=old.streamed_bytes,
     )  # fmt: skip
-    score = solve.simulate(graph, placement, cluster, objective=result.objective, costs=costs)
-    return replace(planned, result=replace(result, placement=placement, score=score))
+    score = solve.simulate(question, placement)
+    return replace(result, question=question, placement=placement, score=score)

@@ -11,21 +11,19 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from pathlib import Path
 
 import numpy as np
 from jaxtyping import Float, Int, Shaped
 
 from gdp import solve
 from gdp.cluster.types import Cluster, fullness, nearly_full
-from gdp.constraints import Constraints
-from gdp.costs.base import CostModel
-from gdp.costs.default import resolve_costs
+from gdp.errors import InfeasibleError
 from gdp.graph.op_graph import OpGraph
 from gdp.placement import Placement, make_placement
 from gdp.prepare import prepare_problem
 from gdp.problem.arrays import arrays_of
-from gdp.result import Result, with_bound
+from gdp.question import Question
+from gdp.result import Result, counts_of, with_bound
 
 MAX_ORDERS = 2000
 MEMORY_SHARES = (0.0, 0.5, 1.0)
@@ -157,18 +155,11 @@ class ModuleBlocks:
         return make_placement(self.graph, self.cluster, self.devices(row), made_by=made_by)
 
 
-def module_blocks(
-    graph: OpGraph,
-    cluster: Cluster,
-    block: Int[np.ndarray, "N"],
-    costs: CostModel | str | Path | None,
-    constraints: Constraints,
-) -> ModuleBlocks:
+def module_blocks(question: Question, block: Int[np.ndarray, "N"]) -> ModuleBlocks:
     """Seconds, weights and crossing bytes of all stretches of blocks; `block` ascends with ops."""
-    costs, _ = resolve_costs(costs, cluster, graph)
-    prepared = prepare_problem(
-        graph, cluster, "throughput", costs=costs, constraints=constraints, keep_apart=block
-    )
+    graph, cluster = question.graph, question.cluster
+    # Stretches pay their dispatch as the stages of a pipeline do.
+    prepared = prepare_problem(replace(question, objective="throughput"), keep_apart=block)
     flat = arrays_of(prepared.problem)
     count = int(block.max()) + 1
     per_op = np.where(prepared.problem.allowed, flat.compute_s, np.inf)
@@ -216,12 +207,11 @@ def _weight_bytes(graph: OpGraph, block: np.ndarray, count: int) -> Int[np.ndarr
     return held.astype(np.int64)
 
 
-def evened(
-    result: Result, placements: Iterable[Placement | None], graph: OpGraph, cluster: Cluster,
-    costs: CostModel | str | Path | None, simplicity: float | None = None,
-) -> Result:  # fmt: skip
+def evened(result: Result, placements: Iterable[Placement | None]) -> Result:
     """The result, or one of some placements that is as fast and leaves a larger share of its memory
     free on the fullest device; simplicity 0 allows none that is slower at all."""
+    question = result.question
+    graph, cluster, simplicity = question.graph, question.cluster, question.search.simplicity
     slack = 0.0 if simplicity == 0.0 else EQUAL
     limit_s = result.value_s * (1 + slack)
     best, fullest = result, max(fullness(cluster, result.score.peak_bytes.tolist()))
@@ -229,7 +219,7 @@ def evened(
     if result.placement.teams or (len(used) < 2 and fullest <= ROOMY):
         return result
     for placement in filter(None, placements):
-        score = solve.simulate(graph, placement, cluster, objective=result.objective, costs=costs)
+        score = solve.simulate(question, placement)
         full = max(fullness(cluster, score.peak_bytes.tolist()))
         if score.feasible and score.value_s <= limit_s and full < fullest:
             best, fullest = replace(result, placement=placement, score=score), full
@@ -245,9 +235,26 @@ def evened(
     full = nearly_full(cluster, best.score.peak_bytes.tolist())
     best = replace(
         best, notes=(*told, note, *([full] if full else [])), deviation_s=None,
-        counts=solve.counts_of(graph, best.placement),
+        counts=counts_of(graph, best.placement),
     )  # fmt: skip
     return with_bound(best, result.bound_s, result.bound_by)
+
+
+def first_that_fits(
+    question: Question, placements: Iterable[Placement | None], reason: str, method: str
+) -> Result:
+    """The first placement that fits in memory, evaluated; `InfeasibleError` where none does, with
+    the reason that is given where there is no placement at all."""
+    for placement in placements:
+        if placement is None:
+            continue
+        result = solve.evaluate(question, placement)
+        if result.score.feasible:
+            return replace(result, method=method)
+        reason = str(result.score)
+    raise InfeasibleError(
+        f"{question.graph.name!r} does not fit on cluster {question.cluster.name!r}: {reason}"
+    )
 
 
 def orders_by_kind(cluster: Cluster) -> Iterator[tuple[int, ...]]:

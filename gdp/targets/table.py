@@ -16,14 +16,14 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from gdp.cluster.types import Cluster
-    from gdp.constraints import Constraints
     from gdp.files.writing import OverwritePolicy
     from gdp.graph.op_graph import OpGraph
     from gdp.measure.report import RunReport
     from gdp.measure.request import RunRequest
     from gdp.models import Model
     from gdp.placement import Placement
-    from gdp.targets.accelerate.plan import PlannedPlacement
+    from gdp.question import Question
+    from gdp.result import Result
 
 
 @dataclass(frozen=True)
@@ -134,18 +134,23 @@ RUNTIMES: Mapping[str, Runtime] = {
 class ExportJob:
     """The arguments of one export."""
 
-    model: "Model"
-    graph: "OpGraph"
+    question: "Question"  # with the model, its graph and the cluster
     placement: "Placement"
-    cluster: "Cluster"
     output: "Path"
-    dims: Mapping[str, int]
     overwrite: "OverwritePolicy"
+
+    @property
+    def spec(self) -> str:
+        """The model as the command line names it."""
+        from gdp.models import spec_of
+
+        return "" if self.question.model is None else spec_of(self.question.model)
 
     @property
     def plan(self) -> "tuple[OpGraph, Placement, Cluster, Path, OverwritePolicy]":
         """Positional arguments of exporters that need no model."""
-        return self.graph, self.placement, self.cluster, self.output, self.overwrite
+        question = self.question
+        return question.graph, self.placement, question.cluster, self.output, self.overwrite
 
 
 @dataclass(frozen=True)
@@ -161,19 +166,13 @@ class Exporter:
 
 
 def _onnxruntime(job: ExportJob) -> "list[Path]":
-    from gdp.models import spec_of
     from gdp.targets.onnxruntime.export import export_onnxruntime
     from gdp.targets.onnxruntime.source import load_source
 
-    source = load_source(spec_of(job.model), job.dims)
+    source = load_source(job.spec, job.question.dims)
+    graph, placement, cluster, output, overwrite = job.plan
     return export_onnxruntime(
-        source.model,
-        source.folder,
-        job.graph,
-        job.placement,
-        job.cluster,
-        job.output,
-        overwrite=job.overwrite,
+        source.model, source.folder, graph, placement, cluster, output, overwrite=overwrite
     )
 
 
@@ -185,23 +184,21 @@ def _openvino(job: ExportJob) -> "list[Path]":
 
 def _accelerate(job: ExportJob) -> "list[Path]":
     from gdp.targets.accelerate.device_map import export_accelerate
-    from gdp.targets.accelerate.plan import torch_module
+    from gdp.targets.modules import torch_module
 
-    return export_accelerate(*job.plan, module=torch_module(job.model))
+    return export_accelerate(*job.plan, module=torch_module(job.question.model))
 
 
 def _pipelining(job: ExportJob) -> "list[Path]":
     from gdp.errors import PlacementError
-    from gdp.models import spec_of
-    from gdp.targets.accelerate.plan import torch_boundaries
+    from gdp.targets.modules import torch_boundaries
     from gdp.targets.pipelining.export import export_pipelining
 
-    cuts, reason = torch_boundaries(job.model, job.graph, ())
+    graph, placement, cluster, output, overwrite = job.plan
+    cuts, reason = torch_boundaries(job.question.model, graph, ())
     if not cuts:
         raise PlacementError(f"there is nothing to export: {reason}")
-    return export_pipelining(
-        spec_of(job.model), job.graph, job.placement, job.cluster, cuts, job.output, job.overwrite
-    )
+    return export_pipelining(job.spec, graph, placement, cluster, cuts, output, overwrite)
 
 
 def _llamacpp(job: ExportJob) -> "list[Path]":
@@ -215,14 +212,14 @@ def _vllm(job: ExportJob) -> "list[Path]":
     from gdp.cluster.reserve import for_runtime
     from gdp.importers.pytorch.config_check import check_config
     from gdp.importers.pytorch.config_spec import config_file, parse_config_spec
-    from gdp.models import spec_of
     from gdp.targets.vllm.export import export_vllm
 
-    peak_bytes = solve.simulate(job.graph, job.placement, job.cluster).peak_bytes
-    config = check_config(config_file(spec_of(job.model)))
+    peak_bytes = solve.simulate(job.question, job.placement).peak_bytes
+    config = check_config(config_file(job.spec))
     longest = (config.get("text_config") or config).get("max_position_embeddings")
-    job = replace(job, cluster=for_runtime(job.cluster, "vllm"))
-    spec = parse_config_spec(spec_of(job.model))
+    machine = for_runtime(job.question.cluster, "vllm")
+    job = replace(job, question=replace(job.question, cluster=machine))
+    spec = parse_config_spec(job.spec)
     scheme = "" if spec.quantize == "none" else spec.quantize
     return export_vllm(
         *job.plan, peak_bytes=peak_bytes, longest=longest, quantize=scheme,
@@ -231,10 +228,10 @@ def _vllm(job: ExportJob) -> "list[Path]":
 
 
 def _jax(job: ExportJob) -> "list[Path]":
-    from gdp.models import spec_of
     from gdp.targets.jax.export import export_jax
 
-    return export_jax(spec_of(job.model), job.placement, job.cluster, job.output, job.overwrite)
+    _, placement, cluster, output, overwrite = job.plan
+    return export_jax(job.spec, placement, cluster, output, overwrite)
 
 
 EXPORTERS: Mapping[str, Exporter] = {
@@ -259,7 +256,7 @@ class PlanningTarget:
     """A runtime whose own form of placements `gdp place --for` searches."""
 
     name: str
-    function: str  # "module:function"; called as `gdp.targets.accelerate.plan.plan_accelerate`
+    function: str  # "module:function"; takes a `Question` and returns a `Result`
     by_module: bool = False  # whole modules, where granularity "op" is not possible
     exact: bool = False  # one program over blocks, instead of a method
     offloads: bool = False  # weights may rest in host memory or on disk
@@ -267,17 +264,12 @@ class PlanningTarget:
     computes: str = ""  # "module:function" of (model, cluster): the model as it computes it
     replicates: bool = False  # lets devices take samples in turn
 
-    def plan(
-        self, *question: Any, constraints: "Constraints | None" = None, **options: Any
-    ) -> "PlannedPlacement":
-        """Place a graph on a cluster, with replicated stages only where the runtime has them."""
-        from gdp.constraints import Constraints
-        from gdp.errors import of_kind
-
-        options["constraints"] = of_kind(constraints, Constraints, "constraints")
+    def plan(self, question: "Question") -> "Result":
+        """Answer a question, with replicated stages only where the runtime has them."""
         if not self.replicates:
-            options["constraints"] = replace(options["constraints"], replicas=False)
-        return _imported(self.function)(*question, **options)
+            one = replace(question.constraints, replicas=False)
+            question = replace(question, constraints=one)
+        return _imported(self.function)(question)
 
     def model(self, model: "Model", cluster: "Cluster") -> "Model":
         """The model as the runtime computes it on a cluster, where its ops are others."""
@@ -291,7 +283,7 @@ PLANNING_TARGETS: Mapping[str, PlanningTarget] = {
                        offloads=True),
         PlanningTarget("llamacpp", "gdp.targets.llamacpp.plan:plan_llamacpp", exact=True,
                        searches=False),
-        PlanningTarget("onnxruntime", "gdp.api.place:plan_freely", replicates=True),
+        PlanningTarget("onnxruntime", "gdp.targets.free:plan_freely", replicates=True),
         PlanningTarget("openvino", "gdp.targets.chain:plan_openvino", exact=True),
         PlanningTarget("pipelining", "gdp.targets.chain:plan_pipelining", by_module=True,
                        exact=True),

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from refusals import CLUSTER, DEVICE, Run, changed, refused, small
 
+from gdp import solve
 from gdp.cli import first_run
 from gdp.cluster.types import Cluster
 from gdp.errors import GdpError
@@ -229,7 +230,7 @@ def broken(*args: object, **kwargs: object) -> None:
 def test_a_bug_is_one_line_with_exit_code_3(
     run: Run, model: Path, monkeypatch: pytest.MonkeyPatch, as_json: tuple
 ) -> None:
-    monkeypatch.setattr(solve, "place", broken)
+    monkeypatch.setattr(solve, "solve", broken)
     monkeypatch.setattr(first_run, "prepare", lambda *_: None)  # its notice is not of the bug
     code, out, err = run("place", model, *CLUSTER, *as_json)
     assert (code, out) == (3, "")
@@ -245,7 +246,7 @@ def test_verbose_shows_the_traceback_of_a_bug(
 ) -> None:
     import logging
 
-    monkeypatch.setattr(solve, "place", broken)
+    monkeypatch.setattr(solve, "solve", broken)
     logger = logging.getLogger()
     level = logger.level
     try:

@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from gdp.cli.options import told_load
+from gdp.cli.options import load_with_progress
 from gdp.cli.show import placing, stages
 from gdp.terminal import stage
 
@@ -58,5 +58,5 @@ def test_loading_says_what_it_does_away_from_a_terminal(
         stage(f"tracing {spec}")
 
     monkeypatch.setattr("gdp.models.load", traced)
-    told_load("hf:llama", {})
+    load_with_progress("hf:llama", {})
     assert capsys.readouterr() == ("", "gdp: tracing hf:llama\n")

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from gdp import clock, explain, solve
-from gdp.api.place import place_for
+from gdp.api.place import answer
 from gdp.bounds.best import all_bounds, best_bound
 from gdp.cluster.types import UNLIMITED_BYTES, Cluster, Device, Link, make_cluster
 from gdp.constraints import Constraints, Pin
@@ -27,6 +27,7 @@ from gdp.graph.op_graph import INPUT, OUTPUT, OpGraph, make_graph
 from gdp.methods.base import Search
 from gdp.placement import make_placement
 from gdp.problem.problem import make_problem
+from gdp.question import Question, question_about
 from gdp.result import Result
 from gdp.sim.score import values
 from gdp.targets.accelerate import plan as accelerate
@@ -99,14 +100,21 @@ def test_caches_of_offloaded_modules_lie_on_the_main_device(memory_mb: int, rest
         plain, weight_bytes=plain.weight_bytes + 4 * MB * holds, cache_bytes=4 * MB * holds
     )
     plan = plan_accelerate(
-        graph, box(memory_mb), whole=whole_modules(None, graph, "module"), costs=roofline,
-        search=SEARCH,
-    )  # fmt: skip
-    peak = dict(zip(plan.cluster.device_names, plan.result.score.peak_bytes.tolist(), strict=True))
+        Question(
+            graph,
+            box(memory_mb),
+            constraints=Constraints(whole=whole_modules(None, graph, "module")),
+            costs=roofline,
+            search=SEARCH,
+        )
+    )
+    peak = dict(
+        zip(plan.question.cluster.device_names, plan.score.peak_bytes.tolist(), strict=True)
+    )
     assert peak["g0"] // MB == 10 * (4 - resting) + 16
     assert peak["cpu offload"] // MB == 10 * resting
-    assert plan.result.bound_s <= plan.result.value_s
-    again = solve.simulate(graph, plan.result.placement, box(memory_mb), costs=roofline)
+    assert plan.bound_s <= plan.value_s
+    again = solve.simulate(Question(graph, box(memory_mb), costs=roofline), plan.placement)
     assert again.peak_bytes.tolist() == list(peak.values())
     assert again.feasible
 
@@ -133,9 +141,17 @@ def test_a_plan_whose_caches_hardly_lack_room_is_followed_by_one_that_holds_less
     held = np.where(np.arange(plain.num_ops) == plain.op_index["mul3"], 160 * MB, 0)
     graph = replace(plain, weight_bytes=plain.weight_bytes + held, cache_bytes=held)
     plan = plan_accelerate(
-        graph, box(519), whole=whole_modules(None, graph, "module"), costs=roofline, search=SEARCH
+        Question(
+            graph,
+            box(519),
+            constraints=Constraints(whole=whole_modules(None, graph, "module")),
+            costs=roofline,
+            search=SEARCH,
+        )
     )
-    peak = dict(zip(plan.cluster.device_names, plan.result.score.peak_bytes.tolist(), strict=True))
+    peak = dict(
+        zip(plan.question.cluster.device_names, plan.score.peak_bytes.tolist(), strict=True)
+    )
     assert (peak["g0"] // MB, peak["cpu offload"] // MB) == (160, 400)
 
 
@@ -147,15 +163,15 @@ def test_searches_for_one_map_share_the_seconds(
     """Also where caches want a second search: the parts of the clock are no more than it."""
     given: list[float] = []
 
-    def counted(*args: Any, search: Search, **options: Any) -> Result:
-        limit = search.budget()
+    def counted(question: Question) -> Result:
+        limit = question.search.budget()
         given.append(limit.seconds or 0.0)
         now.s += limit.seconds or 0.0
         # Of what a search may use, it uses all.
-        return placed(*args, search=SEARCH, **options)
+        return solved(replace(question, search=SEARCH))
 
-    placed, now = solve.place, SimpleNamespace(s=0.0)
-    monkeypatch.setattr(solve, "place", counted)
+    solved, now = solve.solve, SimpleNamespace(s=0.0)
+    monkeypatch.setattr(solve, "solve", counted)
     monkeypatch.setattr(clock, "time", SimpleNamespace(perf_counter=lambda: now.s))
     plain = chain(4)
     holds = plain.weight_bytes > 0
@@ -163,10 +179,15 @@ def test_searches_for_one_map_share_the_seconds(
         plain, weight_bytes=plain.weight_bytes + 4 * MB * holds, cache_bytes=4 * MB * holds
     )
     plan = plan_accelerate(
-        graph, box(memory_mb, second_mb), whole=whole_modules(None, graph, "module"),
-        costs=roofline, search=Search(seconds=8.0),
-    )  # fmt: skip
-    assert plan.result.score.feasible
+        Question(
+            graph,
+            box(memory_mb, second_mb),
+            constraints=Constraints(whole=whole_modules(None, graph, "module")),
+            costs=roofline,
+            search=Search(seconds=8.0),
+        )
+    )
+    assert plan.score.feasible
     assert 0.0 < sum(given) <= 8.0
 
 
@@ -178,18 +199,20 @@ def test_no_answer_is_worse_than_the_plan_of_a_peer_that_fits(seed: int, method:
     graph, cluster = chain(3), resident(box(100, 100))
     rng = np.random.default_rng(seed)
     constraints = Constraints(forbid=(Pin("mul0", ("g1",)),)) if seed % 2 else Constraints()
-    own = solve.place(
-        graph, cluster, method=method, costs=roofline, search=SEARCH, constraints=constraints
+    own = solve.solve(
+        Question(
+            graph, cluster, method=method, costs=roofline, search=SEARCH, constraints=constraints
+        )
     )
     result = own
     for number in range(8):
         device = np.where(graph.is_io, cluster.host, rng.integers(1, 3, graph.num_ops))
         peer = Peer(f"peer {number}", "a peer", lambda d=device: make_placement(graph, cluster, d))
-        result = beside(result, peer, graph, cluster, roofline, constraints)
+        result = beside(result, peer)
         row = result.candidates[-1]
         barred = bool(seed % 2) and device[graph.op_index["mul0"]] == 2
         assert row.feasible != barred
-        again = solve.simulate(graph, result.placement, cluster, costs=roofline)
+        again = solve.simulate(Question(graph, cluster, costs=roofline), result.placement)
         assert again.value_s == result.value_s
         assert result.bound_s <= result.value_s
     rows = [row for row in result.candidates if row.feasible]
@@ -207,14 +230,16 @@ def test_accelerates_own_map_is_answered_where_it_is_the_best(
     how: dict[str, Any] = {"method": "single", "costs": roofline, "search": SEARCH}
     for granularity in ("module", "layer"):
         whole = whole_modules(None, graph, granularity)
-        plan = plan_accelerate(graph, cluster, module=object(), whole=whole, **how)
-        row = plan.result.candidates[-1]
+        plan = plan_accelerate(
+            Question(graph, cluster, constraints=Constraints(whole=whole), **how)
+        )
+        row = plan.candidates[-1]
         assert row.method == "accelerate, auto"
         assert row.feasible
-        assert plan.result.method == "accelerate, auto"
-        assert plan.result.value_s == row.value_s
-        assert plan.result.placement.device_names == plan.cluster.device_names
-        score = solve.simulate(graph, plan.result.placement, cluster, costs=roofline)
+        assert plan.method == "accelerate, auto"
+        assert plan.value_s == row.value_s
+        assert plan.placement.device_names == plan.question.cluster.device_names
+        score = solve.simulate(Question(graph, cluster, costs=roofline), plan.placement)
         assert score.value_s == row.value_s
         # Eight ops of 1 ms, and twice 10 MB over a link of 1 GB/s.
         assert row.value_s == pytest.approx(28e-3, rel=1e-4)
@@ -263,8 +288,8 @@ def test_tensors_of_offloaded_ops_are_the_main_devices() -> None:
 def test_a_machine_without_accelerators_offloads_nothing() -> None:
     cpu = make_cluster("cpu", [Device("epyc", "cpu", {"default": 1e9}, 1e9)])
     assert with_offload(cpu, ["cpu"]) is cpu
-    found = plan_accelerate(chain(), cpu, method="blocks")
-    assert set(found.result.placement.device.tolist()) == {0}
+    found = plan_accelerate(Question(chain(), cpu, method="blocks"))
+    assert set(found.placement.device.tolist()) == {0}
 
 
 def test_what_fits_stays_on_the_accelerator_and_what_does_not_streams() -> None:
@@ -273,21 +298,35 @@ def test_what_fits_stays_on_the_accelerator_and_what_does_not_streams() -> None:
     graph = chain()
     whole = whole_modules(None, graph, "layer")
     assert whole == ("layers.0", "layers.1", "layers.2")
-    fits = plan_accelerate(graph, box(100), whole=whole, method="auto", search=SEARCH)
-    assert fits.result.score.latency_s == pytest.approx(6e-3, rel=1e-3)
-    assert "cpu offload" not in fits.cluster.device_names
-    tight = plan_accelerate(graph, box(25), whole=whole, method="auto", search=SEARCH)
-    assert tight.result.score.latency_s == pytest.approx(26e-3, rel=1e-3)
-    devices = tight.result.placement.device
+    fits = plan_accelerate(
+        Question(
+            graph, box(100), constraints=Constraints(whole=whole), method="auto", search=SEARCH
+        )
+    )
+    assert fits.score.latency_s == pytest.approx(6e-3, rel=1e-3)
+    assert "cpu offload" not in fits.question.cluster.device_names
+    tight = plan_accelerate(
+        Question(graph, box(25), constraints=Constraints(whole=whole), method="auto", search=SEARCH)
+    )
+    assert tight.score.latency_s == pytest.approx(26e-3, rel=1e-3)
+    devices = tight.placement.device
     assert sorted(np.bincount(devices, minlength=3).tolist()) == [2, 2, 4]
-    for call in (solve.simulate, solve.evaluated):
-        again = call(graph, tight.result.placement, box(25), costs=roofline)
-        assert again.value_s == tight.result.value_s, "the plain cluster is all that is needed"
-    moved = explain(graph, tight.result.placement, box(25), op="mul0", costs=roofline)
+    asked = question_about(tight.placement, graph, box(25), costs=roofline)
+    for again in (solve.simulate(*asked), solve.evaluate(*asked)):
+        assert again.value_s == tight.value_s, "the plain cluster is all that is needed"
+    moved = explain(graph, tight.placement, box(25), op="mul0", costs=roofline)
     assert [row["device"] for row in moved["devices"]] == ["epyc", "g0", "cpu offload"]
     with pytest.raises(InfeasibleError):
-        plan_accelerate(graph, box(25), whole=whole, offload="none", method="auto",
-                             search=SEARCH)  # fmt: skip
+        plan_accelerate(
+            Question(
+                graph,
+                box(25),
+                constraints=Constraints(whole=whole),
+                offload="none",
+                method="auto",
+                search=SEARCH,
+            )
+        )
 
 
 def test_the_bound_counts_what_streams_beside_the_critical_path() -> None:
@@ -363,14 +402,21 @@ def test_modules_stay_whole_by_granularity() -> None:
     assert whole_modules(None, graph, "op") == ()
     assert whole_modules(None, graph, "module") == tuple(f"layers.{i}.linear" for i in range(4))
     for seed in range(3):
-        placed = place_for(
-            None, graph, cluster, granularity="layer", objective="throughput", method="auto",
-            search=Search(seed, None, 50),
-        )  # fmt: skip
-        device = placed.result.placement.device[1:-1].reshape(4, 2)
+        placed = answer(
+            Question(
+                graph,
+                cluster,
+                target=None,
+                granularity="layer",
+                objective="throughput",
+                method="auto",
+                search=Search(seed, None, 50),
+            )
+        )
+        device = placed.placement.device[1:-1].reshape(4, 2)
         assert (device[:, 0] == device[:, 1]).all()
     with pytest.raises(ValueError, match="accelerate goes by whole modules"):
-        place_for("accelerate", graph, cluster, granularity="op")
+        answer(Question(graph, cluster, target="accelerate", granularity="op"))
     with pytest.raises(ValueError, match="no granularity 'block'"):
         whole_modules(None, graph, "block")
 
@@ -386,11 +432,12 @@ def test_parameters_of_the_model_itself_stay_on_the_main_device() -> None:
         weight_bytes=[0, 10 * MB, 30 * MB, 30 * MB, 0, 10 * MB, 0],
         scope=["", "", "first", "second", "", "", ""],
     )  # fmt: skip
-    how: dict[str, Any] = {"method": "auto", "search": SEARCH, "whole": ("first", "second")}
+    how: dict[str, Any] = {"method": "auto", "search": SEARCH,
+                           "constraints": Constraints(whole=("first", "second"))}  # fmt: skip
 
     def names(*memory_mb: int) -> list[str]:
-        plan = plan_accelerate(graph, box(*memory_mb), **how)
-        return [plan.cluster.device_names[d] for d in plan.result.placement.device[1:6]]
+        plan = plan_accelerate(Question(graph, box(*memory_mb), **how))
+        return [plan.question.cluster.device_names[d] for d in plan.placement.device[1:6]]
 
     assert set(names(90)) == {"g0"}
     assert names(60, 35) == ["g0", "g1", "g0", "g0", "g0"]
@@ -399,4 +446,4 @@ def test_parameters_of_the_model_itself_stay_on_the_main_device() -> None:
     assert set(offloaded[3:]) <= {"g0", "cpu offload"}
     assert offloaded[4] == "g0"
     with pytest.raises(InfeasibleError, match=r"parameters of the model itself, .* take 19.07 MiB"):
-        plan_accelerate(graph, box(30), **how)
+        plan_accelerate(Question(graph, box(30), **how))

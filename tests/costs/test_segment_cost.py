@@ -14,6 +14,7 @@ from gdp.costs.learned import LearnedCosts
 from gdp.costs.profile import Overheads, Profile, ProfileError
 from gdp.graph.op_graph import OpGraph, make_graph
 from gdp.prepare import prepare_problem
+from gdp.question import Question
 from gdp.sim.latency import periods
 
 
@@ -43,7 +44,7 @@ def test_devices_that_pay_for_segments_are_charged_what_was_measured() -> None:
     charged = costs.with_runtime_overheads(Cluster.load("2xcpu-core+a100"))
     assert [d.dispatch_s for d in charged.devices] == [7e-5, 7e-5, 5e-6]
     problem = prepare_problem(
-        chain(4), Cluster.load("2xcpu-core"), "throughput", costs=costs
+        Question(chain(4), Cluster.load("2xcpu-core"), objective="throughput", costs=costs)
     ).problem
     assert {d.dispatch_s for d in problem.cluster.devices} == {7e-5}
     before = Cluster.load("2xcpu-core")
@@ -55,7 +56,9 @@ def test_devices_that_pay_for_segments_are_charged_what_was_measured() -> None:
 def test_two_large_pieces_are_worth_more_than_eight_small_ones() -> None:
     """Sixteen equal layers balance two cores either way; each further cut costs both something."""
     costs = LearnedCosts((replace(shipped()[0], segment_s=7e-5),))
-    prepared = prepare_problem(chain(16), Cluster.load("2xcpu-core"), "throughput", costs=costs)
+    prepared = prepare_problem(
+        Question(chain(16), Cluster.load("2xcpu-core"), objective="throughput", costs=costs)
+    )
     assert prepared.problem.num_ops == 16
     halves, eighths = (np.arange(16) // run % 2 for run in (8, 2))
     two_s, eight_s = periods(prepared.problem, np.stack([halves, eighths]))[0]

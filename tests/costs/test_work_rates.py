@@ -21,6 +21,7 @@ from gdp.graph.op_graph import OpGraph
 from gdp.importers.jax.trace import trace
 from gdp.methods.base import Search
 from gdp.models import load
+from gdp.question import Question
 from gdp.targets.jax.small_models import small_models
 
 CALL_S = 5e-6
@@ -200,9 +201,9 @@ def test_auto_answers_one_of_the_devices_that_xla_makes_of_a_processor() -> None
     """Two equal branches would take half as long on two devices, were these two."""
     cluster = Cluster.load("4xcpu-core")
     search = Search(seed=0, seconds=None, evaluations=100)
-    result = solve.place(branches(), cluster, search=search)
+    result = solve.solve(Question(branches(), cluster, search=search))
     assert len(set(result.placement.device.tolist())) == 1
-    independent = solve.place(branches(), cluster, search=search, costs=plain)
+    independent = solve.solve(Question(branches(), cluster, search=search, costs=plain))
     assert len(set(independent.placement.device.tolist())) == 2
     assert independent.value_s < 0.8 * result.value_s
 

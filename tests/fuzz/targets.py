@@ -18,6 +18,7 @@ from typing import Any
 
 import numpy as np
 
+import gdp
 from benchmarks.partitioning_instances import load_dnn_partitioning
 from gdp import solve
 from gdp.cli.options import demands_of
@@ -41,6 +42,7 @@ from gdp.models import load
 from gdp.placement import load_placement, make_placement, save_placement
 from gdp.policy.policy import WIDE, default_checkpoint, load_policy, pack
 from gdp.prepare import prepare_problem
+from gdp.question import Question
 from tests.fuzz import configurations, gguf_files, modules, seeds
 from tests.fuzz.documents import (
     mutate_bytes,
@@ -93,7 +95,7 @@ def cluster() -> Cluster:
 
 def _place(found: OpGraph, machine: Cluster | None = None, **options: Any) -> None:
     search = Search(seed=1, seconds=0.05, evaluations=20)
-    solve.place(found, machine or cluster(), method="heft", search=search, **options)
+    solve.solve(Question(found, machine or cluster(), method="heft", search=search, **options))
 
 
 def _file(name: str, document: Any, encode: Callable[[Any], bytes]) -> Any:
@@ -213,10 +215,10 @@ def _scratch() -> str:
 
 
 def _use_placement(found: Any) -> None:
-    solve.simulate(graph(), found, cluster())
+    solve.simulate(Question(graph(), cluster()), found)
     if found.question is not None:
         demands_of(Constraints(), found)
-        solve.simulate(None, found, objective=found.question.objective)
+        gdp.simulate(None, found, objective=found.question.objective)
     save_placement(make_placement(graph(), cluster(), found.device), Path(_scratch()) / "p.json")
 
 
@@ -366,13 +368,13 @@ def _instance_document() -> Any:
 
 TARGETS = (
     Target("onnx", 30, _write_onnx, load,
-           lambda found: prepare_problem(found, cluster())),
+           lambda found: prepare_problem(Question(found, cluster()))),
     Target("gguf", 8, _file("m.gguf", gguf_files.document, gguf_files.encode), load,
-           lambda found: prepare_problem(found, cluster()), ("gguf",)),
+           lambda found: prepare_problem(Question(found, cluster())), ("gguf",)),
     Target("hf", 20, _write_configuration, _load_configuration,
-           lambda found: prepare_problem(found, cluster()), ("torch", "transformers")),
+           lambda found: prepare_problem(Question(found, cluster())), ("torch", "transformers")),
     Target("torch", 20, _write_module, _load_module,
-           lambda found: prepare_problem(found, cluster()), ("torch",)),
+           lambda found: prepare_problem(Question(found, cluster())), ("torch",)),
     Target("graph", 15, _file("g.json", _graph_document, to_json), load_graph, _place),
     Target("cluster", 10, _file("c.toml", seeds.CLUSTER, to_toml), Cluster.load,
            lambda found: _place(graph(), found)),
@@ -384,7 +386,7 @@ TARGETS = (
            _use_corpus),
     Target("trace", 4, _write_trace, _read_trace, needs=("torch", "transformers")),
     Target("constraints", 6, _file("k.toml", seeds.CONSTRAINTS, to_toml), read_constraints,
-           lambda found: prepare_problem(graph(), cluster(), constraints=found)),
+           lambda found: prepare_problem(Question(graph(), cluster(), constraints=found))),
     Target("costs", 10, _write_costs, load_costs, _use_costs),
     Target("checkpoint", 6, _write_checkpoint, load_policy),
     Target("recipe", 8, _write_recipe, load_recipe,

@@ -9,7 +9,7 @@ from tiny import plain_graph, unit_cluster
 
 from gdp.cli.text import run_text
 from gdp.measure.measuring import Measuring
-from gdp.measure.plan import Prediction, replicas_s, uncut_s
+from gdp.measure.plan import replicas_s, uncut_s
 from gdp.measure.report import (
     PLACED,
     Row,
@@ -23,6 +23,7 @@ from gdp.measure.report import (
 )
 from gdp.measure.statistics import estimate
 from gdp.problem.problem import make_problem
+from gdp.sim.prediction import Prediction
 
 
 def row(rate: float, half: float, latency_s: float = 0.1, *, is_capped: bool = False) -> Row:

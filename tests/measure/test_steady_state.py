@@ -8,8 +8,8 @@ from tiny import plain_graph, unit_cluster
 
 from gdp.graph.op_graph import INPUT
 from gdp.measure.cycle import Bar, SteadyState, steady_state
-from gdp.measure.plan import Prediction
 from gdp.problem.problem import make_problem
+from gdp.sim.prediction import Prediction
 
 
 def shown(device: list[int], seconds: list[float], teams=(), devices: int = 2) -> SteadyState:

@@ -32,6 +32,7 @@ from gdp.methods.pipeline.method import best_pipeline, contract, linear_orders, 
 from gdp.methods.pipeline.stage_costs import stage_costs
 from gdp.methods.table import METHODS
 from gdp.problem.problem import Problem, make_problem
+from gdp.question import Question
 from gdp.sim import host_load
 from gdp.sim.latency import periods
 
@@ -318,11 +319,13 @@ def test_place_answers_for_pipelines_and_says_what_is_known(
     cluster = make_cluster(
         "three", devices, default_bytes_per_s=100.0, default_latency_s=0.0, host="host"
     )
-    load = solve.place(graph, cluster, objective="max_load", method="pipeline_dp", costs=roofline)
+    load = solve.solve(
+        Question(graph, cluster, objective="max_load", method="pipeline_dp", costs=roofline)
+    )
     assert load.value_s == pytest.approx(5.01)
     assert load.notes[0].startswith("no contiguous pipeline is better")
-    period = solve.place(
-        graph, cluster, objective="throughput", method="pipeline_dp", costs=roofline
+    period = solve.solve(
+        Question(graph, cluster, objective="throughput", method="pipeline_dp", costs=roofline)
     )
     assert period.value_s == pytest.approx(5.0)
 

@@ -18,6 +18,7 @@ from gdp.methods.base import Answer, Assignment, Method, Search
 from gdp.methods.portfolio import HEURISTICS, auto, quick_fill, replica_period_s
 from gdp.methods.scoring import Evaluated
 from gdp.problem.problem import Problem, make_problem
+from gdp.question import Question
 from gdp.sim.score import score, values
 
 
@@ -227,10 +228,10 @@ def test_what_was_not_found_is_told_from_what_cannot_fit() -> None:
     lumpy = plain_graph(3, [(0, 1), (1, 2)], 0, flop=[1.0] * 3, weight_bytes=[4, 4, 4])
     cluster = make_cluster("two", [cpu("a", memory_bytes=7), cpu("b", memory_bytes=7)])
     with pytest.raises(InfeasibleError) as unproven:
-        solve.place(lumpy, cluster, costs=roofline, search=counted)
+        solve.solve(Question(lumpy, cluster, costs=roofline, search=counted))
     assert "found no placement in 40 evaluations: " in str(unproven.value)
     assert "the closest misses" in str(unproven.value)
     assert "no proof that none fits" in str(unproven.value)
     large = plain_graph(1, [], 0, flop=[1.0], weight_bytes=[10])
     with pytest.raises(InfeasibleError, match=r"^no placement can fit: op 'o0' needs 10 B"):
-        solve.place(large, cluster, costs=roofline, search=counted)
+        solve.solve(Question(large, cluster, costs=roofline, search=counted))

@@ -26,6 +26,7 @@ from gdp.methods.portfolio import auto
 from gdp.methods.table import METHODS
 from gdp.placement import Teams
 from gdp.problem.problem import Problem, make_problem
+from gdp.question import Question
 from gdp.sim.latency import periods
 from gdp.sim.score import may_replicate, peak_bytes, period_s, score
 
@@ -237,21 +238,23 @@ def test_placing_replicates_unless_told_not_to() -> None:
     graph = plain_graph(3, [(0, 1), (1, 2)], flop=[5e9, 1e9, 1e9])
     cluster, search = cluster_preset("2xcpu-core"), Search(seconds=None, evaluations=50)
     how: dict[str, Any] = {"costs": roofline, "search": search, "method": "pipeline_dp"}
-    latency = solve.place(graph, cluster, **how)
+    latency = solve.solve(Question(graph, cluster, **how))
     assert latency.placement.teams == ()
     how["objective"] = "throughput"
-    free = solve.place(graph, cluster, **how)
+    free = solve.solve(Question(graph, cluster, **how))
     assert free.placement.teams == ((0, 1),)
     assert free.to_json()["teams"] == [["core0", "core1"]]
     assert free.to_json()["devices"] == {"core0": 3, "core1": 3}
     assert free.proven_optimal
-    plain = solve.place(graph, cluster, **how, constraints=Constraints(replicas=False))
+    plain = solve.solve(Question(graph, cluster, **how, constraints=Constraints(replicas=False)))
     assert plain.placement.teams == ()
     assert free.value_s < plain.value_s
     assert free.bound_s <= free.value_s
     assert solve.simulate(
-        graph, free.placement, cluster, objective="throughput", costs=roofline
+        Question(graph, cluster, objective="throughput", costs=roofline), free.placement
     ).value_s == pytest.approx(free.value_s)
-    again = solve.evaluated(graph, free.placement, cluster, objective="throughput", costs=roofline)
+    again = solve.evaluate(
+        Question(graph, cluster, objective="throughput", costs=roofline), free.placement
+    )
     assert again.value_s == pytest.approx(free.value_s)
     assert not merge([Constraints(), Constraints(replicas=False)]).replicas

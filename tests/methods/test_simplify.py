@@ -7,7 +7,6 @@ import pytest
 from tiny import all_devices, plain_graph, random_devices, random_problem, unit_cluster
 
 import gdp
-from gdp import solve
 from gdp.cluster.types import UNLIMITED_BYTES
 from gdp.costs.adapt import LinkSeconds, Run, adapt
 from gdp.methods.base import Answer, Assignment, Search
@@ -305,7 +304,7 @@ def test_place_answers_the_simplest_and_says_what_it_cost() -> None:
     assert simple.placement.simplicity_cost == pytest.approx(4.0 / 3.9 - 1)
     assert best.placement.simplicity_cost == 0
     search = Search(seconds=None, evaluations=100, simplicity=0.03)
-    rows = solve.compare(graph, cluster, names=["local_search"], costs=costs, search=search)
+    rows = gdp.compare(graph, cluster, names=["local_search"], costs=costs, search=search)
     row = rows["local_search"]
     assert not isinstance(row, str)
     assert row.value_s == best.value_s, "values are what is compared"

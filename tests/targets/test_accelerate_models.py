@@ -7,9 +7,11 @@ from typing import Any
 import pytest
 
 from gdp.cluster.presets import cluster_preset
+from gdp.constraints import Constraints
 from gdp.importers.pytorch.model import TorchModel
 from gdp.methods.base import Search
 from gdp.models import summary
+from gdp.question import Question
 from gdp.targets.accelerate.device_map import device_map
 from gdp.targets.accelerate.plan import plan_accelerate
 
@@ -35,13 +37,15 @@ def test_maps_are_legal_and_outputs_equal(family: str, tmp_path: Path) -> None:
     )
     whole = tuple(kept_modules(model))
     placed = plan_accelerate(
-        graph,
-        cluster,
-        whole=whole,
-        method="local_search",
-        search=Search(seconds=None, evaluations=60),
+        Question(
+            graph,
+            cluster,
+            constraints=Constraints(whole=whole),
+            method="local_search",
+            search=Search(seconds=None, evaluations=60),
+        )
     )
-    found = device_map(graph, placed.result.placement, placed.cluster, model)
+    found = device_map(graph, placed.placement, placed.question.cluster, model)
     assert "cpu" in found.values()
     assert {0, 1} & set(found.values())
     accelerate.utils.check_device_map(model, found)

@@ -22,6 +22,7 @@ from gdp.graph.file import save_graph
 from gdp.measure.request import RunRequest
 from gdp.models import load, traced_model
 from gdp.placement import make_placement, save_placement
+from gdp.question import Question
 from gdp.targets.jax.program import Layout, SegmentedJaxProgram, argument_values, as_numpy
 from gdp.targets.jax.run import jax_devices, run_jax
 
@@ -242,11 +243,11 @@ def test_replicas_are_refused_and_left_out_where_the_model_is_placed_first(
     placed: list[object] = []
     stop = RuntimeError("placed")
 
-    def place(*_: object, constraints: Constraints, **__: object) -> None:
-        placed.append(constraints)
+    def solve(question: Question) -> None:
+        placed.append(question.constraints)
         raise stop
 
-    monkeypatch.setattr(execute.solve, "place", place)
+    monkeypatch.setattr(execute.solve, "solve", solve)
     with pytest.raises(RuntimeError, match="placed"):
         execute.run("python:jax_models:cnn", devices(2), objective="throughput")
     assert placed == [Constraints(replicas=False)]

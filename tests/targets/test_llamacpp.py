@@ -12,7 +12,7 @@ from click.testing import CliRunner
 from gguf_models import MIB, box, sayable, write_gguf
 
 from gdp import solve
-from gdp.api.place import place_for
+from gdp.api.place import answer
 from gdp.api.run import export
 from gdp.cli.main import cli
 from gdp.cluster.file import cluster_of_toml, cluster_toml, load_cluster, read_cluster
@@ -24,6 +24,7 @@ from gdp.errors import ClusterError, InfeasibleError, PlacementError
 from gdp.graph.op_graph import OUTPUT, OpDetail, OpGraph, make_graph
 from gdp.models import load
 from gdp.placement import make_placement
+from gdp.question import Question
 from gdp.targets.llamacpp.flags import flags_of
 from gdp.targets.llamacpp.plan import _crossing, plan_llamacpp
 
@@ -75,11 +76,11 @@ def test_the_plan_is_the_best_that_the_flags_can_say(
     graph = load(f"{write_gguf(tmp_path / 'm.gguf', experts=experts)}?decode&sequence=64")
     cluster = box(*(int(size * MIB) for size in sizes))
     scores = [
-        solve.simulate(graph, placement, cluster, costs=roofline)
+        solve.simulate(Question(graph, cluster, costs=roofline), placement)
         for placement in sayable(graph, cluster)
     ]
     best = min(score.latency_s for score in scores if score.feasible)
-    found = plan_llamacpp(graph, cluster).result
+    found = plan_llamacpp(Question(graph, cluster))
     assert found.score.feasible
     # Less than a share of one op apart: memory for what flows is kept free, and traffic inside
     # fused ops is counted.
@@ -90,7 +91,7 @@ def test_the_plan_is_the_best_that_the_flags_can_say(
 def test_experts_go_to_the_cpu_where_the_gpu_is_small(tmp_path: Path) -> None:
     path = write_gguf(tmp_path / "m.gguf", experts=8, layers=4)
     graph, cluster = load(f"{path}?decode&sequence=64"), box(4 * MIB)
-    found = plan_llamacpp(graph, cluster).result
+    found = plan_llamacpp(Question(graph, cluster))
     flags = flags_of(graph, found.placement, cluster)
     assert flags.n_gpu_layers >= 4
     (rule,) = flags.override_tensor
@@ -116,7 +117,7 @@ def test_flags_say_cache_and_batch_as_planned(
     query: str, kind: str, ubatch: int, said: str, tmp_path: Path
 ) -> None:
     graph, cluster = load(f"{write_gguf(tmp_path / 'm.gguf')}?{query}"), box(64 * MIB)
-    flags = flags_of(graph, plan_llamacpp(graph, cluster).result.placement, cluster)
+    flags = flags_of(graph, plan_llamacpp(Question(graph, cluster)).placement, cluster)
     told = {option.flag: option for option in flags.options()}
     assert told["--cache-type-k"].value == told["--cache-type-v"].value == kind
     assert told["--ubatch-size"].value == str(ubatch)
@@ -129,9 +130,9 @@ def test_one_plan_serves_the_prompt_and_the_steps(tmp_path: Path) -> None:
     faster."""
     path = write_gguf(tmp_path / "m.gguf", experts=4)
     graph, cluster = load(f"{path}?prompt=24&new=40"), box(int(1.8 * MIB))
-    found = plan_llamacpp(graph, cluster).result
+    found = plan_llamacpp(Question(graph, cluster))
     scores = [
-        solve.simulate(graph, placement, cluster, costs=roofline)
+        solve.simulate(Question(graph, cluster, costs=roofline), placement)
         for placement in sayable(graph, cluster)
     ]
     best = min(score.latency_s for score in scores if score.feasible)
@@ -141,26 +142,30 @@ def test_one_plan_serves_the_prompt_and_the_steps(tmp_path: Path) -> None:
     assert flags.ctx_size == 64
     assert flags.n_gpu_layers > 0
     alone = load(f"{path}?decode&sequence=64")
-    assert flags_of(alone, plan_llamacpp(alone, cluster).result.placement, cluster).ctx_size == 64
+    assert (
+        flags_of(alone, plan_llamacpp(Question(alone, cluster)).placement, cluster).ctx_size == 64
+    )
 
 
 def test_a_small_cpu_makes_it_frugal_and_a_small_box_is_infeasible(tmp_path: Path) -> None:
     graph = load(f"{write_gguf(tmp_path / 'm.gguf')}?decode")
     quick_cpu = box(8 * MIB, cpu_bytes=MIB)
     devices = (replace(quick_cpu.devices[0], bytes_per_s=1e12), quick_cpu.devices[1])
-    found = plan_llamacpp(graph, replace(quick_cpu, devices=devices)).result
+    found = plan_llamacpp(Question(graph, replace(quick_cpu, devices=devices)))
     assert found.score.feasible
     assert found.placement.ops_on["gpu0"] > 30
     with pytest.raises(InfeasibleError):
-        plan_llamacpp(graph, box(MIB // 4, cpu_bytes=MIB))
+        plan_llamacpp(Question(graph, box(MIB // 4, cpu_bytes=MIB)))
 
 
 def test_a_gpu_that_is_slow_to_launch_is_left_out(tmp_path: Path) -> None:
     graph, cluster = load(f"{write_gguf(tmp_path / 'm.gguf')}?decode"), box(64 * MIB)
-    assert flags_of(graph, plan_llamacpp(graph, cluster).result.placement, cluster).n_gpu_layers > 0
+    assert (
+        flags_of(graph, plan_llamacpp(Question(graph, cluster)).placement, cluster).n_gpu_layers > 0
+    )
     cpu, gpu = cluster.devices
     slow = replace(cluster, devices=(cpu, replace(gpu, dispatch_s=1.0, dispatch_per="op")))
-    assert flags_of(graph, plan_llamacpp(graph, slow).result.placement, slow).n_gpu_layers == 0
+    assert flags_of(graph, plan_llamacpp(Question(graph, slow)).placement, slow).n_gpu_layers == 0
 
 
 def test_a_quick_cpu_keeps_what_fits_beside_the_embedding(tmp_path: Path) -> None:
@@ -173,11 +178,11 @@ def test_a_quick_cpu_keeps_what_fits_beside_the_embedding(tmp_path: Path) -> Non
     cluster = replace(cluster, devices=(replace(cpu, flop_per_s={"default": 1e13},
                                                 bytes_per_s=1e12), gpu))  # fmt: skip
     scores = [
-        solve.simulate(graph, placement, cluster, costs=roofline)
+        solve.simulate(Question(graph, cluster, costs=roofline), placement)
         for placement in sayable(graph, cluster)
     ]
     best = min(score.latency_s for score in scores if score.feasible)
-    assert plan_llamacpp(graph, cluster).result.value_s <= best * 1.03
+    assert plan_llamacpp(Question(graph, cluster)).value_s <= best * 1.03
 
 
 def two_blocks(small: int, large: int, embedding: int = 1) -> OpGraph:
@@ -224,8 +229,10 @@ def quickest(graph: OpGraph, cluster: Cluster, seconds: np.ndarray) -> list[int]
     def costs(graph: OpGraph, cluster: Cluster) -> np.ndarray:
         return seconds
 
-    found = plan_llamacpp(graph, cluster, costs=costs).result
-    scores = [solve.simulate(graph, p, cluster, costs=costs) for p in sayable(graph, cluster)]
+    found = plan_llamacpp(Question(graph, cluster, costs=costs))
+    scores = [
+        solve.simulate(Question(graph, cluster, costs=costs), p) for p in sayable(graph, cluster)
+    ]
     assert found.value_s == pytest.approx(min(s.latency_s for s in scores if s.feasible))
     return np.flatnonzero((found.placement.device == 0) & ~graph.is_io).tolist()
 
@@ -297,23 +304,23 @@ def test_a_machine_without_a_processor_is_told_of_unified_memory(tmp_path: Path)
     graph = load(f"{write_gguf(tmp_path / 'm.gguf', layers=2)}?decode&sequence=64")
     gpu = Device("pc", "gfx1151", {"default": 1e12}, 1e11, 64 * MIB)
     with pytest.raises(PlacementError, match=r"needs a CPU; .* has none: .* `unified = true`"):
-        plan_llamacpp(graph, make_cluster("pc", [gpu]))
-    found = plan_llamacpp(graph, make_cluster("pc", [replace(gpu, unified=True)])).result
+        plan_llamacpp(Question(graph, make_cluster("pc", [gpu])))
+    found = plan_llamacpp(Question(graph, make_cluster("pc", [replace(gpu, unified=True)])))
     assert found.score.feasible
 
 
 def test_demands_are_kept_or_refused(tmp_path: Path) -> None:
     graph, cluster = load(write_gguf(tmp_path / "m.gguf")), box(64 * MIB)
     kept = plan_llamacpp(
-        graph, cluster, constraints=Constraints(pins=(Pin("blk.1", ("cpu",)),))
-    ).result
+        Question(graph, cluster, constraints=Constraints(pins=(Pin("blk.1", ("cpu",)),)))
+    )
     assert flags_of(graph, kept.placement, cluster).n_gpu_layers == 2
     with pytest.raises(ValueError, match="latency of one pass"):
-        plan_llamacpp(graph, cluster, objective="throughput")
+        plan_llamacpp(Question(graph, cluster, objective="throughput"))
     with pytest.raises(ValueError, match="planned by one program, not by 'heft'"):
-        place_for("llamacpp", graph, cluster, method="heft")
+        answer(Question(graph, cluster, target="llamacpp", method="heft"))
     with pytest.raises(ValueError, match="leave out --together"):
-        plan_llamacpp(graph, cluster, constraints=Constraints(together=("*",)))
+        plan_llamacpp(Question(graph, cluster, constraints=Constraints(together=("*",))))
 
 
 @pytest.mark.parametrize(
@@ -376,7 +383,7 @@ def test_a_block_without_ops_is_a_layer_of_the_flags(tmp_path: Path) -> None:
         device = np.where(np.array(graph.scope) == "token_embd", 0, 1)
         device[graph.is_io] = 0
         assert flags_of(graph, make_placement(graph, cluster, device), cluster).n_gpu_layers == 6
-        found = plan_llamacpp(graph, cluster).result.placement
+        found = plan_llamacpp(Question(graph, cluster)).placement
         assert flags_of(graph, found, cluster).n_gpu_layers > 0
 
 
@@ -459,7 +466,7 @@ def test_a_device_in_one_memory_with_its_processor_needs_no_other(tmp_path: Path
     path.write_text("".join(f'[[device]]\nname = "{n}"\n' + entry.format(4) for n in "ab"))
     cluster = read_cluster(path)
     graph = load(f"{write_gguf(tmp_path / 'm.gguf', experts=4, layers=4)}?decode&sequence=64")
-    found = plan_llamacpp(graph, cluster).result
+    found = plan_llamacpp(Question(graph, cluster))
     flags = flags_of(graph, found.placement, cluster)
     assert flags.n_gpu_layers == 5
     assert min(flags.tensor_split) > 0
@@ -469,7 +476,7 @@ def test_a_device_in_one_memory_with_its_processor_needs_no_other(tmp_path: Path
     assert cluster_of_toml(cluster_toml(cluster), "two").devices == cluster.devices
     alone = load_cluster("dgx-spark")
     assert alone.devices[0].reserve_bytes < 0.1 * alone.devices[0].total_bytes
-    whole = plan_llamacpp(graph, alone).result.placement
+    whole = plan_llamacpp(Question(graph, alone)).placement
     assert whole.ops_on == {"dgx-spark": graph.num_ops}
     with pytest.raises(ClusterError, match="shares the memory of its own processor"):
         load_cluster("cpu+dgx-spark")

@@ -6,13 +6,13 @@ from typing import Any
 import numpy as np
 import pytest
 from gguf_models import MIB, box, sayable, write_gguf
-from tests.runtime.test_llamacpp_runs import lent_core
 
 import gdp
 from gdp.errors import MeasurementError
 from gdp.models import load
 from gdp.targets.llamacpp.flags import flags_of, slots_of
 from gdp.targets.llamacpp.run import Worker
+from tests.targets.test_llamacpp_runs import lent_core
 
 pytest.importorskip("llama_cpp", reason="needs the llama-cpp-python package")
 

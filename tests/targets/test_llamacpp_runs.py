@@ -16,6 +16,7 @@ from gdp.cluster.types import Cluster, Device, make_cluster
 from gdp.errors import ClusterError, ModelError
 from gdp.graph.generation import STEP
 from gdp.models import load
+from gdp.question import Question
 from gdp.targets.llamacpp import run as runtime
 from gdp.targets.llamacpp.flags import slots_of
 from gdp.targets.llamacpp.plan import plan_llamacpp
@@ -135,7 +136,7 @@ def test_tuning_finds_the_faster_device_and_is_remembered(
                      measuring=gdp.Measuring(seconds=1.0))  # fmt: skip
     assert tuned.rounds[-1].off < 0.2
     graph = load(spec)
-    found = plan_llamacpp(graph, cluster).result
+    found = plan_llamacpp(Question(graph, cluster))
     assert found.placement.ops_on["lent"] > graph.num_ops / 2
     assert "this machine" in found.costs
 

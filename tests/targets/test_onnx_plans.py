@@ -8,7 +8,7 @@ import pytest
 from click.testing import CliRunner
 
 from gdp import solve
-from gdp.api.place import place_for
+from gdp.api.place import answer
 from gdp.cli.main import cli
 from gdp.cluster.types import Cluster, Device, make_cluster
 from gdp.constraints import Constraints, Pin
@@ -16,6 +16,7 @@ from gdp.costs.base import CostModel
 from gdp.errors import InfeasibleError
 from gdp.graph.op_graph import INPUT, OUTPUT, OpGraph, make_graph
 from gdp.methods.base import Search
+from gdp.question import Question
 from gdp.targets.openvino.export import hetero_plan
 from gdp.targets.table import EXPORTERS, PLANNING_TARGETS
 
@@ -54,7 +55,7 @@ HALVES = costs_of([1.0, 1.0, 9.0, 9.0], [9.0, 9.0, 1.0, 1.0])
 
 def test_the_best_row_of_pieces_is_found_by_hand_figures() -> None:
     """1 + 1 on the CPU, 0.25 s over, 1 + 1 on the GPU, 0.25 s back."""
-    found = plan_openvino(row(), machine(), costs=HALVES, search=SEARCH).result
+    found = plan_openvino(Question(row(), machine(), costs=HALVES, search=SEARCH))
     assert found.placement.device.tolist() == [0, 0, 0, 1, 1, 0]
     assert found.value_s == pytest.approx(4.5, rel=1e-6)
 
@@ -65,34 +66,40 @@ def test_openvino_follows_the_plan_and_no_device_alone_is_better(
     objective: str, costs: CostModel
 ) -> None:
     graph, cluster = row(), machine()
-    found = plan_openvino(graph, cluster, objective=objective, costs=costs, search=SEARCH).result
+    found = plan_openvino(Question(graph, cluster, objective=objective, costs=costs, search=SEARCH))
     assert found.objective == objective
     plan = hetero_plan(graph, found.placement.device, cluster.device_names)
     assert len(set(plan["order"])) == len(plan["order"])
     alone = [c.value_s for c in found.candidates if c.method.startswith("all on")]
     assert len(alone) == 2
     assert found.value_s <= min(v for v in alone if v is not None)
-    free = solve.place(graph, cluster, objective=objective, costs=costs, search=SEARCH)
+    free = solve.solve(Question(graph, cluster, objective=objective, costs=costs, search=SEARCH))
     assert free.bound_s <= found.value_s * (1 + 1e-9)
 
 
 def test_for_the_period_the_pieces_are_balanced() -> None:
     even = costs_of([2.0] * 4, [2.0] * 4)
-    found = plan_openvino(row(), machine(), objective="throughput", costs=even, search=SEARCH)
-    assert found.result.value_s < 8.0
-    latency = plan_openvino(row(), machine(), costs=even, search=SEARCH).result
+    found = plan_openvino(
+        Question(row(), machine(), objective="throughput", costs=even, search=SEARCH)
+    )
+    assert found.value_s < 8.0
+    latency = plan_openvino(Question(row(), machine(), costs=even, search=SEARCH))
     assert latency.value_s == pytest.approx(8.0, rel=1e-6), "for the latency one device is enough"
 
 
 def test_pins_and_memory_are_heeded() -> None:
     pinned = Constraints(pins=(Pin("a", ("gpu",)),))
-    found = plan_openvino(row(), machine(), costs=HALVES, constraints=pinned, search=SEARCH).result
+    found = plan_openvino(
+        Question(row(), machine(), costs=HALVES, constraints=pinned, search=SEARCH)
+    )
     assert found.placement.device[1] == 1
     small = machine(25)
-    split = plan_openvino(row(), small, costs=costs_of([1.0] * 4, [5.0] * 4), search=SEARCH).result
+    split = plan_openvino(
+        Question(row(), small, costs=costs_of([1.0] * 4, [5.0] * 4), search=SEARCH)
+    )
     assert sorted(np.bincount(split.placement.device[1:5]).tolist()) == [2, 2]
     with pytest.raises(InfeasibleError):
-        plan_openvino(row(), machine(15), costs=HALVES, search=SEARCH)
+        plan_openvino(Question(row(), machine(15), costs=HALVES, search=SEARCH))
 
 
 def test_cuts_are_where_the_fewest_bytes_pass(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -103,7 +110,7 @@ def test_cuts_are_where_the_fewest_bytes_pass(monkeypatch: pytest.MonkeyPatch) -
     early = costs_of([1.0, 9.0, 9.0, 9.0], [9.0, 1.0, 1.0, 1.0])
 
     def devices(costs: CostModel) -> list[int]:
-        found = plan_openvino(graph, machine(), costs=costs, search=SEARCH).result
+        found = plan_openvino(Question(graph, machine(), costs=costs, search=SEARCH))
         return found.placement.device.tolist()
 
     assert devices(early) == [0, 1, 1, 1]
@@ -115,8 +122,10 @@ def test_cuts_are_where_the_fewest_bytes_pass(monkeypatch: pytest.MonkeyPatch) -
 
 def test_onnx_runtime_follows_what_gdp_places() -> None:
     graph, cluster = row(), machine()
-    free = solve.place(graph, cluster, costs=ALTERNATING, search=SEARCH)
-    planned = place_for("onnxruntime", graph, cluster, costs=ALTERNATING, search=SEARCH).result
+    free = solve.solve(Question(graph, cluster, costs=ALTERNATING, search=SEARCH))
+    planned = answer(
+        Question(graph, cluster, target="onnxruntime", costs=ALTERNATING, search=SEARCH)
+    )
     assert planned.placement.device.tolist() == free.placement.device.tolist()
 
 
@@ -138,7 +147,7 @@ def test_from_the_model_to_openvinos_files_on_the_command_line(tmp_path: Path) -
 def test_memory_is_counted_before_the_search() -> None:
     tiny = replace(machine(5))
     with pytest.raises(InfeasibleError):
-        place_for("openvino", row(), tiny, costs=HALVES, search=SEARCH)
+        answer(Question(row(), tiny, target="openvino", costs=HALVES, search=SEARCH))
 
 
 @pytest.mark.parametrize("target", [None, "accelerate", "onnxruntime", "openvino"])
@@ -146,10 +155,12 @@ def test_stages_are_replicated_where_the_export_holds_replicas(target: str | Non
     """One op takes nearly all the time, so that two cores in turn halve the period."""
     graph, costs = row(), costs_of([8.0, 0.5, 0.5, 0.5], [8.0, 0.5, 0.5, 0.5])
     cores = make_cluster("two", [Device(f"core{i}", "core", {"default": 1e9}, 1e9) for i in (0, 1)])
-    placed = place_for(target, graph, cores, objective="throughput", costs=costs, search=SEARCH)
+    placed = answer(
+        Question(graph, cores, target=target, objective="throughput", costs=costs, search=SEARCH)
+    )
     replicates = target is None or EXPORTERS[target].replicates
-    assert bool(placed.result.placement.teams) == replicates
-    assert placed.result.value_s == pytest.approx(4.75 if replicates else 8.0, rel=0.01)
+    assert bool(placed.placement.teams) == replicates
+    assert placed.value_s == pytest.approx(4.75 if replicates else 8.0, rel=0.01)
 
 
 def test_a_target_replicates_if_its_export_does() -> None:
@@ -159,7 +170,7 @@ def test_a_target_replicates_if_its_export_does() -> None:
 
 
 def test_a_model_that_llama_cpp_does_not_know_has_no_row_of_it() -> None:
-    placed = place_for(None, row(), machine(), costs=HALVES, search=SEARCH)
-    methods = [candidate.method for candidate in placed.result.candidates]
+    placed = answer(Question(row(), machine(), target=None, costs=HALVES, search=SEARCH))
+    methods = [candidate.method for candidate in placed.candidates]
     assert "single" in methods
     assert "llamacpp" not in methods

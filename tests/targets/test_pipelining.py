@@ -18,11 +18,14 @@ from tiny import plain_graph, unit_cluster
 
 import gdp
 from gdp import solve, targets
+from gdp.api.place import answer
 from gdp.cluster.types import Cluster, Device, make_cluster
 from gdp.costs.base import roofline
 from gdp.errors import InfeasibleError, PlacementError
 from gdp.graph.op_graph import OpGraph
+from gdp.methods.base import Search
 from gdp.placement import make_placement
+from gdp.question import Question
 from gdp.targets.chain import best_pipeline
 from gdp.targets.pipelining.export import export_pipelining, idle_share, stages_of
 from gdp.targets.rows import ModuleBlocks
@@ -71,7 +74,7 @@ def every_plan(graph: OpGraph, cluster: Cluster, cuts: Sequence[int]) -> list[fl
             for order in itertools.permutations(gpus, count):
                 placement = make_placement(graph, cluster, np.array(order)[stage])
                 score = solve.simulate(
-                    graph, placement, cluster, objective="throughput", costs=roofline
+                    Question(graph, cluster, objective="throughput", costs=roofline), placement
                 )
                 found.append(score.period_s if score.feasible else np.inf)
     return found
@@ -81,10 +84,20 @@ def every_plan(graph: OpGraph, cluster: Cluster, cuts: Sequence[int]) -> list[fl
 @pytest.mark.parametrize("room", [1 << 30, (1 << 22) + 400])
 def test_the_plan_is_the_best_of_all_legal_ones(seed: int, room: int) -> None:
     graph, cluster, cuts = chain(seed), box(room, room, 1 << 30), [2, 3, 5, 8]
-    found = best_pipeline(graph, cluster, cuts, costs=roofline, simplicity=0.0)
+    found = best_pipeline(
+        Question(
+            graph, cluster, search=Search(simplicity=0.0), objective="throughput", costs=roofline
+        ),
+        cuts,
+    )
     best = min(every_plan(graph, cluster, cuts))
     assert found.score.period_s == pytest.approx(best)
-    loose = best_pipeline(graph, cluster, cuts, costs=roofline, simplicity=0.5)
+    loose = best_pipeline(
+        Question(
+            graph, cluster, search=Search(simplicity=0.5), objective="throughput", costs=roofline
+        ),
+        cuts,
+    )
     assert loose.score.period_s <= 1.5 * best
     stages_of(graph, found.placement, cluster, dict.fromkeys(cuts, "module"))
 
@@ -104,12 +117,24 @@ def test_within_what_simplicity_may_cost_the_fewest_bytes_are_sent() -> None:
     graph, cluster = even_chain([1000, 1000, 1000, 1000, 10]), box(1 << 30, 1 << 30)
     for simplicity, wanted in ((0.0, 4), (0.1, 4), (0.3, 5), (0.6, 6)):
         found = best_pipeline(
-            graph, cluster, [1, 2, 3, 4, 5], costs=roofline, simplicity=simplicity
+            Question(
+                graph,
+                cluster,
+                search=Search(simplicity=simplicity),
+                objective="throughput",
+                costs=roofline,
+            ),
+            [1, 2, 3, 4, 5],
         )
         assert np.bincount(found.placement.device, minlength=2)[1] == wanted
     # Here the cut of four and two sends little, and the tensor behind it crosses the next cut.
     graph = even_chain([1000, 1000, 1000, 10, 1000])
-    found = best_pipeline(graph, cluster, [1, 2, 3, 4, 5], costs=roofline, simplicity=0.3)
+    found = best_pipeline(
+        Question(
+            graph, cluster, search=Search(simplicity=0.3), objective="throughput", costs=roofline
+        ),
+        [1, 2, 3, 4, 5],
+    )
     assert np.bincount(found.placement.device, minlength=2)[1] == 4
 
 
@@ -120,7 +145,16 @@ def test_a_stage_pays_for_its_launch() -> None:
     late = replace(second, dispatch_s=5e-3, dispatch_per="segment")
     for last, wanted in ((second, [1] * 4 + [2] * 2), (late, [1] * 6)):
         machine = replace(cluster, devices=(cpu, first, last))
-        found = best_pipeline(graph, machine, [1, 2, 3, 4, 5], costs=roofline, simplicity=0.0)
+        found = best_pipeline(
+            Question(
+                graph,
+                machine,
+                search=Search(simplicity=0.0),
+                objective="throughput",
+                costs=roofline,
+            ),
+            [1, 2, 3, 4, 5],
+        )
         assert found.placement.device.tolist() == wanted
 
 
@@ -135,7 +169,16 @@ def test_every_tensor_that_crosses_a_cut_pays_the_latency() -> None:
             memory_traffic_bytes=[0.0] * 6, weight_bytes=[100] * 6,
         )  # fmt: skip
         cuts = [4, 5]
-        found = best_pipeline(graph, cluster, cuts, costs=roofline, simplicity=0.0)
+        found = best_pipeline(
+            Question(
+                graph,
+                cluster,
+                search=Search(simplicity=0.0),
+                objective="throughput",
+                costs=roofline,
+            ),
+            cuts,
+        )
         assert np.bincount(found.placement.device, minlength=2)[1] == wanted
         assert found.score.period_s == pytest.approx(min(every_plan(graph, cluster, cuts)))
 
@@ -145,7 +188,7 @@ def test_devices_of_one_kind_with_different_memory_are_tried_in_both_orders() ->
     graph, machine = even_chain([1, 1]), box(150, 250)
     cpu, first, second = machine.devices
     cluster = replace(machine, devices=(cpu, first, replace(second, kind=first.kind)))
-    found = best_pipeline(graph, cluster, [2], costs=roofline)
+    found = best_pipeline(Question(graph, cluster, objective="throughput", costs=roofline), [2])
     assert found.placement.device.tolist() == [2, 2, 1]
 
 
@@ -156,7 +199,12 @@ def test_what_would_be_one_kernel_is_cut_where_a_stage_begins() -> None:
         flop=[1e6, 1e6, 1e6, 0.0], memory_traffic_bytes=[0.0] * 4, weight_bytes=[0, 100, 0, 0],
     )  # fmt: skip
     cluster, cuts = box(1 << 30, 1 << 30), [1, 2, 3]
-    found = best_pipeline(graph, cluster, cuts, costs=roofline, simplicity=0.0)
+    found = best_pipeline(
+        Question(
+            graph, cluster, search=Search(simplicity=0.0), objective="throughput", costs=roofline
+        ),
+        cuts,
+    )
     assert found.placement.device.tolist() == [1, 1, 2, 2]
     assert found.score.period_s == pytest.approx(2e-3)
 
@@ -179,7 +227,9 @@ def test_tensors_and_an_even_row_leave_less_memory_to_weights(
 
 def test_a_slow_link_leaves_all_on_one_device() -> None:
     cluster = box(1 << 30, 1 << 30, bytes_per_s=1.0)
-    found = best_pipeline(chain(0), cluster, [3, 6], costs=roofline)
+    found = best_pipeline(
+        Question(chain(0), cluster, objective="throughput", costs=roofline), [3, 6]
+    )
     assert set(found.placement.device) == {1}
     with pytest.raises(PlacementError, match="everything is on 'gpu0', there is nothing to split"):
         stages_of(chain(0), found.placement, cluster, {3: "a", 6: "b"})
@@ -187,9 +237,11 @@ def test_a_slow_link_leaves_all_on_one_device() -> None:
 
 def test_too_little_memory_is_said() -> None:
     with pytest.raises(InfeasibleError, match="does not fit on cluster 'box'"):
-        best_pipeline(chain(0), box(200, 200), [3, 6], costs=roofline)
+        best_pipeline(
+            Question(chain(0), box(200, 200), objective="throughput", costs=roofline), [3, 6]
+        )
     with pytest.raises(ValueError, match="add --objective throughput"):
-        best_pipeline(chain(0), box(200), [3], objective="latency")
+        best_pipeline(Question(chain(0), box(200), objective="latency"), [3])
 
 
 def test_stages_are_stretches_that_begin_where_modules_do(tmp_path: Path) -> None:
@@ -235,7 +287,9 @@ def test_a_tied_weight_is_held_once_in_a_stage() -> None:
     graph = replace(chain(0, 4), weight_id=np.array([0, 1, 0, 3]), tensor_bytes=np.ones(4, int))
     cuts = {1: "b", 2: "c", 3: "d"}
     cluster = box(250, 150)
-    found = best_pipeline(graph, cluster, list(cuts), costs=roofline)
+    found = best_pipeline(
+        Question(graph, cluster, objective="throughput", costs=roofline), list(cuts)
+    )
     assert found.placement.device.tolist() == [1, 1, 1, 2]
     assert found.score.feasible
     stages = stages_of(graph, found.placement, cluster, cuts)
@@ -250,12 +304,18 @@ def test_a_weight_that_three_ops_share_is_held_once_in_every_stretch() -> None:
     graph = replace(chain(0, 6), weight_id=np.array([0, 1, 2, 1, 1, 5]),
                     tensor_bytes=np.ones(6, int))  # fmt: skip
     for room, wanted in (((350, 150), [1] * 5 + [2]), ((450,), [1] * 6)):
-        found = best_pipeline(graph, box(*room), [1, 2, 3, 4, 5], costs=roofline)
+        found = best_pipeline(
+            Question(graph, box(*room), objective="throughput", costs=roofline), [1, 2, 3, 4, 5]
+        )
         assert found.placement.device.tolist() == wanted
     with pytest.raises(InfeasibleError):
-        best_pipeline(graph, box(350), [1, 2, 3, 4, 5], costs=roofline)
+        best_pipeline(
+            Question(graph, box(350), objective="throughput", costs=roofline), [1, 2, 3, 4, 5]
+        )
     # The last four hold three weights; without the first reader, two of them still share one.
-    found = best_pipeline(graph, box(250, 350), [2], costs=roofline)
+    found = best_pipeline(
+        Question(graph, box(250, 350), objective="throughput", costs=roofline), [2]
+    )
     assert found.placement.device.tolist() == [1] * 2 + [2] * 4
 
 
@@ -370,7 +430,6 @@ def test_why_a_module_stays_on_one_device_is_said(spec: str, tmp_path: Path) -> 
 
 
 def test_two_ranks_compute_what_the_module_does(spec: str, tmp_path: Path) -> None:
-    from gdp.api.place import place_for
     from gdp.api.run import export
     from gdp.models import load
 
@@ -380,10 +439,13 @@ def test_two_ranks_compute_what_the_module_does(spec: str, tmp_path: Path) -> No
     graph = load(spec)
     cores = [Device(f"core{i}", "cpu", {"default": 1e6}, 1e12) for i in range(2)]
     cluster = make_cluster("cores", cores, default_latency_s=1e-9)
-    found = place_for("pipelining", graph, cluster, model=spec, objective="throughput",
-                      costs=roofline)  # fmt: skip
-    assert set(found.result.placement.device) == {0, 1}
-    export(found.result, spec, "pipelining", tmp_path / "out", cluster)
+    found = answer(
+        Question(
+            graph, cluster, target="pipelining", model=spec, objective="throughput", costs=roofline
+        )
+    )
+    assert set(found.placement.device) == {0, 1}
+    export(found, spec, "pipelining", tmp_path / "out", cluster)
     done = subprocess.run(
         [sys.executable, str(tmp_path / "out" / "run.py"), "--rounds", "1"],
         capture_output=True, text=True, check=False, timeout=240,

@@ -18,6 +18,7 @@ from gdp.errors import PlacementError
 from gdp.graph.generation import Request, generation_graph
 from gdp.graph.op_graph import INPUT, OUTPUT, OpGraph, make_graph
 from gdp.placement import Placement, make_placement
+from gdp.question import Question
 from gdp.targets.table import PLANNING_TARGETS
 from gdp.targets.vllm.export import layer_row, vllm_options
 from gdp.units import format_seconds
@@ -232,15 +233,10 @@ def test_the_plan_is_the_best_that_it_can_follow(objective: str, sizes: tuple[in
         row for row in itertools.product(gpus, repeat=LAYERS)
         if len(list(itertools.groupby(row))) == len(set(row))
     ]  # fmt: skip
-    scores = [
-        solve.simulate(graph, placed(graph, cluster, list(row)), cluster, objective=objective,
-                     costs=roofline)
-        for row in rows
-    ]  # fmt: skip
+    question = Question(graph, cluster, objective=objective, costs=roofline)
+    scores = [solve.simulate(question, placed(graph, cluster, list(row))) for row in rows]
     best = min(score.value_s for score in scores if score.feasible)
-    found = (
-        PLANNING_TARGETS["vllm"].plan(graph, cluster, objective=objective, costs=roofline).result
-    )
+    found = PLANNING_TARGETS["vllm"].plan(question)
     assert found.score.feasible
     assert found.value_s <= best * 1.02
     vllm_options(graph, found.placement, cluster, np.array(found.score.peak_bytes))
@@ -252,7 +248,7 @@ def test_of_equally_fast_plans_the_one_that_spreads_evenly() -> None:
     graph, cluster = decoder(), cards(380_000, 380_000)
     like = tuple(replace(device, kind="k", **RATES) for device in cluster.devices[1:])
     cluster = replace(cluster, devices=(cluster.devices[0], *like))
-    found = PLANNING_TARGETS["vllm"].plan(graph, cluster, costs=roofline).result
+    found = PLANNING_TARGETS["vllm"].plan(Question(graph, cluster, costs=roofline))
     options = vllm_options(graph, found.placement, cluster, np.array(found.score.peak_bytes))
     assert options.partition == (2, 2)
 

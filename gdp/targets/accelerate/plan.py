@@ -8,162 +8,81 @@ nothing, and where the accelerators are too small, weights are offloaded.
 import glob
 import logging
 import math
-import re
-import time
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from typing import Any
 
 import numpy as np
 from jaxtyping import Int
 
 from gdp import solve
-from gdp.clock import Clock, Phases
+from gdp.clock import Phases
 from gdp.cluster.types import UNLIMITED_BYTES, Cluster
-from gdp.constraints import (
-    Constraints,
-    Pin,
-    allowed_mask,
-    outermost,
-    streamed_bytes,
-    together_ids,
-)
-from gdp.costs.base import CostModel
+from gdp.constraints import Pin, streamed_bytes
 from gdp.costs.default import resolve_costs
-from gdp.costs.offload import (
-    Streamed,
-    is_offload,
-    main_device,
-    resident,
-    with_offload,
-)
-from gdp.errors import (
-    ArgumentError,
-    GdpError,
-    InfeasibleError,
-    ModelError,
-    PlacementError,
-    of_kind,
-)
+from gdp.costs.offload import Streamed, is_offload, main_device, resident, with_offload
+from gdp.errors import ArgumentError, InfeasibleError, PlacementError
 from gdp.graph.op_graph import OpGraph
-from gdp.methods.base import Candidate, Search
-from gdp.models import Model, is_traced, spec_of, traced_model
 from gdp.placement import Placement, make_placement
 from gdp.prepare import prepare_problem, requests_in_flight
+from gdp.question import Question
 from gdp.result import Result, with_bound
-from gdp.sim.objectives import Score, find_objective
+from gdp.sim.objectives import find_objective
+from gdp.targets.modules import torch_model, torch_module, with_whole_modules
+from gdp.targets.peers import Peer, beside, broken_constraint
 from gdp.targets.rows import MEMORY_SHARES, evened, module_blocks
 from gdp.targets.vllm.export import layer_row
 from gdp.units import format_bytes
 
-if TYPE_CHECKING:
-    from gdp.importers.pytorch.model import TorchModel
-
-GRANULARITIES = ("op", "module", "layer")
 OFFLOADS = ("cpu", "disk", "none")
-SAME = 0.005
-"""Values that differ by a smaller share are called equal."""
-_BLOCK = re.compile(r"^(?:.*?\.)?\d+(?=\.|$)")
-"""Up to the first number of a module path: one element of a list of layers."""
 
 
-@dataclass(frozen=True, eq=False)
-class PlannedPlacement:
-    """A result with the cluster and the costs that it holds for, those of offloading included."""
-
-    result: Result
-    cluster: Cluster
-    costs: CostModel | str | Path | None
-    graph: OpGraph | None = None  # with the longest context, where that was asked for
-
-
-def whole_modules(module: Any, graph: OpGraph, granularity: str) -> tuple[str, ...]:
-    """Paths of the modules that stay in one piece; `module` is the PyTorch module, or None.
-
-    "module": those that hold weights themselves and those whose class a PyTorch model names in
-    `_no_split_modules`; "layer": each element of a list of layers in addition; "op": none.
-    """
-    if granularity not in GRANULARITIES:
-        raise ArgumentError(f"no granularity {granularity!r}; there are {', '.join(GRANULARITIES)}")
-    if granularity == "op":
-        return ()
-    paths = set(_weight_holders(graph) if module is None else kept_modules(module))
-    if granularity == "layer":
-        paths |= {match[0] for scope in graph.scope if (match := _BLOCK.match(scope))}
-    return tuple(sorted(path for path in paths if outermost(path, paths) == path))
-
-
-def kept_modules(module: Any) -> Iterable[str]:
-    """Paths of modules that accelerate cannot split: with weights of their own, or named by the
-    model in `_no_split_modules`."""
-    classes = set(getattr(module, "_no_split_modules", None) or ())
-    for path, part in module.named_modules():
-        own = [*part.parameters(recurse=False), *part.buffers(recurse=False)]
-        if path and (own or type(part).__name__ in classes):
-            yield path
-
-
-def _weight_holders(graph: OpGraph) -> Iterable[str]:
-    return {s for s, b in zip(graph.scope, graph.weight_bytes, strict=True) if s and b}
-
-
-def plan_accelerate(
-    graph: OpGraph,
-    cluster: Cluster,
-    *,
-    model: Model | None = None,
-    module: Any = None,
-    whole: tuple[str, ...] = (),
-    offload: str | None = None,
-    costs: CostModel | str | Path | None = None,
-    constraints: Constraints | None = None,
-    **placing: Any,
-) -> PlannedPlacement:
+def plan_accelerate(question: Question) -> Result:
     """The best legal map: on the accelerators alone where the model fits, otherwise with weights
     that rest in host memory, or there and on disk.
 
-    The map that accelerate makes by itself, of a PyTorch `module`, is among the candidates.
+    The map that accelerate makes by itself, of a PyTorch module, is among the candidates.
 
     Raises:
         InfeasibleError: if nothing fits.
     """
-    if offload not in (None, *OFFLOADS):
-        raise ArgumentError(f"no offload {offload!r}; there are {', '.join(OFFLOADS)}")
-    constraints = of_kind(constraints, Constraints, "constraints")
-    constraints = replace(constraints, whole=tuple({*constraints.whole, *whole}))
-    search = of_kind(placing.pop("search", None), Search, "search")
-    peer = accelerate_peer(module, graph, cluster)
-    accelerators = resident(cluster)
-    held = _with_pins_of_root(constraints, graph, accelerators)
-    question = _AccelerateQuestion(graph, held, search, search.budget(), placing)
-    base, _ = resolve_costs(costs, accelerators)
-    may_offload = offload != "none" and main_device(cluster) is not None
-    # One budget for both searches: a model that hardly fits keeps half of it for offloading.
-    share = RESIDENT_SHARE if may_offload and _hardly_fits(graph, accelerators) else 1.0
+    if question.offload not in (None, *OFFLOADS):
+        raise ArgumentError(f"no offload {question.offload!r}; there are {', '.join(OFFLOADS)}")
+    question = with_whole_modules(question)
+    # One clock for all searches of the answer.
+    search = replace(question.search, clock=question.search.budget())
+    question, graph = replace(question, search=search), question.graph
+    peer = accelerate_peer(torch_module(question.model), graph, question.cluster)
+    may_offload = question.offload != "none" and main_device(question.cluster) is not None
     try:
-        result = question.place(accelerators, costs, share)
-        result = beside(result, peer, graph, accelerators, costs, held)
-        even = _even_maps(graph, accelerators, costs, held, result.objective)
-        result = evened(result, even, graph, accelerators, costs, search.simplicity)
-        return PlannedPlacement(result, accelerators, costs)
+        return _without_offload(question, peer, may_offload)
     except InfeasibleError:
         if not may_offload:
             raise
     # The main device keeps memory free for weights that stream.
-    reserved = streamed_bytes(graph, constraints)
-    offloading, streamed = cluster_with_offload(cluster, offload, reserved), Streamed(base)
+    reserved = streamed_bytes(graph, question.constraints)
+    base, _ = resolve_costs(question.costs, resident(question.cluster))
+    offloading = cluster_with_offload(question.cluster, question.offload, reserved)
     _require_room_of_root(graph, offloading)
-    held = _with_pins_of_root(constraints, graph, offloading)
-    result = _with_room_for_caches(replace(question, constraints=held), offloading, streamed)
+    question = _with_pins_of_root(replace(question, cluster=offloading, costs=Streamed(base)))
+    result = _with_room_for_caches(question)
     placement = replace(result.placement, streamed_bytes=reserved)
-    result = replace(result, placement=placement)
-    result = beside(result, peer, graph, offloading, streamed, held, reserved)
-    code = _torch_model(model)
+    result = beside(replace(result, placement=placement), peer, reserved)
+    code = torch_model(question.model)
     if code is not None and (note := code.options.get("offloaded")):
         result = replace(result, notes=(*result.notes, note))
-    return PlannedPlacement(result, offloading, streamed)
+    return result
+
+
+def _without_offload(question: Question, peer: Peer, may_offload: bool) -> Result:
+    """The best map on the accelerators alone; `InfeasibleError` where none is found."""
+    accelerators = resident(question.cluster)
+    question = _with_pins_of_root(replace(question, cluster=accelerators))
+    # One budget for both searches: a model that hardly fits keeps half of it for offloading.
+    hardly = may_offload and _hardly_fits(question.graph, accelerators)
+    result = _searched(question, RESIDENT_SHARE if hardly else 1.0)
+    return evened(beside(result, peer), _even_maps(question))
 
 
 def _ops_of_root(graph: OpGraph) -> Int[np.ndarray, "M"]:
@@ -174,12 +93,13 @@ def _ops_of_root(graph: OpGraph) -> Int[np.ndarray, "M"]:
     return own[[not path for path in paths]] if any(paths) else own[:0]
 
 
-def _with_pins_of_root(constraints: Constraints, graph: OpGraph, cluster: Cluster) -> Constraints:
-    """The constraints with pins of the ops of the model's own parameters to the main device. What
+def _with_pins_of_root(question: Question) -> Question:
+    """The question with pins of the ops of the model's own parameters to the main device. What
     they read, through ops without a module, is computed there, too: accelerate moves the inputs of
     modules, not those of ops between them."""
+    graph, cluster, constraints = question.graph, question.cluster, question.constraints
     if sum(device.supported != frozenset() for device in cluster.devices) == 1:
-        return constraints  # and ops of unlike demands would not be fused
+        return question  # and ops of unlike demands would not be fused
     main = main_device(cluster) or 0
     own = _ops_of_root(graph).tolist()
     src, dst = graph.edges
@@ -197,7 +117,7 @@ def _with_pins_of_root(constraints: Constraints, graph: OpGraph, cluster: Cluste
     computing = (names[main], *(d.name for d in cluster.devices if is_offload(d)))
     pins = [Pin(glob.escape(graph.op_names[op]), (names[main],)) for op in own]
     pins += [Pin(glob.escape(graph.op_names[op]), computing) for op in near]
-    return replace(constraints, pins=(*constraints.pins, *pins))
+    return replace(question, constraints=replace(constraints, pins=(*constraints.pins, *pins)))
 
 
 def _require_room_of_root(graph: OpGraph, cluster: Cluster) -> None:
@@ -212,22 +132,17 @@ def _require_room_of_root(graph: OpGraph, cluster: Cluster) -> None:
         )
 
 
-def _even_maps(
-    graph: OpGraph, cluster: Cluster, costs: CostModel | str | Path | None,
-    constraints: Constraints, objective: str,
-) -> Iterator[Placement]:  # fmt: skip
+def _even_maps(question: Question) -> Iterator[Placement]:
     """Legal maps that spread the layers of a decoder evenly in one row; none of other models."""
     try:
-        row = layer_row(graph)
-        blocks = module_blocks(
-            graph, cluster, row.layer.clip(0, row.num_layers - 1), costs, constraints
-        )
+        row = layer_row(question.graph)
+        blocks = module_blocks(question, row.layer.clip(0, row.num_layers - 1))
     except (PlacementError, InfeasibleError):
         return
-    join = np.maximum if find_objective(objective).pipelined else np.add
+    join = np.maximum if find_objective(question.objective).pipelined else np.add
     for share in MEMORY_SHARES:
         placement = blocks.placement(blocks.even_row(share, join), "gdp auto")
-        if placement and not _broken_constraint(placement, graph, cluster, constraints):
+        if placement and not broken_constraint(placement, question):
             yield placement
 
 
@@ -241,29 +156,12 @@ MOST_PLANS = 4
 """Plans that are made until the caches of their offloaded modules have room."""
 
 
-@dataclass(frozen=True, eq=False)
-class _AccelerateQuestion:
-    """A question that several searches answer in turn, on one budget."""
-
-    graph: OpGraph
-    constraints: Constraints
-    search: Search
-    clock: Clock
-    placing: Mapping[str, Any]
-
-    @property
-    def objective(self) -> str:
-        return self.placing.get("objective", "latency")
-
-    def place(self, cluster: Cluster, costs: Any, share: float) -> Result:
-        """Search with a share of the budget that is left."""
-        # Seconds are shared; evaluations are counted in each search by itself.
-        clock = self.clock if share == 1.0 else self.clock.part(share)
-        search = replace(self.search, clock=clock)
-        return solve.place(
-            self.graph, cluster, costs=costs, constraints=self.constraints, search=search,
-            **self.placing,
-        )  # fmt: skip
+def _searched(question: Question, share: float) -> Result:
+    """The answer of a search with a share of the budget that is left."""
+    # Seconds are shared; evaluations are counted in each search by itself.
+    clock = question.search.budget()
+    search = replace(question.search, clock=clock if share == 1.0 else clock.part(share))
+    return solve.solve(replace(question, search=search))
 
 
 def _resident_bytes(cluster: Cluster) -> int:
@@ -291,9 +189,7 @@ def _offloaded_caches(graph: OpGraph, cluster: Cluster, count: int) -> int:
     return math.ceil(caches * min(1.0, away / max(weights, 1)))
 
 
-def _with_room_for_caches(
-    question: _AccelerateQuestion, cluster: Cluster, costs: CostModel
-) -> Result:
+def _with_room_for_caches(question: Question) -> Result:
     """The best map whose main device has room for the caches of offloaded modules, too.
 
     Searches count caches where weights rest. So they are told of less memory: by the caches of all
@@ -303,10 +199,10 @@ def _with_room_for_caches(
     Raises:
         InfeasibleError: if nothing fits.
     """
-    graph, objective = question.graph, question.objective
+    graph, cluster = question.graph, question.cluster
     if not graph.cache_bytes.any():
-        return question.place(cluster, costs, 1.0)
-    count = requests_in_flight(graph, cluster, objective)
+        return _searched(question, 1.0)
+    count = requests_in_flight(graph, cluster, question.objective)
     every = count * int(graph.cache_bytes.sum())
     main, kept = main_device(cluster), _offloaded_caches(graph, cluster, count)
     weights = int((graph.weight_bytes - graph.cache_bytes).sum())
@@ -316,21 +212,21 @@ def _with_room_for_caches(
         # With room for every cache none can lack it.
         smaller = _with_memory(cluster, main, -(every if last else min(kept, every)))
         try:
-            result = question.place(smaller, costs, 1.0 if last else TRY_SHARE)
+            result = _searched(replace(question, cluster=smaller), 1.0 if last else TRY_SHARE)
         except InfeasibleError:
             if number == 1:
                 raise
             break
         phases.ended("planning", result.phases)
         evaluations += result.evaluations
-        score = solve.simulate(graph, result.placement, cluster, objective=objective, costs=costs)
+        score = solve.simulate(question, result.placement)
         if score.feasible:
-            bound = _bound_beside_caches(question, cluster, costs, count, score.value_s)
+            bound = _bound_beside_caches(question, count, score.value_s)
             phases.ended("bound")
             held = replace(result.score, peak_bytes=score.peak_bytes)
             result = replace(
-                result, score=held, evaluations=evaluations, phases=phases.seconds,
-                seconds=sum(phases.seconds.values()),
+                result, question=question, score=held, evaluations=evaluations,
+                phases=phases.seconds, seconds=sum(phases.seconds.values()),
             )  # fmt: skip
             return with_bound(result, *bound)
         # The next plan holds less than this one, which may have left room; and a module that gives
@@ -353,11 +249,9 @@ def _with_memory(cluster: Cluster, d: int | None, more_bytes: int) -> Cluster:
     return replace(cluster, devices=tuple(devices))
 
 
-def _bound_beside_caches(
-    question: _AccelerateQuestion, cluster: Cluster, costs: CostModel, count: int, value_s: float
-) -> tuple[float, str]:
+def _bound_beside_caches(question: Question, count: int, value_s: float) -> tuple[float, str]:
     """The bound on a cluster whose offload devices have room for all caches beside the weights."""
-    caches = count * int(question.graph.cache_bytes.sum())
+    caches, cluster = count * int(question.graph.cache_bytes.sum()), question.cluster
     for d, device in enumerate(cluster.devices):
         if is_offload(device) and device.memory_bytes < UNLIMITED_BYTES:
             cluster = _with_memory(cluster, d, caches)
@@ -365,119 +259,14 @@ def _bound_beside_caches(
             for host, other in enumerate(cluster.devices):
                 if pool and host != d and other.memory_pool == pool:
                     cluster = _with_memory(cluster, host, caches)
-    prepared = prepare_problem(
-        question.graph, cluster, question.objective, costs=costs,
-        constraints=question.constraints, replicas=True,
-    )  # fmt: skip
-    return solve.bound_of(prepared, question.clock, value_s)
+    prepared = prepare_problem(replace(question, cluster=cluster), replicas=True)
+    return solve.bound_of(prepared, question.search.budget(), value_s)
 
 
 def cluster_with_offload(cluster: Cluster, offload: str | None, reserved_bytes: int = 0) -> Cluster:
     """The cluster with devices for weights in host memory, and with "disk" on disk, too."""
     targets = ("cpu", "disk") if offload == "disk" else ("cpu",)
     return with_offload(cluster, targets, reserved_bytes)
-
-
-class Peer(NamedTuple):
-    """Another tool's way to place."""
-
-    name: str  # of its row among the candidates
-    title: str  # in sentences
-    plan: Callable[[], Placement | None]  # None: nothing to compare with
-
-
-def beside(
-    result: Result,
-    peer: Peer,
-    graph: OpGraph,
-    cluster: Cluster,
-    costs: CostModel | str | Path | None,
-    constraints: Constraints | None = None,
-    streamed_bytes: int = 0,
-) -> Result:
-    """The result with the peer's plan among its candidates, and a note that compares the two.
-
-    A plan that fits, keeps the constraints and is faster becomes the answer. Where it streams
-    weights it keeps `streamed_bytes` free for them, as the result does.
-    """
-    started_s = time.perf_counter()
-    try:
-        placement = peer.plan()
-        if placement is None:
-            return result
-        placement = _renamed(placement, cluster)
-        if streamed_bytes:
-            placement = replace(placement, streamed_bytes=streamed_bytes)
-        score = solve.simulate(graph, placement, cluster, objective=result.objective, costs=costs)
-    except GdpError as error:
-        row = Candidate(peer.name, None, None, None, False, time.perf_counter() - started_s,
-                        str(error))  # fmt: skip
-        return replace(result, candidates=(*result.candidates, row))
-    refusal = "" if score.feasible else str(score)
-    refusal = refusal or _broken_constraint(placement, graph, cluster, constraints)
-    row = Candidate(
-        peer.name, score.latency_s, score.period_s, score.value_s, not refusal,
-        time.perf_counter() - started_s, refusal,
-    )  # fmt: skip
-    result = replace(result, candidates=(*result.candidates, row))
-    if not refusal and score.value_s < result.value_s:
-        return _instead(result, peer, placement, score, graph)
-    note = compared(result.score, score, peer.title)
-    return replace(result, notes=(*result.notes, note))
-
-
-def _instead(
-    result: Result, peer: Peer, placement: Placement, score: Score, graph: OpGraph
-) -> Result:
-    """The peer's plan as the result of the search that it beat."""
-    ratio = result.value_s / score.value_s
-    note = f"{peer.title}, {ratio:.{1 if ratio >= 1.1 else 3}f} times as fast as the searched plan"
-    answer = replace(
-        result, placement=placement, score=score, method=peer.name, notes=(note,),
-        counts=solve.counts_of(graph, placement), deviation_s=None,
-    )  # fmt: skip
-    return with_bound(answer, result.bound_s, result.bound_by)
-
-
-def _renamed(placement: Placement, cluster: Cluster) -> Placement:
-    """The placement with the devices of a cluster; as it is where it uses another device."""
-    names = {name: d for d, name in enumerate(cluster.device_names)}
-    strange = {placement.device_names[d] for d in np.unique(placement.device)} - set(names)
-    if not strange:
-        number = np.array([names.get(name, 0) for name in placement.device_names])
-        device = number[placement.device]
-        return replace(placement, device_names=cluster.device_names, device=device)
-    if any(map(is_offload, cluster.devices)):
-        raise PlacementError(f"it uses {min(strange)}, which the question leaves out")
-    return placement
-
-
-def _broken_constraint(
-    placement: Placement, graph: OpGraph, cluster: Cluster, constraints: Constraints | None
-) -> str:
-    """Why a peer's plan is no answer to the question; "" where it is one."""
-    if placement.device_names != cluster.device_names:
-        return "it offloads weights that need not be offloaded"
-    constraints, device = of_kind(constraints, Constraints, "constraints"), placement.device
-    allowed = allowed_mask(constraints, graph, cluster)
-    if not allowed[np.arange(graph.num_ops), device].all():
-        return "the constraints forbid it"
-    together = together_ids(constraints, graph)
-    if together is not None and any(
-        len(np.unique(device[together == g])) > 1 for g in np.unique(together)
-    ):
-        return "it splits modules that stay whole"
-    return ""
-
-
-def compared(own: Score, other: Score, title: str) -> str:
-    """Comparison of a placement with that of another tool, in a sentence."""
-    if not other.feasible:
-        return f"{title} does not fit: {other.overflow_bytes / 2**30:.2f} GiB over device memory"
-    ratio = other.value_s / own.value_s
-    if abs(ratio - 1) < SAME:
-        return f"as fast as {title}"
-    return f"{ratio:.{1 if ratio >= 1.1 else 2}f} times as fast as {title}"
 
 
 def accelerate_peer(module: Any, graph: OpGraph, cluster: Cluster) -> Peer:
@@ -544,44 +333,3 @@ def _quantised_dtypes(module: Any, graph: OpGraph) -> dict[str, Any]:
 
 QUANTISED = 0.8
 """Share of its dense bytes up to which a module counts as quantised."""
-
-
-def _torch_model(model: Model | None) -> "TorchModel | None":
-    from gdp.importers.pytorch.model import TorchModel
-
-    code = traced_model(spec_of(model)) if model is not None and is_traced(model) else model
-    return code if isinstance(code, TorchModel) else None
-
-
-def torch_module(model: Model | None) -> Any:
-    """The PyTorch module of a spec or a traced model, None for other models."""
-    code = _torch_model(model)
-    return None if code is None else code.unwrapped
-
-
-def torch_boundaries(
-    model: Model | None, graph: OpGraph, whole: Sequence[str]
-) -> tuple[dict[int, str], str]:
-    """Ops where a PyTorch program can be cut, with the module path whose call begins there; where
-    there are none, why.
-
-    See `gdp.importers.pytorch.model`.
-
-    Raises:
-        ModelError: if the model is no PyTorch module for inference, or not that of the graph.
-    """
-    from gdp.importers.pytorch.model import boundaries, uncut_reason
-
-    code = _torch_model(model)
-    if code is None:
-        raise ModelError(
-            "torch.distributed.pipelining cuts PyTorch modules: give python:package.module:function"
-            " or hf:CONFIG"
-        )
-    if code.options.get("held"):
-        raise ModelError(f"{code.name}: a pipeline of torch holds no caches between its samples")
-    recorded = code.record()
-    if recorded.graph.digest != graph.digest:
-        raise ModelError(f"{code.name}: the module has changed since {graph.name!r} was traced")
-    cuts = boundaries(recorded, whole)
-    return cuts, "" if cuts else uncut_reason(recorded)

@@ -6,7 +6,7 @@ from pathlib import Path
 from gdp.cluster.file import cluster_toml
 from gdp.cluster.types import Cluster
 from gdp.files.writing import OWN_FILES_ONLY, OverwritePolicy, new_contents
-from gdp.placement import Placement, Question, save_placement
+from gdp.placement import Placement, QuestionRecord, save_placement
 
 _RUNNER = '''"""Runs @MODEL@ as placement.json says, checks it and times it.
 
@@ -61,7 +61,7 @@ def export_jax(
     executes it on devices of the kinds that `cluster` says; returns the paths. See
     `gdp.files.writing` for `overwrite`."""
     # Files of costs and models that the question names need not be where this folder goes.
-    placement = replace(placement, question=Question(cluster=cluster_toml(cluster)))
+    placement = replace(placement, question=QuestionRecord(cluster=cluster_toml(cluster)))
     with new_contents(output, "export to jax", overwrite) as folder:
         save_placement(placement, folder / "placement.json")
         (folder / "run.py").write_text(_RUNNER.replace("@MODEL@", model))

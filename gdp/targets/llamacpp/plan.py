@@ -10,26 +10,30 @@ import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from jaxtyping import Float, Int
 
 from gdp.cluster.types import Cluster
-from gdp.constraints import Constraints
-from gdp.costs.base import CostModel
-from gdp.errors import ArgumentError, InfeasibleError, PlacementError, of_kind
+from gdp.errors import ArgumentError, InfeasibleError, PlacementError
 from gdp.graph.op_graph import OpGraph
-from gdp.methods.base import Search
 from gdp.placement import Placement, make_placement
 from gdp.prepare import prepare_problem
 from gdp.problem.arrays import arrays_of
+from gdp.question import Question
+from gdp.result import Result
 from gdp.sim.segments import border_tensors
-from gdp.targets.accelerate.plan import Peer, PlannedPlacement, beside
-from gdp.targets.chain import first_that_fits
 from gdp.targets.llamacpp.flags import Slots, slots_of
-from gdp.targets.rows import EQUAL, EVEN_STEPS, MEMORY_SHARES, best_row, evened
+from gdp.targets.peers import Peer, beside
+from gdp.targets.rows import (
+    EQUAL,
+    EVEN_STEPS,
+    MEMORY_SHARES,
+    best_row,
+    evened,
+    first_that_fits,
+)
 
 FIT_MARGIN_BYTES = 1 << 30
 """Kept free on each GPU: default of llama.cpp's `--fit-target`, 1024 MiB."""
@@ -91,56 +95,38 @@ class _LlamaBlocks:
         ]
 
 
-def plan_llamacpp(
-    graph: OpGraph,
-    cluster: Cluster,
-    *,
-    objective: str = "latency",
-    costs: CostModel | str | Path | None = None,
-    constraints: Constraints | None = None,
-    whole: Sequence[str] = (),
-    search: Search | None = None,
-    **_: Any,
-) -> PlannedPlacement:
+def plan_llamacpp(question: Question) -> Result:
     """The best plan that llama.cpp's flags can express; of equally fast ones an even one.
 
     Raises:
         InfeasibleError: if nothing fits.
         PlacementError: if the graph was not read from a GGUF file.
     """
-    if whole:
+    if question.granularity not in (None, "op"):
         raise ArgumentError("llama.cpp's flags move blocks and experts: leave out --granularity")
-    if objective != "latency":
-        raise ArgumentError(f"--for llamacpp plans the latency of one pass, not {objective}")
-    constraints = of_kind(constraints, Constraints, "constraints")
-    if constraints.together or constraints.whole:
+    if question.objective != "latency":
+        raise ArgumentError(
+            f"--for llamacpp plans the latency of one pass, not {question.objective}"
+        )
+    if question.constraints.together or question.constraints.whole:
         raise ArgumentError("--for llamacpp keeps blocks whole by itself: leave out --together")
+    graph, cluster = question.graph, question.cluster
     slots = slots_of(graph)
-    blocks = _llama_blocks(graph, cluster, slots, costs, constraints)
-    result = first_that_fits(
-        graph, cluster, _placements(graph, cluster, slots, blocks),
-        "a device is too small or forbidden",
-        method="llamacpp", objective=objective, costs=costs,
-    )  # fmt: skip
-    peer = _fit_peer(graph, cluster, slots, blocks)
-    result = beside(result, peer, graph, cluster, costs, constraints)
-    even, simplicity = (
-        _even_placements(graph, cluster, slots, blocks),
-        (search or Search()).simplicity,
-    )
-    result = evened(result, even, graph, cluster, costs, simplicity)
-    return PlannedPlacement(result, cluster, costs)
+    blocks = _llama_blocks(question, slots)
+    plans = _placements(graph, cluster, slots, blocks)
+    reason = "a device is too small or forbidden"
+    result = first_that_fits(question, plans, reason, "llamacpp")
+    result = beside(result, _fit_peer(graph, cluster, slots, blocks))
+    return evened(result, _even_placements(graph, cluster, slots, blocks))
 
 
-def candidate_placements(
-    graph: OpGraph, cluster: Cluster, costs: CostModel | str | Path | None,
-    constraints: Constraints,
-) -> Iterator[Placement]:  # fmt: skip
+def candidate_placements(question: Question) -> Iterator[Placement]:
     """The plans of `plan_llamacpp`, for a free search to start from; none where llama.cpp cannot
     run the graph here."""
+    graph, cluster = question.graph, question.cluster
     try:
         slots = slots_of(graph)
-        blocks = _llama_blocks(graph, cluster, slots, costs, constraints)
+        blocks = _llama_blocks(question, slots)
     except (PlacementError, InfeasibleError):
         return
     yield from filter(None, _placements(graph, cluster, slots, blocks))
@@ -216,10 +202,8 @@ def _fit_peer(graph: OpGraph, cluster: Cluster, slots: Slots, blocks: _LlamaBloc
     return Peer("llama.cpp, fit", "llama.cpp's own plan (--fit on)", plan)
 
 
-def _llama_blocks(
-    graph: OpGraph, cluster: Cluster, slots: Slots, costs: CostModel | str | Path | None,
-    constraints: Constraints,
-) -> _LlamaBlocks:  # fmt: skip
+def _llama_blocks(question: Question, slots: Slots) -> _LlamaBlocks:
+    graph, cluster = question.graph, question.cluster
     cpus = [d for d, device in enumerate(cluster.devices) if device.is_cpu]
     if cluster.devices[cluster.host].is_unified:  # a processor of its own, in the same memory
         cpus = [cluster.host]
@@ -233,9 +217,7 @@ def _llama_blocks(
     piece = np.full(graph.num_ops, len(pieces))
     for number, ops in enumerate(pieces):
         piece[ops] = number
-    prepared = prepare_problem(
-        graph, cluster, costs=costs, constraints=constraints, keep_apart=piece
-    )
+    prepared = prepare_problem(replace(question, objective="latency"), keep_apart=piece)
     problem, count = prepared.problem, len(slots.layers)
     per_op = [d.dispatch_s if d.dispatch_per == "op" else 0.0 for d in problem.cluster.devices]
     of_group = np.zeros(problem.num_ops, dtype=np.int64)

@@ -14,11 +14,7 @@ from gdp.importers.program import executed
 from gdp.measure.compare import Arrays, OutputCheck, Repeatable, judge
 from gdp.measure.cycle import Cycle, turn_schedule
 from gdp.measure.measuring import Measured, measure
-from gdp.measure.plan import (
-    ExecutionPlan,
-    Prediction,
-    make_plan,
-)
+from gdp.measure.plan import ExecutionPlan, make_plan
 from gdp.measure.report import (
     DEFAULT,
     PLACED,
@@ -30,6 +26,7 @@ from gdp.measure.report import (
 )
 from gdp.measure.request import RunRequest
 from gdp.sim.objectives import find_objective
+from gdp.sim.prediction import Prediction
 from gdp.targets.onnxruntime.cut import Cut, cut_model
 from gdp.targets.onnxruntime.inputs import MADE_UP, make_inputs, repeatable
 from gdp.targets.onnxruntime.pipeline import (

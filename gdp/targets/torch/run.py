@@ -19,9 +19,10 @@ from gdp.measure.async_execution import (
     versions,
 )
 from gdp.measure.compare import compare
-from gdp.measure.plan import ExecutionPlan, Prediction, make_plan
+from gdp.measure.plan import ExecutionPlan, make_plan
 from gdp.measure.report import DEFAULT, PLACED, SINGLE, RunReport, SegmentTime
 from gdp.measure.request import RunRequest
+from gdp.sim.prediction import Prediction
 from gdp.targets.torch.program import (
     SegmentedTorchProgram,
     Workers,

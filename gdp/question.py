@@ -1,0 +1,160 @@
+"""The question that gdp answers: made once, of a call or of a placement, and passed whole.
+
+Whoever changes a part of it, such as a runtime that needs other constraints, passes on a copy
+(`dataclasses.replace`), so that no part is forgotten on the way. `QuestionRecord` is its form in
+the file of a placement.
+"""
+
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from gdp.cluster.file import Machine, cluster_toml, load_cluster
+from gdp.cluster.types import Cluster
+from gdp.constraints import Constraints
+from gdp.costs.base import CostModel
+from gdp.device_maps import DeviceMap
+from gdp.errors import PlacementError, of_kind
+from gdp.files.writing import storable
+from gdp.graph.op_graph import OpGraph
+from gdp.methods.base import Search
+from gdp.models import Model, is_code, is_onnx, load, spec_of
+from gdp.placement import (
+    Placed,
+    Placement,
+    QuestionRecord,
+    digest_of,
+    placement_on,
+    read_placed,
+    require,
+)
+from gdp.sim.objectives import find_objective
+
+
+@dataclass(frozen=True, eq=False)
+class Question:
+    """On which device of a cluster each op of a graph runs, and how that is found out.
+
+    Raises:
+        ArgumentError: The objective is unknown, or constraints or search are of another type.
+    """
+
+    graph: OpGraph
+    cluster: Cluster
+    model: Model | None = None  # that the graph was loaded from
+    dims: Mapping[str, int] = field(default_factory=dict)  # of its symbolic dimensions
+    objective: str = "latency"
+    costs: CostModel | str | Path | None = None  # None: the shipped ones, and what was learned
+    constraints: Constraints = field(default_factory=Constraints)
+    method: str = "auto"
+    checkpoint: str | Path | None = None  # of the policy; None: the shipped one
+    search: Search = field(default_factory=Search)
+    target: str | None = None  # runtime that shall be able to follow; None: no restriction
+    granularity: str | None = None  # pieces that stay whole; None: those of the target
+    offload: str | None = None  # where accelerate keeps weights that do not fit
+    longest: bool = False  # reserve caches for the longest context that fits
+
+    def __post_init__(self) -> None:
+        # None stands for the default wherever users may write it.
+        for name, kind in (("constraints", Constraints), ("search", Search)):
+            object.__setattr__(self, name, of_kind(getattr(self, name), kind, name))
+        find_objective(self.objective)
+
+    def record(self) -> QuestionRecord:
+        """The form in which a placement keeps it: names of files, no graphs and no callables."""
+        costs = os.fspath(self.costs) if isinstance(self.costs, str | os.PathLike) else ""
+        return QuestionRecord(
+            model="" if self.model is None else storable(spec_of(self.model)), dims=dict(self.dims),
+            cluster=cluster_toml(self.cluster), objective=self.objective,
+            constraints=self.constraints, costs=storable(costs),
+            costs_sha256=digest_of(costs) if costs else "", target=self.target or "",
+            granularity=self.granularity or "", offload=self.offload or "",
+        )  # fmt: skip
+
+
+def question_about(
+    placement: Placed,
+    model: Model | None = None,
+    cluster: Machine | None = None,
+    *,
+    dims: Mapping[str, int] | None = None,
+    objective: str | None = None,
+    costs: CostModel | str | Path | None = None,
+    constraints: Constraints | None = None,
+    load: Callable[..., OpGraph] = load,
+) -> tuple[Question, Placement]:
+    """The question that a placement answers, and the placement, from whatever stands for one.
+
+    What is not given is taken from the placement; `load` loads the graph, as `gdp.models.load`.
+    Cluster and costs are those to evaluate it with:
+    with the devices for offloading that it names (`gdp.costs.offload`).
+
+    Raises:
+        PlacementError: Nothing says of which model or cluster it is, they do not belong together,
+            its costs have changed, or its file names code.
+    """
+    read = read_placed(placement)
+    record = read.question if isinstance(read, Placement) else None
+    model, sizes = model_asked(read, model, dims)
+    machine = None if cluster is None else load_cluster(cluster)
+    if record is not None:
+        machine = record.machine() if machine is None else machine
+        costs = record.require_costs() if costs is None else costs
+        constraints = record.constraints if constraints is None else constraints
+        objective = record.objective if objective is None else objective
+    graph = load(model, sizes)
+    if machine is None:
+        raise PlacementError(
+            "the placement does not say for which cluster it is, and only a cluster tells CPUs "
+            "from accelerators: give the cluster (--cluster)"
+        )
+    placed = placement_on(read, graph, machine)
+    machine, costs = evaluating(placed, machine, costs)
+    require(placed, graph, machine)
+    question = Question(
+        graph, machine, model, sizes, objective or "latency", costs, constraints or Constraints()
+    )
+    return question, placed
+
+
+def model_asked(
+    placed: Placement | DeviceMap | None, model: Model | None, dims: Mapping[str, int] | None = None
+) -> tuple[Model, Mapping[str, int]]:
+    """A model with the sizes of its dimensions: those given, otherwise those of a placement.
+
+    Raises:
+        PlacementError: No model is given or remembered, or the file of the placement names code.
+    """
+    record = placed.question if isinstance(placed, Placement) else None
+    if record is not None and model is None:
+        file = placed.read_from if isinstance(placed, Placement) else ""
+        # A file may come from anybody: the code that it names runs only where the user names it.
+        if file and is_code(record.model):
+            raise PlacementError(
+                f"{file} names the model {record.model!r}, which is code, and gdp runs code only "
+                "where you name it yourself: give the model (--model, or MODEL before the "
+                "placement) if you trust it"
+            )
+        model = record.model or None
+    if model is None:
+        raise PlacementError("the placement does not say of which model it is; give the model")
+    if dims or record is None:
+        return model, dims or {}
+    # Other models than ONNX files have no dimensions to bind.
+    return model, record.dims if model == record.model or is_onnx(model) else {}
+
+
+def evaluating(
+    placement: Placement, cluster: Cluster, costs: CostModel | str | Path | None
+) -> tuple[Cluster, CostModel | str | Path | None]:
+    """Cluster and costs to evaluate a placement with: those given, and where it was made for
+    accelerate, with the offload devices that it names."""
+    from gdp.costs.default import resolve_costs
+    from gdp.costs.offload import Streamed, offload_targets, resident, with_offload
+
+    targets = offload_targets(placement.device_names)
+    if not targets or placement.device_names == cluster.device_names:
+        return cluster, costs
+    base, _ = resolve_costs(costs, resident(cluster))
+    return with_offload(cluster, targets, placement.streamed_bytes), Streamed(base)

@@ -1,0 +1,112 @@
+"""Plans that other tools make, beside the answer: among its candidates, or instead of it."""
+
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from typing import NamedTuple
+
+import numpy as np
+
+from gdp import solve
+from gdp.cluster.types import Cluster
+from gdp.constraints import allowed_mask, together_ids
+from gdp.costs.offload import is_offload
+from gdp.errors import GdpError, PlacementError
+from gdp.methods.base import Candidate
+from gdp.placement import Placement
+from gdp.question import Question
+from gdp.result import Result, counts_of, with_bound
+from gdp.sim.objectives import Score
+
+SAME = 0.005
+"""Values that differ by a smaller share are called equal."""
+
+
+class Peer(NamedTuple):
+    """Another tool's way to place."""
+
+    name: str  # of its row among the candidates
+    title: str  # in sentences
+    plan: Callable[[], Placement | None]  # None: nothing to compare with
+
+
+def beside(result: Result, peer: Peer, streamed_bytes: int = 0) -> Result:
+    """The result with the peer's plan among its candidates, and a note that compares the two.
+
+    A plan that fits, keeps the constraints and is faster becomes the answer. Where it streams
+    weights it keeps `streamed_bytes` free for them, as the result does.
+    """
+    started_s, question = time.perf_counter(), result.question
+    try:
+        placement = peer.plan()
+        if placement is None:
+            return result
+        placement = _renamed(placement, question.cluster)
+        if streamed_bytes:
+            placement = replace(placement, streamed_bytes=streamed_bytes)
+        score = solve.simulate(question, placement)
+    except GdpError as error:
+        row = Candidate(peer.name, None, None, None, False, time.perf_counter() - started_s,
+                        str(error))  # fmt: skip
+        return replace(result, candidates=(*result.candidates, row))
+    refusal = "" if score.feasible else str(score)
+    refusal = refusal or broken_constraint(placement, question)
+    row = Candidate(
+        peer.name, score.latency_s, score.period_s, score.value_s, not refusal,
+        time.perf_counter() - started_s, refusal,
+    )  # fmt: skip
+    result = replace(result, candidates=(*result.candidates, row))
+    if not refusal and score.value_s < result.value_s:
+        return _instead(result, peer, placement, score)
+    note = compared(result.score, score, peer.title)
+    return replace(result, notes=(*result.notes, note))
+
+
+def _instead(result: Result, peer: Peer, placement: Placement, score: Score) -> Result:
+    """The peer's plan as the result of the search that it beat."""
+    ratio = result.value_s / score.value_s
+    note = f"{peer.title}, {ratio:.{1 if ratio >= 1.1 else 3}f} times as fast as the searched plan"
+    answer = replace(
+        result, placement=placement, score=score, method=peer.name, notes=(note,),
+        counts=counts_of(result.question.graph, placement), deviation_s=None,
+    )  # fmt: skip
+    return with_bound(answer, result.bound_s, result.bound_by)
+
+
+def _renamed(placement: Placement, cluster: Cluster) -> Placement:
+    """The placement with the devices of a cluster; as it is where it uses another device."""
+    names = {name: d for d, name in enumerate(cluster.device_names)}
+    strange = {placement.device_names[d] for d in np.unique(placement.device)} - set(names)
+    if not strange:
+        number = np.array([names.get(name, 0) for name in placement.device_names])
+        device = number[placement.device]
+        return replace(placement, device_names=cluster.device_names, device=device)
+    if any(map(is_offload, cluster.devices)):
+        raise PlacementError(f"it uses {min(strange)}, which the question leaves out")
+    return placement
+
+
+def broken_constraint(placement: Placement, question: Question) -> str:
+    """Why a peer's plan is no answer to the question; "" where it is one."""
+    graph, cluster, constraints = question.graph, question.cluster, question.constraints
+    if placement.device_names != cluster.device_names:
+        return "it offloads weights that need not be offloaded"
+    device, allowed = placement.device, allowed_mask(constraints, graph, cluster)
+    if not allowed[np.arange(graph.num_ops), device].all():
+        return "the constraints forbid it"
+    together = together_ids(constraints, graph)
+    if together is not None and any(
+        len(np.unique(device[together == g])) > 1 for g in np.unique(together)
+    ):
+        return "it splits modules that stay whole"
+    return ""
+
+
+def compared(own: Score, other: Score, title: str) -> str:
+    """Comparison of a placement with that of another tool, in a sentence."""
+    if not other.feasible:
+        return f"{title} does not fit: {other.overflow_bytes / 2**30:.2f} GiB over device memory"
+    ratio = other.value_s / own.value_s
+    if abs(ratio - 1) < SAME:
+        return f"as fast as {title}"
+    return f"{ratio:.{1 if ratio >= 1.1 else 2}f} times as fast as {title}"

@@ -15,7 +15,7 @@ from gdp.cluster.types import Cluster
 from gdp.constraints import Constraints
 from gdp.costs.base import CostModel
 from gdp.device_maps import DeviceMap
-from gdp.errors import PlacementError, of_kind
+from gdp.errors import PlacementError
 from gdp.files.writing import storable
 from gdp.graph.op_graph import OpGraph
 from gdp.methods.base import Search
@@ -37,7 +37,7 @@ class Question:
     """On which device of a cluster each op of a graph runs, and how that is found out.
 
     Raises:
-        ArgumentError: The objective is unknown, or constraints or search are of another type.
+        ArgumentError: The objective is unknown.
     """
 
     graph: OpGraph
@@ -56,9 +56,6 @@ class Question:
     longest: bool = False  # reserve caches for the longest context that fits
 
     def __post_init__(self) -> None:
-        # None stands for the default wherever users may write it.
-        for name, kind in (("constraints", Constraints), ("search", Search)):
-            object.__setattr__(self, name, of_kind(getattr(self, name), kind, name))
         find_objective(self.objective)
 
     def record(self) -> QuestionRecord:

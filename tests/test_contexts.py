@@ -39,17 +39,15 @@ def test_no_plan_of_flags_has_a_longer_context(seed: int, model: str) -> None:
     weights = int((graph.weight_bytes - graph.cache_bytes).sum())
     sizes = (weights * rng.uniform(0.5, 1.2, 3) + TOKEN_BYTES * rng.integers(0, 5000, 3)).tolist()
     cluster = box(*map(int, sizes[:2]), cpu_bytes=int(sizes[2]))
-    scored = (
-        (p, solve.simulate(Question(graph, cluster, costs=roofline), p))
-        for p in sayable(graph, cluster)
-    )
-    each = [longest_of_plan(graph, p, cluster, score, "latency") for p, score in scored]
+    question = Question(graph, cluster, costs=roofline)
+    scored = ((p, solve.simulate(question, p)) for p in sayable(graph, cluster))
+    each = [longest_of_plan(question, p, score) for p, score in scored]
     best = max(tokens for tokens in each if tokens is not None)
     assert 20 < best < LONGEST
     placed = gdp.place(asked, cluster, target="llamacpp", costs=roofline, search=ONCE)
-    question = placed.placement.question
-    assert question is not None
-    request = request_of(load(question.model))
+    record = placed.placement.question
+    assert record is not None
+    request = request_of(load(record.model))
     assert request is not None
     assert best - max(STEP, best // 64) <= request.context <= best
     assert placed.score.feasible
@@ -61,8 +59,9 @@ def test_a_plan_has_room_for_so_many_tokens_and_no_more(model: str) -> None:
     graph = load(Generation(model, prompt=16, new=4))
     cluster = box(int(graph.weight_bytes.sum()) + 300 * TOKEN_BYTES + (1 << 20))
     plan = gdp.make_placement(graph, cluster, np.where(graph.is_io, cluster.host, 1))
-    score = solve.simulate(Question(graph, cluster, costs=roofline), plan)
-    tokens = longest_of_plan(graph, plan, cluster, score, "latency")
+    question = Question(graph, cluster, costs=roofline)
+    score = solve.simulate(question, plan)
+    tokens = longest_of_plan(question, plan, score)
     free = int(cluster.memory_bytes[1] - score.peak_bytes[1])
     assert tokens == (20 + free // (2 * TOKEN_BYTES)) // STEP * STEP > 256
     for context, fits in ((tokens, True), (tokens + STEP, False)):

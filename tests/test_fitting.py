@@ -2,6 +2,7 @@
 
 import json
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -57,12 +58,12 @@ def test_a_row_takes_the_plan_of_another_that_is_better_for_it(
     model = write_gguf(tmp_path / "m.gguf", layers=2)
     calls: list[str] = []
 
-    def poor(graph: Any, cluster: Any, **options: Any) -> Any:
-        calls.append(cluster.name)
+    def poor(question: Question) -> Any:
+        calls.append(question.cluster.name)
         pins = gdp.Constraints(pins=(gdp.Pin("*", ("cpu",)),))
         if len(calls) != 2:
-            options["constraints"] = pins
-        return plan_freely(Question(graph, cluster, **options))
+            question = replace(question, constraints=pins)
+        return plan_freely(question)
 
     monkeypatch.setattr("gdp.api.fit.plan_freely", poor)
     once = gdp.Search(seconds=None, evaluations=20)
@@ -108,7 +109,8 @@ def test_a_plan_is_carried_only_where_it_fits_and_is_faster(
     own, other = (gdp.make_placement(graph, machine, np.full(2, d)) for d in (0, 1))
     score = gdp.simulate(graph, own, machine, costs=roofline)
     row = FitRow("two", 8, 4, 1, fits=True)
-    fitted = _Fitted(row, graph, machine, own, score, 0.0).with_best_of([own, other], roofline)
+    question = Question(graph, machine, costs=roofline)
+    fitted = _Fitted(row, question, own, score, 0.0).with_best_of([own, other])
     assert (fitted.placement.device == int(carried)).all()
 
 

@@ -11,7 +11,7 @@ from click.testing import CliRunner
 import gdp
 from gdp.api.run import Executor
 from gdp.cli.main import cli
-from gdp.cluster.file import load_cluster, with_max_memory, write_cluster
+from gdp.cluster.file import with_max_memory, write_cluster
 from gdp.cluster.reserve import with_reserve
 from gdp.graph.file import save_graph
 from gdp.placement import digest_of
@@ -228,9 +228,8 @@ def test_place_says_where_run_predicts_another_time(objective: str) -> None:
     model, cluster = "onnx:light_inception_v2", "4xcpu-core"
     search = gdp.Search(seconds=None, evaluations=100, simplicity=0)
     found = gdp.place(model, cluster, objective=objective, costs="shipped", search=search)
-    graph, machine = gdp.load(model), load_cluster(cluster)
-    executor = Executor.of(model, graph, machine, objective, {})
-    plan = executor.plan(executor.prepare(found.placement, "shipped"))
+    executor = Executor.of(found.question)
+    plan = executor.plan(executor.predict(found.placement))
     executed_s = plan.latency_s if objective == "latency" else plan.period_s
     told = [note for note in found.notes if note.startswith("as gdp run executes it")]
     assert bool(told) == (abs(executed_s / found.value_s - 1) > 0.01)

@@ -14,6 +14,7 @@ import gdp
 from gdp.api.fit import generation_answer
 from gdp.cli.main import cli
 from gdp.models import load
+from gdp.question import Question
 from tests.generating_configs import generating_config
 
 QUICK = ["--seconds", "0.2", "--cluster", "cpu+2xt4-pcie4"]
@@ -75,7 +76,7 @@ def test_the_phases_add_up_to_the_request(folder: Any) -> None:
     device = np.where(graph.is_io, cluster.host, np.where(layer, 2, 1))
     placement = gdp.make_placement(graph, cluster, device)
     score = gdp.simulate(graph, placement, cluster)
-    answer = generation_answer(graph, placement, cluster, score)
+    answer = generation_answer(Question(graph, cluster), placement, score)
     assert answer is not None
     whole_s = answer.first_token_s + 32 * answer.token_s
     assert score.latency_s == pytest.approx(whole_s, rel=0.06)

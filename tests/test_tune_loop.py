@@ -5,7 +5,6 @@ import json
 import signal
 from collections.abc import Callable
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import made_up_machine
@@ -24,6 +23,7 @@ from gdp.learn.tuning import Measurement, Planned, Trial
 from gdp.measure.request import RunRequest
 from gdp.placement import make_placement
 from gdp.question import Question
+from gdp.result import Result as PlacingResult
 
 CLUSTER = "2xcpu-core"
 SHORT = gdp.Measuring(seconds=0.5)
@@ -41,12 +41,17 @@ def searches(monkeypatch: pytest.MonkeyPatch) -> list[gdp.Placement]:
     """Searches that answer another cut each time; a list of their answers."""
     answers: list[gdp.Placement] = []
 
-    def solve(question: Question) -> SimpleNamespace:
+    def solve(question: Question) -> PlacingResult:
         graph, cluster = question.graph, question.cluster
         cut = graph.num_ops - 2 - len(answers)
         late = (np.arange(graph.num_ops) >= cut) & ~graph.is_io
         answers.append(make_placement(graph, cluster, late.astype(np.int64)))
-        return SimpleNamespace(placement=answers[-1])
+        return PlacingResult(
+            question=question, placement=answers[-1],
+            score=tuning.solve.simulate(question, answers[-1]), objective=question.objective,
+            method="made up", bound_s=0.0, bound_by="", proven_optimal=False, candidates=(),
+            evaluations=0, seconds=0.0, seed=0, costs="",
+        )  # fmt: skip
 
     monkeypatch.setattr(tuning.solve, "solve", solve)
     return answers

@@ -12,7 +12,7 @@ from gdp.cluster.types import Cluster
 from gdp.constraints import Constraints
 from gdp.costs.base import CostModel
 from gdp.costs.offload import resident
-from gdp.errors import ArgumentError
+from gdp.errors import ArgumentError, of_kind
 from gdp.graph.generation import request_of
 from gdp.graph.op_graph import OpGraph
 from gdp.measure.plan import make_plan
@@ -121,8 +121,10 @@ def ask(
             search.
 
     Raises:
-        ArgumentError: The target is unknown, or does not offload.
+        ArgumentError: The target is unknown or does not offload, or a part is of another type.
     """
+    for name, kind in (("constraints", Constraints), ("search", Search)):
+        parts[name] = of_kind(parts.get(name), kind, name)
     target, offload = parts.get("target"), parts.get("offload")
     if target is not None and target not in PLANNING_TARGETS:
         raise ArgumentError(f"no target {target!r}; there are {', '.join(PLANNING_TARGETS)}")
@@ -130,7 +132,7 @@ def ask(
         raise ArgumentError("offload is what accelerate does: give target='accelerate'")
     machine, longest = load_cluster(cluster), asks_longest(model)
     model = at_context(model, None) if longest else model
-    room = memory_for(target, machine, offload, parts.get("constraints"))
+    room = memory_for(target, machine, offload, parts["constraints"])
     if target is not None:
         model = PLANNING_TARGETS[target].model(model, machine)
     graph = load(model, parts.get("dims"), room_bytes=room)
@@ -147,20 +149,22 @@ def answer(question: Question, phases: Phases | None = None) -> Result:
     phases = phases or Phases()
     result = plan_longest(question, _planned) if question.longest else _planned(question)
     graph, model, target = result.question.graph, question.model, question.target
-    if model is not None and (request := request_of(graph)) is not None:
-        model = at_context(model, request.context)
+    request = request_of(graph)
+    if question.longest and model is not None and request is not None:
+        model = at_context(model, request.context)  # so that it is loaded with the same caches
     phases.ended("planning", result.phases)
     notes = list(result.notes)
     if target in (None, "onnxruntime"):
         notes += _as_executed(result)
     flag = TENSOR_PARALLEL_FLAG if target == "vllm" else ""
-    if flag or request_of(graph) is not None:
+    if flag or request is not None:
         notes.append(tensor_parallel(graph, question.cluster, flag))
     notes.append(quantisation_note(model, graph))
-    phases.ended("pieces")
     record = replace(question, model=model).record()
+    placement = replace(result.placement, question=record)
+    phases.ended("pieces")
     return replace(
-        result, placement=replace(result.placement, question=record),
+        result, placement=placement,
         bound_over=_pieces(target, question.granularity), notes=tuple(filter(None, notes)),
         phases=phases.seconds, seconds=sum(phases.seconds.values()),
     )  # fmt: skip

@@ -8,11 +8,12 @@ from typing import Any
 import numpy as np
 import pytest
 
+import gdp
 from gdp import clock, explain, solve
 from gdp.api.place import answer
 from gdp.bounds.best import all_bounds, best_bound
 from gdp.cluster.types import UNLIMITED_BYTES, Cluster, Device, Link, make_cluster
-from gdp.constraints import Constraints, Pin
+from gdp.constraints import Constraints, Pin, streamed_bytes
 from gdp.costs.base import roofline
 from gdp.costs.offload import (
     HOST_POOL,
@@ -31,13 +32,9 @@ from gdp.question import Question, question_about
 from gdp.result import Result
 from gdp.sim.score import values
 from gdp.targets.accelerate import plan as accelerate
-from gdp.targets.accelerate.plan import (
-    Peer,
-    beside,
-    plan_accelerate,
-    streamed_bytes,
-    whole_modules,
-)
+from gdp.targets.accelerate.plan import plan_accelerate
+from gdp.targets.modules import whole_modules
+from gdp.targets.peers import Peer, beside
 
 MB = 10**6
 SEARCH = Search(seconds=None, evaluations=50)
@@ -114,7 +111,7 @@ def test_caches_of_offloaded_modules_lie_on_the_main_device(memory_mb: int, rest
     assert peak["g0"] // MB == 10 * (4 - resting) + 16
     assert peak["cpu offload"] // MB == 10 * resting
     assert plan.bound_s <= plan.value_s
-    again = solve.simulate(Question(graph, box(memory_mb), costs=roofline), plan.placement)
+    again = gdp.simulate(graph, plan.placement, box(memory_mb), costs=roofline)
     assert again.peak_bytes.tolist() == list(peak.values())
     assert again.feasible
 
@@ -227,6 +224,7 @@ def test_accelerates_own_map_is_answered_where_it_is_the_best(
     graph, cluster = chain(4), box(35)
     map_of = {f"layers.{i}.linear": 0 if i % 2 else "cpu" for i in range(4)}
     monkeypatch.setattr(accelerate, "balanced_map", lambda *_: map_of)
+    monkeypatch.setattr(accelerate, "torch_module", lambda _: object())
     how: dict[str, Any] = {"method": "single", "costs": roofline, "search": SEARCH}
     for granularity in ("module", "layer"):
         whole = whole_modules(None, graph, granularity)
@@ -239,7 +237,7 @@ def test_accelerates_own_map_is_answered_where_it_is_the_best(
         assert plan.method == "accelerate, auto"
         assert plan.value_s == row.value_s
         assert plan.placement.device_names == plan.question.cluster.device_names
-        score = solve.simulate(Question(graph, cluster, costs=roofline), plan.placement)
+        score = gdp.simulate(graph, plan.placement, cluster, costs=roofline)
         assert score.value_s == row.value_s
         # Eight ops of 1 ms, and twice 10 MB over a link of 1 GB/s.
         assert row.value_s == pytest.approx(28e-3, rel=1e-4)

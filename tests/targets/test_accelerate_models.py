@@ -22,7 +22,7 @@ accelerate: Any = pytest.importorskip("accelerate", reason="accelerate is not in
 @pytest.mark.filterwarnings("error::UserWarning:accelerate")
 @pytest.mark.parametrize("family", ["bert", "llama", "mixtral"])
 def test_maps_are_legal_and_outputs_equal(family: str, tmp_path: Path) -> None:
-    from gdp.targets.accelerate.plan import kept_modules
+    from gdp.targets.modules import kept_modules
     from tests.torch_models import build
 
     model, inputs = build(family, "cpu")

@@ -15,6 +15,7 @@ from gdp.learn import tuning
 from gdp.learn.tuning import Verdict
 from gdp.measure.observe import observed_run
 from gdp.placement import make_placement
+from gdp.question import Question
 
 CLUSTER = "2xcpu-core"
 SHORT = gdp.Measuring(seconds=0.5)
@@ -70,12 +71,15 @@ def test_every_runtime_teaches_its_costs(runtime: str, objective: str, towers: s
 
 def test_replicas_teach_what_each_of_their_devices_takes(towers: str) -> None:
     graph, cluster = gdp.load(towers, {"batch": 64}), gdp.Cluster.load(CLUSTER)
-    executor = Executor.of(towers, graph, cluster, "throughput", {"batch": 64})
+    executor = Executor.of(
+        Question(graph, cluster, towers, {"batch": 64}, objective="throughput", costs=SHIPPED)
+    )
     placed = make_placement(graph, cluster, np.zeros(graph.num_ops, int), teams=((0, 1),))
-    ready = executor.prepare(placed, SHIPPED)
-    report, plan = executor.run(placed, ready, SHORT, baselines=False), executor.plan(ready)
+    predicted = executor.predict(placed)
+    report = executor.run(placed, predicted, SHORT, baselines=False)
+    plan = executor.plan(predicted)
     base, _ = resolve_costs(SHIPPED, cluster, graph)
-    run = observed_run(graph, cluster, base, ready.prediction, plan, report)
+    run = observed_run(graph, cluster, base, predicted, plan, report)
     assert [piece.device for piece in run.pieces] == ["core0", "core1"]
     assert all(piece.together for piece in run.pieces)
     assert run.pieces[0].shares == run.pieces[1].shares

@@ -48,8 +48,7 @@ from gdp.targets.table import (
 )
 
 if TYPE_CHECKING:
-    from gdp.importers.jax.trace import JaxModel
-    from gdp.importers.pytorch.model import TorchModel
+    pass
 
 
 def run(
@@ -203,7 +202,7 @@ def require_executable(model: Model) -> None:
         )
 
 
-def executable_model(model: Model) -> "tuple[str, str | JaxModel | TorchModel]":
+def executable_model(model: Model) -> tuple[str, Any]:
     """Kind of a model ("onnx", "gguf", "jax" or "torch"), and what runtimes of it execute.
 
     Raises:

@@ -588,6 +588,12 @@ class _Run:
             params = init(network, self.recipe.seed)
         state = self.trainer.fresh(params)
         if not (self.folder / "state" / "meta.json").exists():
+            # Of a crash between two renames: a run must not begin anew over hours of work.
+            if old := sorted(self.folder.glob(".state.old-*")):
+                raise checkpoint.CheckpointError(
+                    f"the last run ended while it replaced its state: rename {str(old[-1])!r} to "
+                    f"{str(self.folder / 'state')!r} to resume it, or remove it to begin anew"
+                )
             return state
         where = f"checkpoint {str(self.folder / 'state')!r}"
         kind = Kind("state of a training run", checkpoint.CheckpointError)

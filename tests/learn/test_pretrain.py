@@ -109,6 +109,17 @@ def test_a_folder_of_another_recipe_is_refused(tmp_path: Path) -> None:
         pretrain(other, tmp_path / "run")
 
 
+def test_a_crash_between_two_renames_of_the_state_is_told(tmp_path: Path) -> None:
+    """The run does not begin anew, over the policies of the last one."""
+    recipe, text = labelled(tmp_path)
+    pretrain(recipe, tmp_path / "run", recipe_text=text, stop=lambda: True)
+    old = (tmp_path / "run" / "state").rename(tmp_path / "run" / ".state.old-0a")
+    with pytest.raises(checkpoint.CheckpointError, match=r"rename '.*old-0a' to '.*state'"):
+        pretrain(recipe, tmp_path / "run", recipe_text=text)
+    old.rename(tmp_path / "run" / "state")
+    assert pretrain(recipe, tmp_path / "run", recipe_text=text, stop=lambda: True).updates == 2
+
+
 def test_labels_of_random_graphs_take_part_whatever_the_seed(tmp_path: Path) -> None:
     """The labels were made under seed 0, and the recipe's seed is 3."""
     recipe, text = labelled(tmp_path)

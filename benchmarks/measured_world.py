@@ -47,7 +47,7 @@ from gdp.cluster.types import Cluster
 from gdp.errors import InfeasibleError
 from gdp.models import Generation, load
 from gdp.placement import make_placement
-from gdp.targets.table import PLANNING_TARGETS
+from gdp.targets.table import PLANNERS
 
 PACKAGE = "aiconfigurator_core"
 GET = (
@@ -183,7 +183,7 @@ def predicted(config: Path, cluster: Cluster, run: Run) -> Predicted:
     batch, why = run.batch, ""
     while batch:
         request = Generation(str(config), prompt=run.prompt, new=run.new, batch=batch)
-        graph = load(PLANNING_TARGETS["vllm"].model(request, cluster))
+        graph = load(PLANNERS["vllm"].model(request, cluster))
         try:
             result = gdp.place(graph, cluster, target="vllm")
         except InfeasibleError as error:

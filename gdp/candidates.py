@@ -17,11 +17,11 @@ from gdp.prepare import PreparedProblem
 from gdp.problem.problem import Problem
 from gdp.sim.objectives import Score
 
-Planner = Callable[[], Iterable[Placement]]
+Plans = Callable[[], Iterable[Placement]]
 """Makes placements, the most promising first."""
 
 
-def planned_method(graph: OpGraph, prepared: PreparedProblem, planner: Planner) -> Method:
+def planned_method(graph: OpGraph, prepared: PreparedProblem, planner: Plans) -> Method:
     """A method that answers the first placement of a planner that fits."""
     from gdp.methods.repair import repair_and_select
     from gdp.methods.scoring import expand, nearest_allowed, score_of

@@ -16,7 +16,7 @@ from types import MappingProxyType
 
 import numpy as np
 
-from gdp.candidates import Planner, best_executed, expanded, planned_method
+from gdp.candidates import Plans, best_executed, expanded, planned_method
 from gdp.clock import COMPILE, Clock, Phases, waiting_for
 from gdp.cluster.types import Cluster, nearly_full, overflow_bytes, shared_overflow
 from gdp.constraints import Constraints
@@ -47,7 +47,7 @@ POLICY_OPS = 5000
 MAX_WAYS = 12
 
 
-def solve(question: Question, planners: Mapping[str, Planner] = MappingProxyType({})) -> Result:
+def solve(question: Question, planners: Mapping[str, Plans] = MappingProxyType({})) -> Result:
     """Answer a question freely: any device for any op that its constraints allow.
 
     Args:

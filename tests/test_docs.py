@@ -48,13 +48,13 @@ def test_programs_and_files_that_a_page_names_exist(page: Path) -> None:
 
 
 def test_the_pages_list_every_export_format_and_planning_target() -> None:
-    from gdp.targets.table import EXPORTERS, PLANNING_TARGETS
+    from gdp.targets.table import EXPORTERS, PLANNERS
 
     readme = (TOP / "README.md").read_text()
     cell = re.search(r"^\| runtime \|.*\| (.*) \|$", readme, re.MULTILINE)
     assert cell is not None
     assert sorted(cell[1].split(", ")) == sorted(row.title for row in EXPORTERS.values())
-    assert set(re.findall(r"`--for (\w+)`", readme)) == set(PLANNING_TARGETS)
+    assert set(re.findall(r"`--for (\w+)`", readme)) == set(PLANNERS)
     formats = (TOP / "docs" / "reference" / "files.md").read_text().split("## Exports")[1]
     listed = re.findall(r"^\| `(\w+)` \|", formats.split("\n## ")[0], re.MULTILINE)
     assert sorted(listed) == sorted(EXPORTERS)

@@ -11,7 +11,7 @@ from gdp import version
 from gdp.api import doctor
 from gdp.api.doctor import FAIL, NONE, OK, WARN, Check
 from gdp.cli.inform import doctor_text
-from gdp.targets.table import Runtime
+from gdp.targets.target import Runtime
 from gdp.version import install_command
 
 

@@ -22,6 +22,8 @@ def applied(text: str, source: str) -> str:
         lines = hunk.splitlines()
         old = "".join(f"{line[1:]}\n" for line in lines if line[:1] in " -")
         new = "".join(f"{line[1:]}\n" for line in lines if line[:1] in " +")
+        if not (old or source):
+            return new
         assert source.count(old) == 1, f"found {source.count(old)} times:\n{old}"
         source = source.replace(old, new)
     return source
@@ -43,7 +45,8 @@ def extend(copy: Path, page: str) -> None:
     assert diffs
     for diff in diffs:
         path = copy / re.findall(r"^\+\+\+ b/(\S+)$", diff, re.MULTILINE)[0]
-        path.write_text(applied(diff, path.read_text()))
+        path.parent.mkdir(exist_ok=True)  # of a file that the page adds
+        path.write_text(applied(diff, path.read_text() if path.exists() else ""))
 
 
 def gdp(copy: Path, *arguments: str) -> str:

@@ -15,7 +15,7 @@ from gdp.graph.fuse import class_parts, fuse
 from gdp.graph.op_graph import INPUT, OUTPUT, GraphBuilder, make_graph
 from gdp.models import Generation, load
 from gdp.question import Question
-from gdp.targets.table import PLANNING_TARGETS
+from gdp.targets.table import PLANNERS
 from tests.gguf_models import MIB, box, sayable, write_gguf
 
 COUNTED = gdp.Search(seconds=None, evaluations=5, simplicity=0.0)
@@ -42,7 +42,7 @@ def answers(graph: gdp.OpGraph, cluster: gdp.Cluster, **more: Any) -> dict[str, 
     """Answers of all planning targets that have one. Weights are not streamed: a device that does
     so is none of a free answer's."""
     found = {}
-    for name, row in PLANNING_TARGETS.items():
+    for name, row in PLANNERS.items():
         own = {"offload": "none"} if row.offloads else {}
         try:
             found[name] = gdp.place(graph, cluster, target=name, **HOW, **own, **more)

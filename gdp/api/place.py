@@ -25,7 +25,7 @@ from gdp.sim.objectives import find_objective
 from gdp.targets.accelerate.plan import cluster_with_offload
 from gdp.targets.contexts import plan_longest
 from gdp.targets.free import plan_freely
-from gdp.targets.table import PLANNING_TARGETS
+from gdp.targets.table import PLANNERS
 from gdp.targets.vllm.export import TENSOR_PARALLEL_FLAG, tensor_parallel
 from gdp.units import format_seconds
 
@@ -126,15 +126,15 @@ def ask(
     for name, kind in (("constraints", Constraints), ("search", Search)):
         parts[name] = of_kind(parts.get(name), kind, name)
     target, offload = parts.get("target"), parts.get("offload")
-    if target is not None and target not in PLANNING_TARGETS:
-        raise ArgumentError(f"no target {target!r}; there are {', '.join(PLANNING_TARGETS)}")
-    if offload is not None and (target is None or not PLANNING_TARGETS[target].offloads):
+    if target is not None and target not in PLANNERS:
+        raise ArgumentError(f"no target {target!r}; there are {', '.join(PLANNERS)}")
+    if offload is not None and (target is None or not PLANNERS[target].offloads):
         raise ArgumentError("offload is what accelerate does: give target='accelerate'")
     machine, longest = load_cluster(cluster), asks_longest(model)
     model = at_context(model, None) if longest else model
     room = memory_for(target, machine, offload, parts["constraints"])
     if target is not None:
-        model = PLANNING_TARGETS[target].model(model, machine)
+        model = PLANNERS[target].model(model, machine)
     graph = load(model, parts.get("dims"), room_bytes=room)
     return Question(graph, machine, model, longest=longest, **parts)
 
@@ -175,7 +175,7 @@ def _planned(question: Question) -> Result:
     target = question.target
     if target is None:
         return plan_freely(question)
-    row = PLANNING_TARGETS[target]
+    row = PLANNERS[target]
     granularity = question.granularity or ("module" if row.by_module else "op")
     if row.by_module and granularity == "op":
         raise ArgumentError(f"{target} goes by whole modules: granularity module or layer")
@@ -193,7 +193,7 @@ def memory_for(
     if target is None:
         return room_bytes(cluster, constraints)
     cluster = for_runtime(cluster, target)
-    if PLANNING_TARGETS[target].offloads and offload != "none":
+    if PLANNERS[target].offloads and offload != "none":
         return room_bytes(cluster_with_offload(cluster, offload), constraints)
     return room_bytes(resident(cluster), constraints)
 
@@ -210,7 +210,7 @@ def quantisation_note(model: Model | None, graph: OpGraph) -> str:
 def _pieces(target: str | None, granularity: str | None) -> str:
     """Pieces of the placements that the bound of an answer holds for: programs over blocks are
     bounded by all placements of ops."""
-    row = None if target is None else PLANNING_TARGETS[target]
+    row = None if target is None else PLANNERS[target]
     if row is not None and row.exact:
         return "whole ops"
     return f"whole {granularity or ('module' if row is not None and row.by_module else 'op')}s"

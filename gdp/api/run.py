@@ -38,14 +38,8 @@ from gdp.prepare import prepare_placement
 from gdp.question import Question, question_about
 from gdp.result import Result
 from gdp.sim.prediction import Prediction
-from gdp.targets.table import (
-    EXPORTERS,
-    PLANNING_TARGETS,
-    RUNTIMES,
-    Exporter,
-    ExportJob,
-    Runtime,
-)
+from gdp.targets.table import EXPORTERS, RUNTIMES
+from gdp.targets.target import ExportJob, Runtime
 
 if TYPE_CHECKING:
     pass
@@ -171,8 +165,8 @@ class Executor:
 
     def plan(self, prediction: Prediction) -> ExecutionPlan:
         """The segments as which the runtime executes a placement."""
-        # HETERO runs all of a device's ops at one go, as a full pipeline does.
-        at_once = self.runtime.name == "openvino"
+        # One piece a device, as a full pipeline has, where all its ops run at one go.
+        at_once = self.runtime.at_once
         return make_plan(prediction, "throughput" if at_once else self.question.objective)
 
     def run(
@@ -228,7 +222,7 @@ def _require_runtime(name: str | None) -> None:
 
 def _runtime(model: Model, kinds: Sequence[str], name: str | None) -> Runtime:
     """Row of the runtime with a name, or of the first that executes models of these kinds."""
-    rows = {row.name: row for row in RUNTIMES.values() if row.executes in kinds}
+    rows = {key: row for key, row in RUNTIMES.items() if row.executes in kinds}
     if name is not None and name not in rows:
         raise ModelError(f"{name} does not execute {model_label(model)!r}; {', '.join(rows)} does")
     return next(iter(rows.values())) if name is None else rows[name]
@@ -254,9 +248,9 @@ def runtime_of(model: Model, name: str | None = None) -> Runtime:
 
 def place_runnable(question: Question, runtime: Runtime) -> Result:
     """An answer that a runtime executes: of a free search, or of the program of its target."""
-    if not runtime.target:
+    if runtime.planner is None:
         return solve.solve(question)
-    return PLANNING_TARGETS[runtime.target].plan(replace(question, method="auto"))
+    return runtime.planner.plan(replace(question, method="auto"))
 
 
 def _replicated(placement: Placement) -> str:
@@ -327,15 +321,16 @@ def export(
             f"target {target!r} cannot hold this placement: it offloads weights as accelerate does"
         )
     asked = question.graph if question.model is None else question.model
-    _require_accepted(row, asked)
+    _require_accepted(target, asked)
     overwrite = OverwritePolicy(lambda: [*source_files(asked), *sources], force)
     return row.write(ExportJob(question, placed, Path(output), overwrite))
 
 
-def _require_accepted(row: Exporter, model: Model) -> None:
+def _require_accepted(target: str, model: Model) -> None:
     """Raise `ModelError` for a model of another kind than a format holds."""
+    row = EXPORTERS[target]
     is_accepted, wanted = _ACCEPTED[row.accepts]
     if not is_accepted(model):
-        raise ModelError(f"target {row.name!r} needs {wanted}, got {model_label(model)!r}")
+        raise ModelError(f"target {target!r} needs {wanted}, got {model_label(model)!r}")
     if row.accepts == "jax" and executable_model(model)[0] != "jax":
         raise ModelError(f"{spec_of(model)!r} is a PyTorch module; a JAX function is needed here")

@@ -40,7 +40,7 @@ from gdp.placement import Placement, make_placement
 from gdp.prepare import PreparedProblem, prepare_problem
 from gdp.sim.objectives import find_objective
 from gdp.sim.prediction import Prediction
-from gdp.targets.llamacpp.plan import even_row
+from gdp.targets.target import imported
 
 TUNED, FIRST, ONE_DEVICE = "tuned plan", "first plan", "one device"
 ROUND_SECONDS = 2.0
@@ -156,7 +156,7 @@ class _Session:
         """The best placement under an adaptation, predicted as it is executed."""
         question, runtime = self.executor.question, self.executor.runtime
         search, method = replace(question.search, seed=seed), question.method
-        if start is not None and method == "auto" and not runtime.target:
+        if start is not None and method == "auto" and runtime.planner is None:
             first = first_members(self.fused.group_of)
             begin = Assignment(start.device[first], start.rank[first], start.teams)
             search, method = replace(search, start=begin), "local_search"
@@ -291,11 +291,12 @@ def _scouted(session: _Session) -> list[Run]:
     """A run with a part of the model on every device, of runtimes whose plans may leave one out for
     good; empty where that is not possible."""
     question = session.executor.question
-    if not session.executor.runtime.target or question.cluster.num_devices < 2:
+    runtime = session.executor.runtime
+    if not runtime.scout or question.cluster.num_devices < 2:
         return []
     session.measuring.say("running a plan with a part on every device")
     try:
-        plan = even_row(question.graph, question.cluster)
+        plan = imported(runtime.scout)(question.graph, question.cluster)
         session.planned(plan, Adaptation())
         return [session.measure(plan, ROUND_SECONDS).run]
     except UNMEASURABLE as error:
@@ -414,7 +415,7 @@ def _answer(
         return FIRST, trials[0].planned.placement
     if fastest == ONE_DEVICE:
         graph, cluster = question.graph, question.cluster
-        if session.executor.runtime.target:
+        if session.executor.runtime.planner is not None:
             return ONE_DEVICE, make_placement(graph, cluster, np.full(graph.num_ops, cluster.host))
         costs = session.costs(trials[-1].adaptation)
         try:

@@ -20,7 +20,7 @@ from gdp.files.writing import (
     check_folder_writable,
     is_stream,
 )
-from gdp.targets.table import PLANNING_TARGETS
+from gdp.targets.table import PLANNERS
 
 if TYPE_CHECKING:
     from gdp.cluster.types import Cluster
@@ -34,6 +34,8 @@ if TYPE_CHECKING:
     from gdp.tasks import Engine
 
 Decorator = Callable[[Callable[..., None]], Callable[..., None]]
+OFFLOADING = [name for name, row in PLANNERS.items() if row.offloads]
+BY_MODULE = [name for name, row in PLANNERS.items() if row.by_module]
 _COUNT = click.IntRange(1, 2**31 - 1)
 
 
@@ -399,29 +401,29 @@ class Destination:
     """Runtime that a placement is planned for, and the pieces that stay whole."""
 
     runtime: str | None = option(
-        "--for", type=click.Choice(tuple(PLANNING_TARGETS)),
+        "--for", type=click.Choice(tuple(PLANNERS)),
         help="Answer what this runtime can follow.",
     )  # fmt: skip
     granularity: str | None = option(
         "--granularity", type=click.Choice(["op", "module", "layer"]),
-        help="What stays in one piece; default: op, for accelerate and pipelining module.",
+        help=f"What stays in one piece; default: op, for {' and '.join(BY_MODULE)} module.",
     )  # fmt: skip
     offload: str | None = option(
         "--offload", type=click.Choice(["cpu", "disk", "none"]),
-        help="Where accelerate keeps weights that do not fit; default: cpu.",
+        help=f"Where {' and '.join(OFFLOADING)} keeps weights that do not fit; default: cpu.",
     )  # fmt: skip
 
     def __post_init__(self) -> None:
-        row = None if self.runtime is None else PLANNING_TARGETS[self.runtime]
+        row = None if self.runtime is None else PLANNERS[self.runtime]
         if self.offload is not None and (row is None or not row.offloads):
-            raise click.UsageError("--offload is what accelerate does: say --for accelerate")
+            raise click.UsageError(f"--offload needs --for {' or --for '.join(OFFLOADING)}")
         context = click.get_current_context(silent=True)
         if context is None or row is None or row.searches:
             return
         for name in _SEARCHES:
             if context.get_parameter_source(name) is ParameterSource.COMMANDLINE:
                 raise click.UsageError(
-                    f"--for {row.name} asks one exact program over blocks: leave out --{name}"
+                    f"--for {self.runtime} asks one exact program over blocks: leave out --{name}"
                 )
 
 

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from gdp.question import Question
     from gdp.result import Result
 
-FILE_RUNTIMES = tuple(row.name for row in RUNTIMES.values() if row.executes in ("onnx", "gguf"))
+FILE_RUNTIMES = tuple(key for key, row in RUNTIMES.items() if row.executes in ("onnx", "gguf"))
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ from gdp.graph.op_graph import INPUT, OUTPUT, OpGraph
 from gdp.graph.serving import Served, served
 from gdp.importers.pytorch.config_spec import parse_config_spec
 from gdp.models import Generation, load
-from gdp.targets.chain import vllm_model
+from gdp.targets.vllm.plan import vllm_model
 from tests.tiny import plain_graph
 
 GIB = 1 << 30

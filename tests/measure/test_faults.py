@@ -15,7 +15,8 @@ from onnx import TensorProto, helper
 import gdp
 from gdp.errors import MeasurementError, ModelError, RefusedError, reason_of
 from gdp.importers.program import executed
-from gdp.targets.table import RUNTIMES, Runtime
+from gdp.targets.table import RUNTIMES
+from gdp.targets.target import Runtime
 
 SHORT = gdp.Measuring(seconds=0.05)
 

@@ -18,10 +18,10 @@ from gdp.graph.op_graph import INPUT, OUTPUT, OpGraph, make_graph
 from gdp.methods.base import Search
 from gdp.question import Question
 from gdp.targets.openvino.export import hetero_plan
-from gdp.targets.table import EXPORTERS, PLANNING_TARGETS
+from gdp.targets.table import EXPORTERS, PLANNERS
 
 SEARCH = Search(seconds=None, evaluations=50)
-plan_openvino = PLANNING_TARGETS["openvino"].plan
+plan_openvino = PLANNERS["openvino"].plan
 
 
 def machine(memory_bytes: int = 1 << 30) -> Cluster:
@@ -114,8 +114,8 @@ def test_cuts_are_where_the_fewest_bytes_pass(monkeypatch: pytest.MonkeyPatch) -
         return found.placement.device.tolist()
 
     assert devices(early) == [0, 1, 1, 1]
-    monkeypatch.setattr("gdp.targets.chain.MAX_CUTS", 1)
-    monkeypatch.setattr("gdp.targets.chain.PIPELINE_METHODS", ())
+    monkeypatch.setattr("gdp.targets.openvino.plan.MAX_CUTS", 1)
+    monkeypatch.setattr("gdp.targets.openvino.plan.PIPELINE_METHODS", ())
     assert devices(HALVES) == [0, 0, 1, 1]
     assert devices(early) == [1, 1, 1, 1]
 
@@ -164,8 +164,8 @@ def test_stages_are_replicated_where_the_export_holds_replicas(target: str | Non
 
 
 def test_a_target_replicates_if_its_export_does() -> None:
-    assert {name: row.replicates for name, row in PLANNING_TARGETS.items()} == {
-        name: EXPORTERS[name].replicates for name in PLANNING_TARGETS
+    assert {name: row.replicates for name, row in PLANNERS.items()} == {
+        name: EXPORTERS[name].replicates for name in PLANNERS
     }
 
 

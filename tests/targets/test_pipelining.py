@@ -26,8 +26,8 @@ from gdp.graph.op_graph import OpGraph
 from gdp.methods.base import Search
 from gdp.placement import make_placement
 from gdp.question import Question
-from gdp.targets.chain import best_pipeline
 from gdp.targets.pipelining.export import export_pipelining, idle_share, stages_of
+from gdp.targets.pipelining.plan import best_pipeline
 from gdp.targets.rows import ModuleBlocks
 
 SCRIPTS = ("pipelining/runner.py", "onnxruntime/runner_template.py")

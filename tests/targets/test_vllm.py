@@ -19,7 +19,7 @@ from gdp.graph.generation import Request, generation_graph
 from gdp.graph.op_graph import INPUT, OUTPUT, OpGraph, make_graph
 from gdp.placement import Placement, make_placement
 from gdp.question import Question
-from gdp.targets.table import PLANNING_TARGETS
+from gdp.targets.table import PLANNERS
 from gdp.targets.vllm.export import layer_row, vllm_options
 from gdp.units import format_seconds
 
@@ -236,7 +236,7 @@ def test_the_plan_is_the_best_that_it_can_follow(objective: str, sizes: tuple[in
     question = Question(graph, cluster, objective=objective, costs=roofline)
     scores = [solve.simulate(question, placed(graph, cluster, list(row))) for row in rows]
     best = min(score.value_s for score in scores if score.feasible)
-    found = PLANNING_TARGETS["vllm"].plan(question)
+    found = PLANNERS["vllm"].plan(question)
     assert found.score.feasible
     assert found.value_s <= best * 1.02
     vllm_options(graph, found.placement, cluster, np.array(found.score.peak_bytes))
@@ -248,7 +248,7 @@ def test_of_equally_fast_plans_the_one_that_spreads_evenly() -> None:
     graph, cluster = decoder(), cards(380_000, 380_000)
     like = tuple(replace(device, kind="k", **RATES) for device in cluster.devices[1:])
     cluster = replace(cluster, devices=(cluster.devices[0], *like))
-    found = PLANNING_TARGETS["vllm"].plan(Question(graph, cluster, costs=roofline))
+    found = PLANNERS["vllm"].plan(Question(graph, cluster, costs=roofline))
     options = vllm_options(graph, found.placement, cluster, np.array(found.score.peak_bytes))
     assert options.partition == (2, 2)
 

@@ -1,1 +1,13 @@
 """accelerate: device maps of PyTorch modules, with offloading."""
+
+from gdp.targets.target import Exporter, Planner, Target
+
+TARGET = Target(
+    "accelerate",
+    "accelerate",
+    exporter=Exporter(
+        "device maps for accelerate (with offloading)", "gdp.targets.accelerate.device_map:export",
+        offloads=True,
+    ),
+    planner=Planner("gdp.targets.accelerate.plan:plan_accelerate", by_module=True, offloads=True),
+)  # fmt: skip

@@ -12,6 +12,8 @@ from gdp.errors import PlacementError
 from gdp.files.writing import OWN_FILES_ONLY, OverwritePolicy, indented_json, new_contents
 from gdp.graph.op_graph import OpGraph
 from gdp.placement import Placement
+from gdp.targets.modules import torch_module
+from gdp.targets.target import ExportJob
 
 
 def device_map(
@@ -169,3 +171,8 @@ def export_accelerate(
     with new_contents(output, "export to accelerate", overwrite) as folder:
         (folder / "device_map.json").write_bytes(indented_json(entries) + b"\n")
     return [output / "device_map.json"]
+
+
+def export(job: ExportJob) -> list[Path]:
+    """Write the device map of a placement; see `export_accelerate`."""
+    return export_accelerate(*job.plan, module=torch_module(job.question.model))

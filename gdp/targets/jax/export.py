@@ -7,6 +7,7 @@ from gdp.cluster.file import cluster_toml
 from gdp.cluster.types import Cluster
 from gdp.files.writing import OWN_FILES_ONLY, OverwritePolicy, new_contents
 from gdp.placement import Placement, QuestionRecord, save_placement
+from gdp.targets.target import ExportJob
 
 _RUNNER = '''"""Runs @MODEL@ as placement.json says, checks it and times it.
 
@@ -66,3 +67,9 @@ def export_jax(
         save_placement(placement, folder / "placement.json")
         (folder / "run.py").write_text(_RUNNER.replace("@MODEL@", model))
     return [output / "placement.json", output / "run.py"]
+
+
+def export(job: ExportJob) -> list[Path]:
+    """Write a program that runs a placement; see `export_jax`."""
+    _, placement, cluster, output, overwrite = job.plan
+    return export_jax(job.spec, placement, cluster, output, overwrite)

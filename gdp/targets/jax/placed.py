@@ -6,9 +6,31 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from gdp.errors import ArgumentError, ModelError
-from gdp.importers.jax.trace import JaxModel, RecordedJax
+from gdp.importers.jax.trace import JaxModel, RecordedJax, jax_model
 from gdp.importers.program import Value
+from gdp.measure.plan import make_plan, roofline_prediction
+from gdp.placement import Placement
+from gdp.question import Question
 from gdp.targets.jax.program import Layout, SegmentedJaxProgram, array_on, whole_array
+from gdp.targets.jax.run import jax_devices
+
+
+def traced(returned: tuple[Any, ...]) -> tuple[JaxModel, RecordedJax]:
+    """A JAX function with its arguments and options, and its record; raises `ModelError`."""
+    model = jax_model(returned, getattr(returned[0], "__name__", "traced") if returned else "()")
+    if model.trains and model.options["optimizer"] is None:
+        raise ModelError(f"{model.name}: a step with no optimizer has no state to keep; give one")
+    return model, model.record()
+
+
+def placed_callable(
+    model: JaxModel, recorded: RecordedJax, question: Question, placement: Placement
+) -> "PlacedFunction | PlacedStep":
+    """A traced function or training step on the devices of a placement of the question."""
+    graph, machine = question.graph, question.cluster
+    plan = make_plan(roofline_prediction(graph, machine, placement.device, "latency"), "latency")
+    layout = Layout.of(plan, jax_devices(machine), machine.host)
+    return (PlacedStep if model.trains else PlacedFunction)(model, recorded, layout)
 
 
 class PlacedFunction:

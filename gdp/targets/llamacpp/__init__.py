@@ -1,1 +1,22 @@
 """llama.cpp: executes placements of GGUF models by its own flags."""
+
+from gdp.targets.target import Exporter, Planner, Runtime, Target
+
+
+def _devices() -> list[str]:
+    import llama_cpp
+
+    return ["CPU", *(["cores lent by RPC"] if llama_cpp.llama_supports_rpc() else [])]
+
+
+_PLANNER = Planner("gdp.targets.llamacpp.plan:plan_llamacpp", exact=True, searches=False)
+TARGET = Target(
+    "llamacpp",
+    "llama.cpp",
+    Runtime(
+        "llama.cpp", "llama-cpp-python", "gguf", "gdp.targets.llamacpp.run:run_llamacpp", _devices,
+        planner=_PLANNER, scout="gdp.targets.llamacpp.plan:even_row",
+    ),
+    Exporter("flags of llama.cpp", "gdp.targets.llamacpp.flags:export"),
+    _PLANNER,
+)  # fmt: skip

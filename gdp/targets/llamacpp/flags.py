@@ -25,6 +25,7 @@ from gdp.graph.generation import request_of
 from gdp.graph.op_graph import OpGraph
 from gdp.ops.llamacpp import UBATCH
 from gdp.placement import Placement
+from gdp.targets.target import ExportJob
 
 ARGUMENTS = "arguments.txt"
 _TOKENS, _TOKEN_BYTES = "tokens", 4  # the op of GGUF graphs that holds the tokens of a pass
@@ -265,3 +266,8 @@ def export_llamacpp(
         (folder / "llamacpp.json").write_bytes(indented_json(document) + b"\n")
         (folder / ARGUMENTS).write_text(shlex.join(flags.arguments()) + "\n")
     return [output / "llamacpp.json", output / ARGUMENTS]
+
+
+def export(job: ExportJob) -> list[Path]:
+    """Write the flags of a placement; see `export_llamacpp`."""
+    return export_llamacpp(*job.plan)

@@ -25,6 +25,8 @@ from gdp.graph.op_graph import OpGraph
 from gdp.placement import Placement
 from gdp.sim.segments import segment_values, segments
 from gdp.targets.onnxruntime.cut import Cut, SubModel, cut_model
+from gdp.targets.onnxruntime.source import load_source
+from gdp.targets.target import ExportJob
 from gdp.version import gdp_version
 
 FORMAT = "gdp-onnxruntime"
@@ -222,3 +224,12 @@ def _tensors(
             dtype = onnx.helper.tensor_dtype_to_np_dtype(kind.elem_type)
             tensors[value.name] = ManifestTensor(str(dtype), dims)
     return tensors
+
+
+def export(job: ExportJob) -> list[Path]:
+    """Write the sub-models of a placement; see `export_onnxruntime`."""
+    source = load_source(job.spec, job.question.dims)
+    graph, placement, cluster, output, overwrite = job.plan
+    return export_onnxruntime(
+        source.model, source.folder, graph, placement, cluster, output, overwrite=overwrite
+    )

@@ -14,6 +14,7 @@ from gdp.files.writing import OWN_FILES_ONLY, OverwritePolicy, indented_json, ne
 from gdp.graph.op_graph import OpGraph
 from gdp.placement import Placement
 from gdp.sim.segments import segment_values, segments
+from gdp.targets.target import ExportJob
 
 
 def export_openvino(
@@ -75,3 +76,8 @@ def _openvino_names(cluster: Cluster) -> dict[str, str]:
     edit them in the file."""
     numbers = zip(cluster.device_names, cluster.accelerator_numbers, strict=True)
     return {name: "CPU" if number is None else f"GPU.{number}" for name, number in numbers}
+
+
+def export(job: ExportJob) -> list[Path]:
+    """Write the plan of a placement; see `export_openvino`."""
+    return export_openvino(*job.plan)

@@ -1,0 +1,134 @@
+"""One runtime: how it executes placements, how they are written for it, how they are planned.
+
+A folder of `gdp/targets` holds all of one runtime; its `__init__.py` is the row of
+`gdp.targets.table`. Rows import what they need when they are used, so that `gdp --help` is quick.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from importlib import import_module
+from typing import TYPE_CHECKING, Any, Literal
+
+from gdp.errors import refused_by
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from gdp.cluster.types import Cluster
+    from gdp.files.writing import OverwritePolicy
+    from gdp.graph.op_graph import OpGraph
+    from gdp.measure.report import RunReport
+    from gdp.measure.request import RunRequest
+    from gdp.models import Model
+    from gdp.placement import Placement
+    from gdp.question import Question
+    from gdp.result import Result
+
+
+def imported(function: str) -> Callable[..., Any]:
+    """The function that "module:function" names, imported when it is used."""
+    module, _, name = function.partition(":")
+    return getattr(import_module(module), name)
+
+
+@dataclass(frozen=True)
+class Runtime:
+    """Execution of placements by a library."""
+
+    title: str
+    distribution: str  # that has to be installed
+    executes: Literal["onnx", "jax", "torch", "gguf"]  # kind of models
+    function: str  # "module:function"; takes a `RunRequest` and returns a `RunReport`
+    devices: Callable[[], list[str]]  # that the library sees on this machine
+    replicates: bool = False  # lets devices take samples in turn
+    method: str = "auto"  # for `auto`, where only placements of another one can be executed
+    planner: "Planner | None" = None  # where only placements of that can be executed
+    at_once: bool = False  # runs all ops of a device at one go
+    # "module:function" of (graph, cluster): a plan with a part on every device, for runtimes whose
+    # own plans may leave one out for good.
+    scout: str = ""
+    refusals: Callable[[], tuple[type[Exception], ...]] = tuple  # that the library alone raises
+
+    def run(self, request: "RunRequest") -> "RunReport":
+        """Execute a placement.
+
+        Raises:
+            RefusedError: if the library does not execute it, for lack of memory for instance.
+            ModelError: if the model does not run uncut either.
+            MeasurementError: if a measured rate is impossible.
+        """
+        with refused_by(self.title, *self.refusals()):
+            return imported(self.function)(request)
+
+
+@dataclass(frozen=True)
+class ExportJob:
+    """The arguments of one export."""
+
+    question: "Question"  # with the model, its graph and the cluster
+    placement: "Placement"
+    output: "Path"
+    overwrite: "OverwritePolicy"
+
+    @property
+    def spec(self) -> str:
+        """The model as the command line names it."""
+        from gdp.models import spec_of
+
+        return "" if self.question.model is None else spec_of(self.question.model)
+
+    @property
+    def plan(self) -> "tuple[OpGraph, Placement, Cluster, Path, OverwritePolicy]":
+        """Positional arguments of exporters that need no model."""
+        question = self.question
+        return question.graph, self.placement, question.cluster, self.output, self.overwrite
+
+
+@dataclass(frozen=True)
+class Exporter:
+    """Files with which a runtime follows a placement."""
+
+    title: str  # as the README lists it
+    function: str  # "module:function"; takes an `ExportJob` and returns the paths written
+    accepts: Literal["onnx", "traced", "jax", "hf", "any"] = "any"  # kind of models
+    offloads: bool = False  # holds weights that rest in host memory or on disk
+    replicates: bool = False  # holds replicated stages
+
+    def write(self, job: ExportJob) -> "list[Path]":
+        """Write the files of a placement; returns their paths."""
+        return imported(self.function)(job)
+
+
+@dataclass(frozen=True)
+class Planner:
+    """Search of `gdp place --for` for placements that a runtime can follow."""
+
+    function: str  # "module:function"; takes a `Question` and returns a `Result`
+    by_module: bool = False  # whole modules, where granularity "op" is not possible
+    exact: bool = False  # one program over blocks, instead of a method
+    offloads: bool = False  # weights may rest in host memory or on disk
+    searches: bool = True  # heeds some option of the search
+    computes: str = ""  # "module:function" of (model, cluster): the model as it computes it
+    replicates: bool = False  # lets devices take samples in turn
+
+    def plan(self, question: "Question") -> "Result":
+        """Answer a question, with replicated stages only where the runtime has them."""
+        if not self.replicates:
+            one = replace(question.constraints, replicas=False)
+            question = replace(question, constraints=one)
+        return imported(self.function)(question)
+
+    def model(self, model: "Model", cluster: "Cluster") -> "Model":
+        """The model as the runtime computes it on a cluster, where its ops are others."""
+        return imported(self.computes)(model, cluster) if self.computes else model
+
+
+@dataclass(frozen=True)
+class Target:
+    """A runtime; a part that it lacks is None."""
+
+    name: str  # on the command line
+    title: str  # its own name
+    runtime: Runtime | None = None  # `gdp run`
+    exporter: Exporter | None = None  # `gdp export --to`
+    planner: Planner | None = None  # `gdp place --for`

@@ -1,0 +1,76 @@
+"""Placing for vLLM: a row of whole layers, one stretch a GPU."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+
+from gdp import solve
+from gdp.cluster.reserve import for_runtime
+from gdp.cluster.types import Cluster
+from gdp.costs.offload import resident
+from gdp.errors import ArgumentError, InfeasibleError
+from gdp.models import Model, as_served
+from gdp.ops.vllm import BATCHED_TOKENS, BATCHED_TOKENS_LARGE, LARGE_BYTES
+from gdp.question import Question
+from gdp.result import Result
+from gdp.sim.objectives import find_objective
+from gdp.targets.rows import MEMORY_SHARES, first_that_fits, module_blocks
+from gdp.targets.target import ExportJob
+from gdp.targets.vllm.export import export_vllm, layer_row, with_one_share
+
+
+def vllm_model(model: Model, cluster: Cluster) -> Model:
+    """A configuration as vLLM computes it: attention fused, prompts in chunks of the tokens that
+    `vllm serve` computes at once on the GPUs of a cluster. Other models as they are."""
+    gpus = [device for device in resident(cluster).devices if not device.is_cpu]
+    large = gpus and all(
+        device.total_bytes >= LARGE_BYTES and not device.kind.startswith("a100") for device in gpus
+    )
+    return as_served(model, BATCHED_TOKENS_LARGE if large else BATCHED_TOKENS)
+
+
+def plan_vllm(question: Question) -> Result:
+    """The best plan that vLLM's pipeline can follow: of least seconds of a sample, or for
+    throughput of least period, over all orders of unlike GPUs. Of plans that are equally fast one
+    that spreads evenly: vLLM gives every rank the cache that the fullest one has room for.
+
+    Raises:
+        InfeasibleError: if nothing fits.
+        PlacementError: if the model has no single row of layers.
+    """
+    constraints = question.constraints
+    if question.granularity not in (None, "op") or constraints.together or constraints.whole:
+        raise ArgumentError(
+            "--for vllm keeps layers whole by itself: leave out --granularity and --together"
+        )
+    machine = with_one_share(resident(question.cluster))
+    if all(device.is_cpu for device in machine.devices):
+        raise InfeasibleError(
+            f"cluster {question.cluster.name!r} has no GPU, and vLLM needs one here"
+        )
+    question = replace(question, cluster=machine)
+    row = layer_row(question.graph)
+    blocks = module_blocks(question, row.layer.clip(0, row.num_layers - 1))
+    join = np.maximum if find_objective(question.objective).pipelined else np.add
+    rows = (blocks.even_row(share, join) for share in MEMORY_SHARES)
+    plans = (blocks.placement(row, "gdp vllm") for row in rows)
+    return first_that_fits(question, plans, "no GPU holds even one of its layers", "vllm")
+
+
+def export(job: ExportJob) -> list[Path]:
+    """Write the options of vLLM for a placement; see `export_vllm`."""
+    from gdp.importers.pytorch.config_check import check_config
+    from gdp.importers.pytorch.config_spec import config_file, parse_config_spec
+
+    peak_bytes = solve.simulate(job.question, job.placement).peak_bytes
+    config = check_config(config_file(job.spec))
+    longest = (config.get("text_config") or config).get("max_position_embeddings")
+    machine = for_runtime(job.question.cluster, "vllm")
+    job = replace(job, question=replace(job.question, cluster=machine))
+    spec = parse_config_spec(job.spec)
+    scheme = "" if spec.quantize == "none" else spec.quantize
+    return export_vllm(
+        *job.plan, peak_bytes=peak_bytes, longest=longest, quantize=scheme,
+        at_once=spec.max_num_batched_tokens,
+    )  # fmt: skip

@@ -65,9 +65,9 @@ def test_a_runtime_that_breaks_fails_alone(
         raise OSError("libcuda.so: cannot open shared object file")
 
     rows = {
-        "one": Runtime("one", "One", "numpy", "onnx", "", lambda: ["cpu", "gpu"]),
-        "two": Runtime("two", "Two", "scipy", "onnx", "", broken),
-        "absent": Runtime("absent", "Absent", "torch", "torch", "", broken),
+        "one": Runtime("One", "numpy", "onnx", "", lambda: ["cpu", "gpu"]),
+        "two": Runtime("Two", "scipy", "onnx", "", broken),
+        "absent": Runtime("Absent", "torch", "torch", "", broken),
     }
     monkeypatch.setattr(doctor, "RUNTIMES", rows)
     assert named(list(doctor._runtimes())) == {

@@ -44,7 +44,7 @@ def problem_of(graph: str, cluster: str, objective: str, over: float) -> Problem
     """The problem of a graph of the corpus, with so little memory; 0: all that devices have."""
     import gdp
     from gdp.costs.base import roofline
-    from gdp.solve import prepare_problem
+    from gdp.prepare import prepare_problem
 
     loaded = gdp.load(CORPUS.format(graph.split("-")[0], graph))
     prepared = prepare_problem(

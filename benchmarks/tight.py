@@ -122,7 +122,7 @@ def main(objective: str, over: float, evaluations: int, models: str, clusters: s
     """Print a row for each model and cluster, and geometric means."""
     import gdp
     from gdp.costs.base import roofline
-    from gdp.solve import prepare_problem
+    from gdp.prepare import prepare_problem
 
     timed = " | ".join(f"{name} ms (CPU s)" for name in ("search", "long", "auto"))
     click.echo(head(f"model | cluster | MB | {timed} | auto / long | bound / auto", left=2))

@@ -78,7 +78,7 @@ Model = str | os.PathLike[str] | OpGraph | Traceable
 """A model as every library call takes it: a path or spec, a graph, or a traced model."""
 
 
-def spec_of(model: Model) -> str:
+def spec_of(model: object) -> str:
     """Path or spec of a model; empty for a graph or a traced model, which have none."""
     return os.fspath(model) if isinstance(model, str | os.PathLike) else ""
 

@@ -15,7 +15,7 @@ from gdp.cluster.types import Cluster
 from gdp.constraints import Constraints
 from gdp.costs.base import CostModel
 from gdp.device_maps import DeviceMap
-from gdp.errors import PlacementError
+from gdp.errors import ArgumentError, PlacementError, of_kind
 from gdp.files.writing import storable
 from gdp.graph.op_graph import OpGraph
 from gdp.methods.base import Search
@@ -88,8 +88,9 @@ def question_about(
     with the devices for offloading that it names (`gdp.costs.offload`).
 
     Raises:
-        PlacementError: Nothing says of which model or cluster it is, they do not belong together,
-            its costs have changed, or its file names code.
+        ArgumentError: Nothing says for which cluster it is.
+        PlacementError: Nothing says of which model it is, they do not belong together, its costs
+            have changed, or its file names code.
     """
     read = read_placed(placement)
     record = read.question if isinstance(read, Placement) else None
@@ -102,7 +103,7 @@ def question_about(
         objective = record.objective if objective is None else objective
     graph = load(model, sizes)
     if machine is None:
-        raise PlacementError(
+        raise ArgumentError(
             "the placement does not say for which cluster it is, and only a cluster tells CPUs "
             "from accelerators: give the cluster (--cluster)"
         )
@@ -110,7 +111,13 @@ def question_about(
     machine, costs = evaluating(placed, machine, costs)
     require(placed, graph, machine)
     question = Question(
-        graph, machine, model, sizes, objective or "latency", costs, constraints or Constraints()
+        graph,
+        machine,
+        model,
+        sizes,
+        "latency" if objective is None else objective,
+        costs,
+        of_kind(constraints, Constraints, "constraints"),
     )
     return question, placed
 

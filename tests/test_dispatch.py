@@ -206,5 +206,5 @@ def test_a_module_without_weights_or_no_module_is_refused() -> None:
         gdp.on_devices(module, {"": "core0"}, graph_of(module), "2xcpu-core")
     with pytest.raises(gdp.ArgumentError, match="is needed, got function"):
         gdp.on_devices(graph_of, {"": "core0"}, graph_of(module), "2xcpu-core")
-    with pytest.raises(gdp.PlacementError, match="give the cluster"):
+    with pytest.raises(gdp.ArgumentError, match="give the cluster"):
         gdp.on_devices(module, {"": "core0"}, graph_of(module))

@@ -18,6 +18,7 @@ from gdp.graph.op_graph import INPUT, OUTPUT, make_graph
 from gdp.importers.jax.trace import Traced
 from gdp.models import load
 from gdp.placement import load_placement
+from gdp.question import question_about
 
 HOW: dict[str, Any] = {"costs": roofline}
 QUICK = gdp.Search(seconds=None, evaluations=20)
@@ -66,7 +67,7 @@ def test_every_call_takes_every_form(forms: dict[str, list[Any]], i: int, tmp_pa
     assert isinstance(rows["single"], gdp.Result)
     assert gdp.explain(m, p, c, op="a", **HOW)["devices"]
     report(m, p, c, tmp_path / "r.html", **HOW)
-    trace(m, p, c, str(tmp_path / "t.json"), **HOW)
+    trace(*question_about(p, m, c, **HOW), tmp_path / "t.json")
     assert (tmp_path / "r.html").exists()
     assert (tmp_path / "t.json").exists()
 

@@ -6,13 +6,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from gdp.api.simulate import simulate
 from gdp.cluster.presets import cluster_preset
 from gdp.cluster.types import Cluster, Device, make_cluster
 from gdp.errors import ModelError, PlacementError
 from gdp.graph.op_graph import INPUT, OUTPUT, OpGraph, make_graph
 from gdp.models import load
 from gdp.placement import Teams, check, load_placement, make_placement, require, save_placement
-from gdp.solve import simulate
 
 
 def pair(size: int = 4, second: str = "b") -> OpGraph:

@@ -2,7 +2,7 @@
 
 import pytest
 
-from gdp.api.place import memory_for
+from gdp.api.place import _room_bytes
 from gdp.cluster.presets import cluster_preset, device_preset
 from gdp.cluster.reserve import for_runtime
 from gdp.cluster.types import Cluster, make_cluster
@@ -42,9 +42,13 @@ def test_a_runtime_may_offload(machine: Cluster) -> None:
     of, torch = sizes(machine), sizes(for_runtime(machine, "accelerate"))
     cards, less = of["t4:0"] + of["t4:1"], torch["t4:0"] + torch["t4:1"]
     assert less < cards
-    assert memory_for(None, machine) == memory_for("llamacpp", machine) + of["cpu"]
-    assert memory_for("llamacpp", machine) == cards
-    assert memory_for("pipelining", machine) == less
-    assert memory_for("accelerate", machine, "none") == less
-    assert memory_for("accelerate", machine) == less + of["cpu"]
-    assert memory_for("accelerate", machine, "disk") > 1 << 60
+
+    def room(target: str | None, offload: str | None = None) -> int:
+        return _room_bytes(target, machine, offload, Constraints())
+
+    assert room(None) == room("llamacpp") + of["cpu"]
+    assert room("llamacpp") == cards
+    assert room("pipelining") == less
+    assert room("accelerate", "none") == less
+    assert room("accelerate") == less + of["cpu"]
+    assert room("accelerate", "disk") > 1 << 60

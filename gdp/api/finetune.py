@@ -10,6 +10,7 @@ from gdp.constraints import Constraints
 from gdp.costs.base import CostModel
 from gdp.models import Model, with_dims
 from gdp.prepare import prepare_problem
+from gdp.question import Question
 
 if TYPE_CHECKING:
     from gdp.learn.finetune import FinetuneConfig, Finetuned
@@ -53,13 +54,26 @@ def finetune(
     Raises:
         TargetError: if `out` holds anything but a policy, unless force.
     """
-    from gdp.learn.finetune import finetune as tune
-
     question = ask(
         model, cluster, objective=objective, dims=with_dims(dims),
-        costs=costs, constraints=constraints,
+        costs=costs, checkpoint=checkpoint, constraints=constraints,
     )  # fmt: skip
+    return finetuned(question, out=out, config=config, seed=seed, force=force, progress=progress)
+
+
+def finetuned(
+    question: Question,
+    *,
+    out: str | Path | None = None,
+    config: "FinetuneConfig | None" = None,
+    seed: int = 0,
+    force: bool = False,
+    progress: Callable[[int, dict[str, float]], None] | None = None,
+) -> "Finetuned":
+    """Adapt the policy to the problem of a question; see `finetune`."""
+    from gdp.learn.finetune import finetune as tune
+
     return tune(
-        prepare_problem(question).problem, checkpoint, out=out, force=force, config=config,
+        prepare_problem(question).problem, question.checkpoint, out=out, force=force, config=config,
         seed=seed, progress=progress,
     )  # fmt: skip

@@ -45,12 +45,12 @@ def on_devices(
         The module itself, a `PlacedFunction`, or a `PlacedStep`.
 
     Raises:
-        PlacementError: The placement is of another model, does not say of which cluster it is,
-            offloads weights, has replicated stages, or parts one module's own ops.
+        PlacementError: The placement is of another model, offloads weights, has replicated stages,
+            or parts one module's own ops.
         ClusterError: The placement uses a device that this machine lacks.
         ModelError: The weights of the module are on the meta device, those of a function are
             shapes, or JAX cannot trace it.
-        ArgumentError: No module is given.
+        ArgumentError: No module is given, or the cluster is not known.
         MissingExtraError: torch or accelerate is not installed.
 
     Example:

@@ -132,9 +132,10 @@ def ask(
         raise ArgumentError("offload is what accelerate does: give target='accelerate'")
     machine, longest = load_cluster(cluster), asks_longest(model)
     model = at_context(model, None) if longest else model
-    room = memory_for(target, machine, offload, parts["constraints"])
-    if target is not None:
-        model = PLANNERS[target].model(model, machine)
+    row = None if target is None else PLANNERS[target]
+    room = _room_bytes(target, machine, offload, parts["constraints"])
+    if row is not None:
+        model = row.model(model, machine)
     graph = load(model, parts.get("dims"), room_bytes=room)
     return Question(graph, machine, model, longest=longest, **parts)
 
@@ -185,14 +186,13 @@ def _planned(question: Question) -> Result:
     return row.plan(replace(question, cluster=cluster, granularity=granularity))
 
 
-def memory_for(
-    target: str | None, cluster: Cluster, offload: str | None = None,
-    constraints: Constraints | None = None,
-) -> int:  # fmt: skip
-    """Bytes that weights may take on a cluster in placements for a planning target."""
+def _room_bytes(
+    target: str | None, machine: Cluster, offload: str | None, constraints: Constraints
+) -> int:
+    """Bytes that weights may take on a machine in placements for a planning target."""
     if target is None:
-        return room_bytes(cluster, constraints)
-    cluster = for_runtime(cluster, target)
+        return room_bytes(machine, constraints)
+    cluster = for_runtime(machine, target)
     if PLANNERS[target].offloads and offload != "none":
         return room_bytes(cluster_with_offload(cluster, offload), constraints)
     return room_bytes(resident(cluster), constraints)

@@ -9,11 +9,9 @@ from gdp import solve
 from gdp.api.fit import generation_answer
 from gdp.api.tune import Tuned
 from gdp.cluster.file import Machine
-from gdp.cluster.types import Cluster
 from gdp.constraints import Constraints
 from gdp.costs.adapt import adapt, learned_rows
 from gdp.costs.base import CostModel
-from gdp.graph.op_graph import OpGraph
 from gdp.measure.cycle import steady_state
 from gdp.models import Model
 from gdp.placement import Placed, Placement
@@ -74,13 +72,12 @@ def write_page(
     write_report(view, result.to_json(), path, measured, steady, generation)
 
 
-def report_tuned(graph: OpGraph, tuned: Tuned, cluster: Cluster, path: str | Path) -> None:
+def report_tuned(question: Question, tuned: Tuned, path: str | Path) -> None:
     """Write the page of a tuned placement, with the machine's lessons, by the costs learned.
 
     Args:
-        graph: The model.
+        question: That was tuned.
         tuned: Result of `gdp.tune` for it.
-        cluster: Cluster that it was tuned on.
         path: HTML file to write.
     """
     measured = None if tuned.report is None else measured_view(tuned.report.to_json())
@@ -93,7 +90,7 @@ def report_tuned(graph: OpGraph, tuned: Tuned, cluster: Cluster, path: str | Pat
         ],
         "rows": [row._asdict() for row in learned_rows(adapt(runs), runs)[:MOST_TAUGHT]],
     }  # fmt: skip
-    question = Question(graph, cluster, objective=tuned.objective, costs=tuned.costs)
+    question = replace(question, costs=tuned.costs)
     write_page(
         question, solve.evaluate(question, tuned.placement), path,
         {"rows": [], "segments": [], "lines": list(tuned.notes)} | (measured or {})

@@ -38,6 +38,7 @@ from gdp.methods.base import Assignment, Search
 from gdp.models import Model, with_dims
 from gdp.placement import Placement, make_placement
 from gdp.prepare import PreparedProblem, prepare_problem
+from gdp.question import Question
 from gdp.sim.objectives import find_objective
 from gdp.sim.prediction import Prediction
 from gdp.targets.target import imported
@@ -247,18 +248,35 @@ def tune(
         >>> tuned = gdp.tune("onnx:light_squeezenet", "2xcpu-core", runs=3)  # doctest: +SKIP
         >>> gdp.save_placement(tuned.placement, "p.json")  # doctest: +SKIP
     """
-    if runs < 1:
-        raise ArgumentError(f"runs must be at least 1, got {runs}")
     question = ask(
         model, cluster, dims=with_dims(dims), objective=objective, costs=costs, method=method,
         search=search or Search(seconds=PLACE_SECONDS), checkpoint=checkpoint,
         constraints=constraints,
     )  # fmt: skip
+    return tuned_answer(
+        question, runs=runs, runtime=runtime, measuring=measuring, keep=keep, refit=refit,
+        progress=progress,
+    )  # fmt: skip
+
+
+def tuned_answer(
+    question: Question,
+    *,
+    runs: int = 10,
+    runtime: str | None = None,
+    measuring: Measuring | None = None,
+    keep: bool = True,
+    refit: bool = True,
+    progress: Callable[[Round], None] | None = None,
+) -> Tuned:
+    """Answer a question by measured placements; see `tune`."""
+    if runs < 1:
+        raise ArgumentError(f"runs must be at least 1, got {runs}")
     executor = Executor.of(question, runtime)
     measuring = measuring or Measuring(seed=question.search.seed)
     session, target = _session(executor, measuring), question.cluster
     known = machine.Knowledge()
-    if costs is None:
+    if question.costs is None:
         known = machine.knowledge(target, executor.runtime.distribution, session.label)
     loop = _measured(session, runs, known.runs, refit, progress)
     answer, placement = _answer(session, loop.trials, loop.final)
@@ -271,7 +289,7 @@ def tune(
         except OSError as error:
             notes.append(f"what was learned is not kept: {error}")
     return Tuned(
-        placement, answer, objective, question.graph.name, target.name, tuple(loop.rounds),
+        placement, answer, question.objective, question.graph.name, target.name, tuple(loop.rounds),
         loop.final,
         record, session.costs(loop.trials[-1].adaptation), verdict, path, tuple(notes),
         tuple(session.unmeasured), loop.interrupted,

@@ -16,17 +16,13 @@ SHOWN = 12
 
 @click.command()
 @click.argument("placement")
-@options.named_model
-@options.cluster
+@options.about(options.named_model)
 @click.option("--op", metavar="GLOB", help="Ops or scopes that match, as in --pin.")
 @click.option("--scope", metavar="a.b.c", help="All ops of a module and of those in it.")
-@options.own_objective
-@options.costs
 @options.constraints
 @options.as_json
 def explain(
-    placement: str, model: options.ModelOptions, cluster: options.ClusterOptions, op: str | None,
-    scope: str | None, objective: str | None, costs: str | None,
+    placement: str, about: options.About, op: str | None, scope: str | None,
     constraints: options.ConstraintOptions,
 ) -> None:  # fmt: skip
     """Why ops are where they are: time here and elsewhere, what moving them alone would change.
@@ -39,9 +35,7 @@ def explain(
     from gdp.api.fit import generation_of
     from gdp.cli.text import generation_text
 
-    question, placed = options.question_about(
-        placement, model, cluster, objective, costs, model.given, constraints.read()
-    )
+    question, placed = about.question(placement, about.model.given, constraints.read())
     if op is None and scope is None:
         answer = generation_of(question, placed)
         show({"generation": answer.to_json()}, lambda: generation_text(answer))

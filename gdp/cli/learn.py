@@ -175,19 +175,11 @@ class FinetuneFlags:
 
 
 @click.command()
-@options.model
-@options.cluster
-@options.objective
-@options.trained
-@options.constraints
+@options.asking(options.objective)
 @options.handing_a("tuning", FinetuneFlags)
 @options.outputs(policy=options.required(metavar="CHECKPOINT"))
 @options.as_json
-def finetune(
-    model: options.ModelOptions, cluster: options.ClusterOptions, objective: str,
-    trained: options.TrainedFiles, constraints: options.ConstraintOptions, tuning: FinetuneFlags,
-    outputs: options.Outputs,
-) -> None:  # fmt: skip
+def finetune(asking: options.Asking, tuning: FinetuneFlags, outputs: options.Outputs) -> None:
     """Adapt the policy to one model and cluster; writes a checkpoint for `gdp place`.
 
     It starts from the answer of `--method auto` with as many evaluations; those come on top. Half
@@ -195,21 +187,15 @@ def finetune(
     by PPO, and the rest is a local search. `gdp tune` learns from runs of the model on this
     machine.
     """
-    from gdp.api.finetune import finetune as tune
+    from gdp.api.finetune import finetuned
     from gdp.learn.metrics import progress_bar
 
     output = outputs.paths["policy"]
-    outputs.require(
-        model.spec, cluster.cluster, trained.checkpoint, tuning.recipe, trained.costs,
-        constraints.constraints, folder="policy",
-    )  # fmt: skip
-    config = tuning.config()
+    outputs.require(asking.model.spec, *asking.files, tuning.recipe, folder="policy")
+    config, question = tuning.config(), asking.question()
     with progress_bar(config.evaluations, 0, "fine-tuning") as draw:
-        tuned = tune(
-            model.load(), cluster.load(), objective=objective,
-            out=output, checkpoint=trained.checkpoint, config=config, dims=model.dims,
-            costs=trained.costs, constraints=constraints.read(),
-            seed=tuning.seed, force=outputs.force,
+        tuned = finetuned(
+            question, out=output, config=config, seed=tuning.seed, force=outputs.force,
             progress=lambda at, numbers: draw(
                 numbers["evaluations"], f"best {numbers['best_s'] * 1e3:.3f} ms"
             ),
@@ -218,7 +204,7 @@ def finetune(
     start = f"auto, {spent} evaluations" if spent else "advisers"
     show(
         {
-            "checkpoint": output, "objective": objective, "start_s": tuned.start_s,
+            "checkpoint": output, "objective": question.objective, "start_s": tuned.start_s,
             "start_evaluations": tuned.start_evaluations, "best_s": tuned.value_s,
             "evaluations": tuned.evaluations,
         },

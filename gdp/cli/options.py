@@ -498,42 +498,94 @@ def read_placement(path: str) -> "Placement | DeviceMap":
     return read_placed(path)
 
 
-def question_about(
-    placement: str, model: ModelOptions, cluster: ClusterOptions, objective: str | None,
-    costs: str | None, given: str | None = None, constraints: "Constraints | None" = None,
-) -> "tuple[Question, Placement]":  # fmt: skip
-    """The question that a placement's file answers, and the placement.
-
-    Args:
-        placement: The file.
-        model: Options of the model.
-        cluster: Options of the cluster.
-        objective: None for that of the placement.
-        costs: None for those of the placement.
-        given: Spec of the model; None for that of the placement.
-        constraints: Demands that have to be those of the placement, or none.
-
-    Raises:
-        PlacementError: Other demands are given than the placement was made with.
-    """
-    from gdp.question import question_about as about
-
-    read = read_placement(placement)
-    record = getattr(read, "question", None)
-    if record is not None and constraints is not None:
-        record.require_constraints(constraints)
-        constraints = None
-    return about(
-        read, given, cluster.of(read), dims=model.bound(), objective=objective, costs=costs,
-        constraints=constraints, load=load_with_progress,
-    )  # fmt: skip
-
-
 place_objective = click.option(
     "--objective", type=ObjectiveChoice("max_load"), default="latency", show_default=True,
     help="max_load: seconds per sample where devices meet in host memory and compute and "
     "transfers do not overlap.",
 )  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Asking:
+    """Options of a question, apart from those of its search."""
+
+    model: ModelOptions
+    cluster: ClusterOptions
+    objective: str | None  # None: latency
+    trained: TrainedFiles
+    constraints: ConstraintOptions
+
+    def question(self, **parts: Any) -> "Question":
+        """The question with further parts; the model is loaded with its progress on stderr.
+
+        Raises:
+            GdpError: A file cannot be read, or a part is bad.
+        """
+        from gdp.api.place import ask
+
+        return ask(
+            self.model.spec, self.cluster.load(), load=load_with_progress, dims=self.model.bound(),
+            objective=self.objective or "latency", costs=self.trained.costs,
+            checkpoint=self.trained.checkpoint, constraints=self.constraints.read(), **parts,
+        )  # fmt: skip
+
+    @property
+    def files(self) -> tuple[str | None, ...]:
+        """Files that are read beside the model."""
+        trained = self.trained
+        return (
+            self.cluster.cluster, trained.checkpoint, trained.costs, self.constraints.constraints
+        )  # fmt: skip
+
+
+def asking(objective: Decorator) -> Decorator:
+    """Pass a command `asking`, with this option of the objective."""
+    return handing("asking", Asking, {
+        "model": model, "cluster": cluster, "objective": objective, "trained": trained,
+        "constraints": constraints,
+    })  # fmt: skip
+
+
+@dataclass(frozen=True)
+class About:
+    """Options of the question that a placement answers."""
+
+    model: ModelOptions
+    cluster: ClusterOptions
+    objective: str | None  # None: that of the placement
+    costs: str | None  # None: those of the placement
+
+    def question(
+        self, placement: str, given: str | None, demands: "Constraints | None" = None
+    ) -> "tuple[Question, Placement]":
+        """The question of a placement's file, and the placement.
+
+        Args:
+            placement: The file.
+            given: Spec of the model; None for that of the placement.
+            demands: Constraints that have to be those of the placement, or none.
+
+        Raises:
+            PlacementError: Other demands are given than the placement was made with.
+        """
+        from gdp.question import question_about
+
+        read = read_placement(placement)
+        record = getattr(read, "question", None)
+        if record is not None and demands is not None:
+            record.require_constraints(demands)
+            demands = None
+        return question_about(
+            read, given, self.cluster.of(read), dims=self.model.bound(), objective=self.objective,
+            costs=self.costs, constraints=demands, load=load_with_progress,
+        )  # fmt: skip
+
+
+def about(kind: Decorator) -> Decorator:
+    """Pass a command `about`, whose model is an argument or an option."""
+    return handing("about", About, {
+        "model": kind, "cluster": cluster, "objective": own_objective, "costs": costs,
+    })  # fmt: skip
 
 
 @dataclass(frozen=True)

@@ -21,12 +21,8 @@ if TYPE_CHECKING:
 
 
 @click.command()
-@options.model
-@options.cluster
-@options.place_objective
+@options.asking(options.place_objective)
 @options.method
-@options.trained
-@options.constraints
 @options.destination
 @options.outputs(
     placement=options.written("-o", "--output", metavar="P", help="Write the placement (JSON)."),
@@ -35,15 +31,13 @@ if TYPE_CHECKING:
 )
 @options.as_json
 def place(
-    model: options.ModelOptions, cluster: options.ClusterOptions, objective: str,
-    search: options.MethodOptions, trained: options.TrainedFiles,
-    constraints: options.ConstraintOptions, destination: options.Destination,
+    asking: options.Asking, search: options.MethodOptions, destination: options.Destination,
     outputs: options.Outputs,
 ) -> None:  # fmt: skip
     """Place a model on a cluster."""
     from gdp.api import report as reporting
     from gdp.api.fit import generation_answer
-    from gdp.api.place import answer, ask
+    from gdp.api.place import answer
     from gdp.cli import first_run
     from gdp.cli.text import result_text
     from gdp.models import spec_of
@@ -52,20 +46,15 @@ def place(
 
     phases = Phases(STARTED_S)
     phases.ended("import")
-    question = ask(
-        model.spec, cluster.load(), load=options.load_with_progress, dims=model.bound(),
-        objective=objective, target=destination.runtime, granularity=destination.granularity,
-        offload=destination.offload, method=search.method, costs=trained.costs,
-        search=search.search(), checkpoint=trained.checkpoint, constraints=constraints.read(),
+    question = asking.question(
+        target=destination.runtime, granularity=destination.granularity,
+        offload=destination.offload, method=search.method, search=search.search(),
     )  # fmt: skip
-    outputs.require(
-        spec_of(question.model or ""), cluster.cluster, trained.checkpoint, trained.costs,
-        constraints.constraints,
-    )  # fmt: skip
+    outputs.require(spec_of(question.model or ""), *asking.files)
     if destination.runtime is None:
         require_answerable(question)
     with waiting_for(COMPILE):
-        first_run.prepare(search.method, objective)
+        first_run.prepare(search.method, question.objective)
     phases.ended("read")
     with stages(lines=False) as say:
         result = answer(replace(question, search=search.search(placing(say))))
@@ -93,22 +82,13 @@ def _all_waited(phases: Phases, result: "Result") -> "Result":
 
 
 @click.command()
-@options.model
-@options.cluster
-@options.place_objective
+@options.asking(options.place_objective)
 @options.search
-@options.trained
-@options.constraints
 @click.option("--methods", metavar="A,B", help="Only these methods.")
 @options.as_json
-def compare(
-    model: options.ModelOptions, cluster: options.ClusterOptions, objective: str,
-    search: options.SearchOptions, trained: options.TrainedFiles,
-    constraints: options.ConstraintOptions, methods: str | None,
-) -> None:  # fmt: skip
+def compare(asking: options.Asking, search: options.SearchOptions, methods: str | None) -> None:
     """Run every method and print one table."""
     from gdp.api.compare import compared
-    from gdp.api.place import ask
     from gdp.cli import first_run
     from gdp.cli.text import compare_text
     from gdp.solve import require_answerable
@@ -117,15 +97,11 @@ def compare(
         if sys.stderr.isatty():
             click.echo(f"gdp: {name} ...", err=True)
 
-    question = ask(
-        model.spec, cluster.load(), load=options.load_with_progress, dims=model.bound(),
-        objective=objective, costs=trained.costs, search=search.search(),
-        checkpoint=trained.checkpoint, constraints=constraints.read(),
-    )  # fmt: skip
+    question = asking.question(search=search.search())
     names = methods.split(",") if methods else None
     for name in names or ["auto"]:
         require_answerable(replace(question, method=name))
-    first_run.prepare("auto", objective)
+    first_run.prepare("auto", question.objective)
     rows = compared(question, names, say)
     plain = [
         {"method": name, "feasible": False, "reason": row}
@@ -139,17 +115,11 @@ def compare(
 
 
 @click.command()
-@options.model
+@options.about(options.model)
 @click.argument("placement", required=False)
-@options.cluster
-@options.own_objective
-@options.costs
 @options.outputs(trace=options.trace)
 @options.as_json
-def simulate(
-    model: options.ModelOptions, placement: str | None, cluster: options.ClusterOptions,
-    objective: str | None, costs: str | None, outputs: options.Outputs,
-) -> None:  # fmt: skip
+def simulate(about: options.About, placement: str | None, outputs: options.Outputs) -> None:
     """Predict time and memory of a placement, or of a device map (JSON), accelerate's too.
 
     A placement that remembers its model is enough: gdp simulate PLACEMENT.
@@ -159,9 +129,9 @@ def simulate(
     from gdp.api.fit import generation_answer
     from gdp.cli.text import generation_lines
 
-    spec, placement = model.beside(placement)
-    outputs.require(spec, placement, cluster.cluster, costs)
-    question, placed = options.question_about(placement, model, cluster, objective, costs, spec)
+    spec, placement = about.model.beside(placement)
+    outputs.require(spec, placement, about.cluster.cluster, about.costs)
+    question, placed = about.question(placement, spec)
     score = solve.simulate(question, placed)
     if path := outputs.paths.get("trace"):
         reporting.trace(question, placed, path)
@@ -184,24 +154,16 @@ def simulate(
 
 @click.command()
 @click.argument("placement")
-@options.named_model
-@options.cluster
-@options.own_objective
-@options.costs
+@options.about(options.named_model)
 @options.outputs(report=options.required(metavar="R.html"))
 @options.as_json
-def report(
-    placement: str, model: options.ModelOptions, cluster: options.ClusterOptions,
-    objective: str | None, costs: str | None, outputs: options.Outputs,
-) -> None:  # fmt: skip
+def report(placement: str, about: options.About, outputs: options.Outputs) -> None:
     """Write an HTML report of a placement."""
     from gdp.api import report as reporting
     from gdp.solve import evaluate
 
-    outputs.require(model.given, placement, cluster.cluster, costs)
-    question, placed = options.question_about(
-        placement, model, cluster, objective, costs, model.given
-    )
+    outputs.require(about.model.given, placement, about.cluster.cluster, about.costs)
+    question, placed = about.question(placement, about.model.given)
     path = outputs.paths["report"]
     reporting.write_page(question, evaluate(question, placed), path)
     show({"report": path}, lambda: path)

@@ -38,27 +38,21 @@ class MeasuringOptions:
 
 
 @click.command()
-@options.model
+@options.asking(options.own_objective)
 @click.argument("placement", required=False)
-@options.cluster
-@options.own_objective
 @options.method
-@options.trained
-@options.constraints
 @options.handing_a("timing", MeasuringOptions)
 @options.outputs(report=options.report)
 @options.as_json
 def run(
-    model: options.ModelOptions, placement: str | None, cluster: options.ClusterOptions,
-    objective: str | None, search: options.MethodOptions, trained: options.TrainedFiles,
-    constraints: options.ConstraintOptions, timing: MeasuringOptions, outputs: options.Outputs,
+    asking: options.Asking, placement: str | None, search: options.MethodOptions,
+    timing: MeasuringOptions, outputs: options.Outputs,
 ) -> None:  # fmt: skip
     """Execute a placement for real: predicted beside measured, outputs checked.
 
     Without PLACEMENT the model is placed first; a placement that remembers its model is enough.
     """
     from gdp.api import report as reporting
-    from gdp.api.place import ask
     from gdp.api.run import execute
     from gdp.cli import first_run
     from gdp.cli.text import run_text
@@ -67,28 +61,24 @@ def run(
     from gdp.question import model_asked
     from gdp.solve import evaluate
 
-    spec, given = model.spec, None
+    model, given = asking.model, None
+    spec = model.spec
     if placement is not None or model.is_placement:
         given, placement = model.beside(placement)
         spec = spec_of(model_asked(options.read_placement(placement), given)[0])
-    outputs.require(spec, placement, cluster.cluster, trained.checkpoint, trained.costs)
+    outputs.require(spec, placement, *asking.files)
     page, result = outputs.paths.get("report"), None
     with stages() as say:
         measuring = Measuring(timing.measure_seconds, search.seed, progress=say)
         say(f"loading {spec}", 0.0)  # no line: one that cannot be loaded is refused in one
         if placement is None:
-            question = ask(
-                spec, cluster.load(), load=options.load_with_progress, dims=model.bound(),
-                objective=objective or "latency", costs=trained.costs, method=search.method,
-                search=search.search(placing(say)), checkpoint=trained.checkpoint,
-                constraints=constraints.read(),
-            )  # fmt: skip
+            question = asking.question(method=search.method, search=search.search(placing(say)))
             result = _placed(question, timing.runtime, search, say)
             placed = result.placement
         else:
-            question, placed = options.question_about(
-                placement, model, cluster, objective, trained.costs, given
-            )
+            costs = asking.trained.costs
+            about = options.About(model, asking.cluster, asking.objective, costs)
+            question, placed = about.question(placement, given)
             first_run.prepare(None, question.objective, say)
         report = execute(question, placed, measuring, timing.runtime)
     if page:
@@ -182,11 +172,7 @@ def _forget(context: click.Context, parameter: click.Parameter, wanted: bool) ->
 
 
 @click.command()
-@options.model
-@options.cluster
-@options.objective
-@options.trained
-@options.constraints
+@options.asking(options.objective)
 @options.handing_a("tuning", TuneOptions)
 @options.handing_a("timing", MeasuringOptions)
 @click.option(
@@ -202,9 +188,8 @@ def _forget(context: click.Context, parameter: click.Parameter, wanted: bool) ->
 )
 @options.as_json
 def tune(
-    model: options.ModelOptions, cluster: options.ClusterOptions, objective: str,
-    trained: options.TrainedFiles, constraints: options.ConstraintOptions, tuning: TuneOptions,
-    timing: MeasuringOptions, outputs: options.Outputs,
+    asking: options.Asking, tuning: TuneOptions, timing: MeasuringOptions,
+    outputs: options.Outputs,
 ) -> None:  # fmt: skip
     """Place, run, learn what this machine really costs, and place again.
 
@@ -213,22 +198,19 @@ def tune(
     place and run predict with it on this machine. Ctrl-C ends with the best plan and code 130.
     """
     from gdp.api import report as reporting
-    from gdp.api.tune import tune as tune_model
+    from gdp.api.tune import tuned_answer
     from gdp.costs.machine import encode
     from gdp.measure.measuring import Measuring
     from gdp.methods.base import Search
     from gdp.placement import save_placement
 
-    machine = cluster.load()
-    outputs.require(
-        model.spec, cluster.cluster, trained.checkpoint, trained.costs, constraints.constraints
+    outputs.require(asking.model.spec, *asking.files)
+    question = asking.question(
+        method=tuning.method, search=Search(tuning.seed, tuning.place_seconds)
     )
     with stages() as say:
-        tuned = tune_model(
-            model.spec, machine, objective=objective, runs=tuning.runs, dims=model.dims,
-            costs=trained.costs, method=tuning.method, checkpoint=trained.checkpoint,
-            search=Search(tuning.seed, tuning.place_seconds), constraints=constraints.read(),
-            runtime=timing.runtime, keep=not tuning.no_keep,
+        tuned = tuned_answer(
+            question, runs=tuning.runs, runtime=timing.runtime, keep=not tuning.no_keep,
             measuring=Measuring(timing.measure_seconds, tuning.seed, progress=say),
             progress=lambda found: say(round_text(found)),
         )  # fmt: skip
@@ -238,7 +220,7 @@ def tune(
     if "costs" in paths and tuned.verdict.is_better:
         write_atomic(Path(paths["costs"]), encode(tuned.record))
     if "report" in paths:
-        reporting.report_tuned(model.load(), tuned, machine, paths["report"])
+        reporting.report_tuned(question, tuned, paths["report"])
     show(tuned.to_json(), lambda: tuned_text(tuned, paths.get("costs", "")))
     if tuned.interrupted:
         click.get_current_context().exit(130)

@@ -78,7 +78,7 @@ DECISIONS = {
     "learn.pretrain._State": {"past": TEXT, "recipe": TEXT},
     "learn.recipe.DataConfig": {"corpus": DATA, "instances": TEXT, "labels": DATA},
     "learn.recipe.Recipe": {"name": TEXT, "start": DATA},
-    "placement.Question": {
+    "placement.QuestionRecord": {
         "cluster": TEXT, "costs": DATA, "costs_sha256": TEXT, "dims": TEXT, "granularity": TEXT,
         "model": CODE, "objective": TEXT, "offload": TEXT, "target": TEXT,
     },
@@ -272,7 +272,7 @@ def test_no_text_of_a_placement_leads_anywhere(hostile: str, placed: dict[str, A
                            "granularity": "", "offload": "", "objective": "latency"}  # fmt: skip
     text = hostile.format(folder=folder.resolve())
     question = placed["question"]
-    assert question.keys() >= set(DECISIONS["placement.Question"])
+    assert question.keys() >= set(DECISIONS["placement.QuestionRecord"])
     signal.alarm(60)
     try:
         for holder, key in [*((question, key) for key in list(question)), (placed, "made_by")]:

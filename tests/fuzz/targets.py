@@ -21,7 +21,6 @@ import numpy as np
 import gdp
 from benchmarks.partitioning_instances import load_dnn_partitioning
 from gdp import solve
-from gdp.cli.options import demands_of
 from gdp.cluster.file import cluster_toml
 from gdp.cluster.types import Cluster
 from gdp.constraints import Constraints, read_constraints
@@ -217,7 +216,7 @@ def _scratch() -> str:
 def _use_placement(found: Any) -> None:
     solve.simulate(Question(graph(), cluster()), found)
     if found.question is not None:
-        demands_of(Constraints(), found)
+        found.question.require_constraints(Constraints())
         gdp.simulate(None, found, objective=found.question.objective)
     save_placement(make_placement(graph(), cluster(), found.device), Path(_scratch()) / "p.json")
 

@@ -11,6 +11,7 @@ from gdp.cluster.types import Link, make_cluster
 from gdp.costs.base import roofline
 from gdp.placement import make_placement
 from gdp.problem.problem import make_problem
+from gdp.question import Question
 from gdp.reports import html
 from gdp.reports.trace import trace_events
 from gdp.reports.view import PlacementView, channel_names, layers, module_tree, op_label
@@ -79,7 +80,7 @@ def test_samples_that_take_other_ways_are_shown_one_after_the_other() -> None:
     graph = plain_graph(3, [(0, 1), (1, 2)], 0, flop=[1.0, 2.0, 3.0], weight_bytes=[2, 0, 0])
     cluster = unit_cluster(2)
     placement = make_placement(graph, cluster, np.zeros(3, np.int64), teams=((0, 1),))
-    view = view_of(graph, placement, cluster, costs=roofline)
+    view = view_of(Question(graph, cluster, costs=roofline), placement)
     assert [way.since_s for way in view.ways] == [0.0, 6.0]
     assert view.end_s == 12.0
     ops, kernels = view.counts()

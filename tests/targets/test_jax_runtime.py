@@ -221,7 +221,7 @@ def test_an_exported_placement_runs_by_itself(tmp_path: Path) -> None:
     graph, cluster = load(model), make_cluster("names of my own", cores)
     placement = make_placement(graph, cluster, scattered(graph, 1))
     save_placement(placement, tmp_path / "p.json")
-    with pytest.raises(ValueError, match=r"'jax' needs the cluster"):
+    with pytest.raises(ValueError, match="give the cluster"):
         export(placement, model, "jax", tmp_path / "out")
     written = export(placement, model, "jax", tmp_path / "out", cluster)
     assert [path.name for path in written] == ["placement.json", "run.py"]

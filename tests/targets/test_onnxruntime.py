@@ -8,6 +8,7 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 from gdp.api.run import run
+from gdp.api.simulate import simulate
 from gdp.cluster.presets import device_preset
 from gdp.cluster.types import Cluster, make_cluster
 from gdp.costs.base import roofline
@@ -19,7 +20,6 @@ from gdp.measure.measuring import Measuring
 from gdp.measure.plan import roofline_prediction
 from gdp.measure.request import RunRequest
 from gdp.placement import load_placement, make_placement, save_placement
-from gdp.solve import simulate
 from gdp.targets.onnxruntime.run import check_outputs, cut_plan, make_inputs, prepare, run_onnx
 from gdp.targets.onnxruntime.sessions import usable_cores
 from gdp.targets.onnxruntime.source import load_source

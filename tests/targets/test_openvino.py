@@ -174,7 +174,7 @@ def test_a_device_is_a_processor_by_its_kind(model: Path, tmp_path: Path) -> Non
     export_openvino(graph, halves(graph, cluster), cluster, tmp_path / "out")
     names = json.loads((tmp_path / "out" / "devices.json").read_text())
     assert names == {"epyc": "CPU", "core-killer": "GPU.0", "cpu2": "GPU.1"}
-    with pytest.raises(ValueError, match="needs the cluster"):
+    with pytest.raises(ValueError, match="give the cluster"):
         export(halves(graph, cluster), str(model), "openvino", tmp_path / "other")
 
 

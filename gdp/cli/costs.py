@@ -37,7 +37,7 @@ class Rounds:
 @click.option(
     "--device", default="cpu:0", show_default=True, help="cpu:CORE, jax:DEVICE or torch:DEVICE."
 )
-@options.handing_a("measuring", Rounds)
+@options.pass_dataclass("measuring", Rounds)
 @click.option("--family", metavar="NAME", help="Of all these models; default: each its own.")
 @click.option("--no-overheads", is_flag=True, help="Leave session and hand-over costs out.")
 @click.option("--only-overheads", is_flag=True, help="Measure these costs, and no model.")

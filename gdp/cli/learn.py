@@ -95,7 +95,7 @@ class ProcessOptions:
 @options.outputs(run=options.required(metavar="FOLDER"))
 @click.option("--stop-after", type=float, default=None, metavar="S", help="Seconds to train for.")
 @click.option("--threads", type=int, default=1, show_default=True, help="For rollouts.")
-@options.handing_a("team", ProcessOptions)
+@options.pass_dataclass("team", ProcessOptions)
 @options.as_json
 def pretrain(
     recipe: Path,
@@ -176,7 +176,7 @@ class FinetuneFlags:
 
 @click.command()
 @options.asking(options.objective)
-@options.handing_a("tuning", FinetuneFlags)
+@options.pass_dataclass("tuning", FinetuneFlags)
 @options.outputs(policy=options.required(metavar="CHECKPOINT"))
 @options.as_json
 def finetune(asking: options.Asking, tuning: FinetuneFlags, outputs: options.Outputs) -> None:

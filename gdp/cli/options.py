@@ -40,7 +40,7 @@ _COUNT = click.IntRange(1, 2**31 - 1)
 
 
 @contextlib.contextmanager
-def blaming(flag: str) -> Iterator[None]:
+def prefix_errors(flag: str) -> Iterator[None]:
     """Begin errors about the value of an option with its name."""
     try:
         yield
@@ -48,7 +48,9 @@ def blaming(flag: str) -> Iterator[None]:
         raise type(error)(f"{flag}: {error}") from None
 
 
-def handing(argument: str, make: Callable[..., Any], options: Mapping[str, Decorator]) -> Decorator:
+def pass_one(
+    argument: str, make: Callable[..., Any], options: Mapping[str, Decorator]
+) -> Decorator:
     """Pass a command one `argument`, made from the parameters of these options by name."""
 
     def decorate(verb: Callable[..., None]) -> Callable[..., None]:
@@ -62,9 +64,9 @@ def handing(argument: str, make: Callable[..., Any], options: Mapping[str, Decor
     return decorate
 
 
-def handing_a(argument: str, kind: type) -> Decorator:
+def pass_dataclass(argument: str, kind: type) -> Decorator:
     """Pass a command a dataclass, every field of which is an `option`."""
-    return handing(argument, kind, {f.name: f.metadata["option"](f.name) for f in fields(kind)})
+    return pass_one(argument, kind, {f.name: f.metadata["option"](f.name) for f in fields(kind)})
 
 
 def option(*flags: str, make: Callable[..., Any] = click.option, **settings: Any) -> Any:
@@ -189,7 +191,7 @@ class ModelOptions:
             raise click.UsageError(
                 f"--generate says all tokens and the batch: leave out --{beside}"
             )
-        with blaming("--generate"):
+        with prefix_errors("--generate"):
             parse_generate(self.generate or "")
 
     def load(self, room_bytes: int | None = None) -> "OpGraph":
@@ -265,11 +267,11 @@ class ClusterOptions:
         from gdp.cluster.reserve import parse_reserve, with_reserve
 
         if self.reserve:
-            with blaming("--reserve"):
+            with prefix_errors("--reserve"):
                 cluster = with_reserve(cluster, parse_reserve(",".join(self.reserve)))
         if not self.max_memory:
             return cluster
-        with blaming("--max-memory"):
+        with prefix_errors("--max-memory"):
             return with_max_memory(cluster, parse_max_memory(",".join(self.max_memory)))
 
     def of(self, placed: "Placement | DeviceMap") -> "Cluster":
@@ -385,7 +387,7 @@ class ConstraintOptions:
 
         rules = {}
         for flag, texts in (("--pin", self.pins), ("--forbid", self.forbid)):
-            with blaming(flag):
+            with prefix_errors(flag):
                 rules[flag] = tuple(map(parse_pin, texts))
         flags = Constraints(rules["--pin"], rules["--forbid"], self.together, not self.no_replicas)
         file = self.constraints
@@ -427,12 +429,12 @@ class Destination:
                 )
 
 
-destination = handing_a("destination", Destination)
-model, named_model = handing_a("model", ModelOptions), handing_a("model", NamedModel)
-cluster = handing_a("cluster", ClusterOptions)
-search, method = handing_a("search", SearchOptions), handing_a("search", MethodOptions)
-trained = handing_a("trained", TrainedFiles)
-constraints = handing_a("constraints", ConstraintOptions)
+destination = pass_dataclass("destination", Destination)
+model, named_model = pass_dataclass("model", ModelOptions), pass_dataclass("model", NamedModel)
+cluster = pass_dataclass("cluster", ClusterOptions)
+search, method = pass_dataclass("search", SearchOptions), pass_dataclass("search", MethodOptions)
+trained = pass_dataclass("trained", TrainedFiles)
+constraints = pass_dataclass("constraints", ConstraintOptions)
 
 
 def _engine(processes: int | None, ray: str | None) -> "Engine":
@@ -442,7 +444,7 @@ def _engine(processes: int | None, ray: str | None) -> "Engine":
     return Engine(processes or num_threads(), ray)
 
 
-engine = handing("engine", _engine, {
+engine = pass_one("engine", _engine, {
     "processes": click.option("--processes", type=click.IntRange(1),
                               help="On this machine; default: one a core."),
     "ray": click.option("--ray", metavar="ADDRESS",
@@ -540,7 +542,7 @@ class Asking:
 
 def asking(objective: Decorator) -> Decorator:
     """Pass a command `asking`, with this option of the objective."""
-    return handing("asking", Asking, {
+    return pass_one("asking", Asking, {
         "model": model, "cluster": cluster, "objective": objective, "trained": trained,
         "constraints": constraints,
     })  # fmt: skip
@@ -583,7 +585,7 @@ class About:
 
 def about(kind: Decorator) -> Decorator:
     """Pass a command `about`, whose model is an argument or an option."""
-    return handing("about", About, {
+    return pass_one("about", About, {
         "model": kind, "cluster": cluster, "objective": own_objective, "costs": costs,
     })  # fmt: skip
 
@@ -642,7 +644,7 @@ def outputs(**options: Callable[..., Decorator]) -> Decorator:
         return Outputs({kinds[name]: p for name, p in paths.items() if p is not None}, force)
 
     named = {name: options[kind](name) for name, kind in kinds.items()}
-    return handing("outputs", make, named | {"force": _force})
+    return pass_one("outputs", make, named | {"force": _force})
 
 
 written = functools.partial(functools.partial, click.option)

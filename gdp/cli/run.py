@@ -41,7 +41,7 @@ class MeasuringOptions:
 @options.asking(options.own_objective)
 @click.argument("placement", required=False)
 @options.method
-@options.handing_a("timing", MeasuringOptions)
+@options.pass_dataclass("timing", MeasuringOptions)
 @options.outputs(report=options.report)
 @options.as_json
 def run(
@@ -173,8 +173,8 @@ def _forget(context: click.Context, parameter: click.Parameter, wanted: bool) ->
 
 @click.command()
 @options.asking(options.objective)
-@options.handing_a("tuning", TuneOptions)
-@options.handing_a("timing", MeasuringOptions)
+@options.pass_dataclass("tuning", TuneOptions)
+@options.pass_dataclass("timing", MeasuringOptions)
 @click.option(
     "--forget", is_flag=True, is_eager=True, expose_value=False, callback=_forget,
     help="Remove all that is remembered of this machine, and exit.",

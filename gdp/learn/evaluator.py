@@ -8,6 +8,7 @@ from jaxtyping import Float, Int
 
 from gdp.methods.base import Assignment
 from gdp.methods.priorities import RULES, BestRules, Rule, evaluate_rules, rank_under, rules_of
+from gdp.methods.scoring import Evaluated
 from gdp.policy.advice import cost
 from gdp.problem.problem import Problem
 
@@ -31,9 +32,11 @@ class PlacementEvaluator:
         """Remaining evaluations of the budget."""
         return max(0, self.budget - self.evaluations)
 
-    def answer(self) -> Assignment:
-        """The best placement so far, with its priorities."""
-        return Assignment(self.best, rank_under(self.problem, self.best, self.rule))
+    def answer(self) -> Evaluated:
+        """The best placement so far, with its priorities and all evaluations; seconds are inf where
+        nothing that fits was met."""
+        best = Assignment(self.best, rank_under(self.problem, self.best, self.rule))
+        return Evaluated(best, 0, self.best_s, self.evaluations)
 
     def judge(
         self, devices: Int[np.ndarray, "K N"], rules: tuple[Rule, ...] = ()

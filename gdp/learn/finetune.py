@@ -45,6 +45,7 @@ from gdp.learn.recipe import RECIPE_KIND, require_moderate
 from gdp.methods.base import Answer, Assignment, Search
 from gdp.methods.portfolio import auto
 from gdp.methods.priorities import RULES, rules_of
+from gdp.methods.scoring import Evaluated, score_all
 from gdp.methods.search.local_search import local_search
 from gdp.policy.advice import Advice, advice, advise, incumbents, with_incumbent
 from gdp.policy.decode import DecodeProblem, decode, in_threads
@@ -55,7 +56,6 @@ from gdp.policy.policy import Policy, default_checkpoint, keep_placement, save_p
 from gdp.policy.propose import fitting_greedy, under_limits
 from gdp.problem.problem import Problem
 from gdp.sim.latency import num_threads
-from gdp.sim.score import values
 
 Freedom = Literal["gates_first", "gates", "all"]
 """Trainable weights: gates first and then all, gates only, or all from the start."""
@@ -285,7 +285,8 @@ def _finetuned(
         start_answer = _portfolio(problem, policy, config, clock, seed)
         if start_answer.assignment is not None:
             judge.judge(start_answer.assignment.device[None], rules_of(problem))
-    start, start_s = _better(problem, start_answer, judge.answer(), judge.best_s)
+    start = _better(problem, start_answer, judge.answer())
+    start_s = start.value_s
     history: list[dict[str, float]] = []
     with interrupts.held():
         for update in () if interrupts.requested else tuner.rounds(clock):
@@ -295,25 +296,26 @@ def _finetuned(
             if interrupts.requested:
                 break
     tuned = Policy(policy.config, tuner.params, f"{policy.name}, fine-tuned")
-    best, value_s = judge.answer(), judge.best_s
-    if start_s < value_s:
-        best, value_s = start, start_s
+    best = judge.answer()
+    if start.value_s < best.value_s:
+        best = start
     start_evaluations = 0 if start_answer is None else start_answer.evaluations
     spent = start_evaluations + judge.evaluations
     if config.search > 0.0 and judge.left >= 1 and not interrupts.requested:
-        start = best if np.isfinite(value_s) else None
-        search = Search(seed, None, judge.left, start, clock=_limit(config, clock))
+        first = best.assignment if np.isfinite(best.value_s) else None
+        search = Search(seed, None, judge.left, first, clock=_limit(config, clock))
         answer = local_search(problem, search)
         spent += answer.evaluations
-        best, value_s = _better(problem, answer, best, value_s)
-    if np.isfinite(value_s):
-        tuned = replace(tuned, placed=keep_placement(problem, best))
+        best = _better(problem, answer, best)
+    if np.isfinite(best.value_s):
+        tuned = replace(tuned, placed=keep_placement(problem, best.assignment))
     with interrupts.held():
         if out is not None:
             save_finetuned(tuned, out, config, history, policy.name)
     return Finetuned(
-        tuned, best, value_s, start_s, start_evaluations, spent, history, interrupts.requested
-    )
+        tuned, best.assignment, best.value_s, start_s, start_evaluations, spent, history,
+        interrupts.requested,
+    )  # fmt: skip
 
 
 def _portfolio(
@@ -330,14 +332,12 @@ def _limit(config: FinetuneConfig, clock: Clock) -> Clock | None:
     return None if config.seconds is None else clock
 
 
-def _better(
-    problem: Problem, answer: Answer | None, best: Assignment, value_s: float
-) -> tuple[Assignment, float]:
-    """(placement, seconds) of the answer where it is faster, else the best so far."""
+def _better(problem: Problem, answer: Answer | None, best: Evaluated) -> Evaluated:
+    """The answer's placement where it is faster, else the best so far."""
     if answer is None or answer.assignment is None:
-        return best, value_s
-    seconds, _ = values(problem, answer.assignment.device[None], answer.assignment.rank)
-    return (answer.assignment, float(seconds[0])) if seconds[0] < value_s else (best, value_s)
+        return best
+    (other,) = score_all(problem, [answer.assignment])
+    return other if other.value_s < best.value_s else best
 
 
 def save_finetuned(

@@ -197,7 +197,7 @@ def test_a_group_may_go_where_one_of_its_nodes_may() -> None:
 def test_it_learns_the_optimum_of_four_chains(config: HsdagConfig) -> None:
     """From a worse first sample, and its last parsing is not one group."""
     found = train(four_chains(), config, seed=2, evaluations=200)
-    assert found.value_s == 14.0 < found.first_s
+    assert found.best.value_s == 14.0 < found.first_s
     assert found.groups.max() > 0
 
 
@@ -236,8 +236,8 @@ def test_pretrained_weights_start_better_on_another_problem() -> None:
     params = pretrain([chains(4), chains(5)], SMALL, seed=0, updates=30)
     unseen = chains(3)
     found = train(unseen, SMALL, seed=0, evaluations=3, params=params)
-    assert found.evaluations <= 3 + 4
-    assert found.value_s == brute_force_s(unseen) == 5.0
+    assert found.best.evaluations <= 3 + 4
+    assert found.best.value_s == brute_force_s(unseen) == 5.0
 
 
 def test_wrong_settings_are_named() -> None:

@@ -76,7 +76,7 @@ class Arena:
     def found(self) -> Found:
         """The best placement that was judged."""
         best_s = self.judge.best_s
-        best = self.judge.answer() if np.isfinite(best_s) else None
+        best = self.judge.answer().assignment if np.isfinite(best_s) else None
         spent = time.process_time() - self.began_s
         return Found(best, best_s, self.first_s, self.judge.evaluations, spent, self.best_at)
 

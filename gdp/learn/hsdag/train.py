@@ -38,7 +38,7 @@ from gdp.learn.hsdag.network import (
 from gdp.learn.ppo import advantages
 from gdp.methods.base import Answer, Assignment, Search
 from gdp.methods.repair import repair_and_select
-from gdp.methods.scoring import unsupported
+from gdp.methods.scoring import Evaluated, unsupported
 from gdp.policy.model.config import Params
 from gdp.policy.view.features import DEVICE_SIZES, bucket
 from gdp.problem.problem import Problem
@@ -152,9 +152,7 @@ class HsdagResult:
     """Result of one training."""
 
     params: Params
-    assignment: Assignment
-    value_s: float  # inf where nothing that fits was met
-    evaluations: int
+    best: Evaluated  # value inf where nothing that fits was met
     first_s: float  # of the first placement drawn
     groups: Int[np.ndarray, "N"]  # of every op, as the trained network parses the graph
     last: Int[np.ndarray, "N"]  # devices of the most probable placement
@@ -272,8 +270,7 @@ def train(
     clock = Clock(seconds)
     first_s = _go(learner, evaluations, clock, progress)
     return HsdagResult(
-        learner.params, judge.answer(), judge.best_s, judge.evaluations, first_s, learner.groups(),
-        learner.greedy()[0],
+        learner.params, judge.answer(), first_s, learner.groups(), learner.greedy()[0],
     )  # fmt: skip
 
 
@@ -381,15 +378,16 @@ def hsdag(
         problem, config, seed=search.seed, evaluations=search.evaluations, seconds=clock.left_s(),
         params=params, progress=progress,
     )  # fmt: skip
-    if trained.value_s == float("inf"):
+    best = trained.best
+    if best.value_s == float("inf"):
         answer = repair_and_select(problem, search, [Assignment(trained.last)], "hsdag")
-        spent = answer.evaluations + trained.evaluations
+        spent = answer.evaluations + best.evaluations
         return Answer(answer.assignment, reason=answer.reason, evaluations=spent)
     return Answer(
-        trained.assignment,
+        best.assignment,
         reason=f"hsdag: first {problem.unit.text(trained.first_s)}, best "
-        f"{problem.unit.text(trained.value_s)}, {trained.groups.max() + 1} groups",
-        evaluations=trained.evaluations,
+        f"{problem.unit.text(best.value_s)}, {trained.groups.max() + 1} groups",
+        evaluations=best.evaluations,
     )
 
 

@@ -17,7 +17,7 @@ from gdp.files.writing import OverwritePolicy
 from gdp.graph.op_graph import OpGraph
 from gdp.importers.table import importer_of
 from gdp.measure.measuring import Measuring
-from gdp.measure.plan import ExecutionPlan, make_plan
+from gdp.measure.plan import ExecutionPlan, make_plan, too_large_alone
 from gdp.measure.report import RunReport, rescaled
 from gdp.measure.request import RunRequest
 from gdp.methods.base import Search
@@ -121,6 +121,8 @@ def execute(
     report = executor.run(placed, prediction, measuring or Measuring(seed=seed))
     if not isinstance(prediction.model, AdaptedCosts):
         report = rescaled(report)
+    if note := too_large_alone(prediction):
+        report = replace(report, warnings=(*report.warnings, note))
     return report.to_json() | {"cluster": question.cluster.name, "costs": prediction.costs}
 
 

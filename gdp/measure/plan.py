@@ -14,6 +14,7 @@ from gdp.sim.latency import shares_processor
 from gdp.sim.objectives import find_objective
 from gdp.sim.prediction import Prediction
 from gdp.sim.segments import latency_segments, segment_problem, segment_values, segments
+from gdp.units import format_bytes
 
 
 def roofline_prediction(
@@ -103,3 +104,27 @@ def replicas_s(prediction: Prediction, objective: str) -> tuple[float, float] | 
     if shares_processor(prediction.problem):
         return latency_s, min(period_s for _, period_s in copies)
     return latency_s, 1.0 / sum(1.0 / period_s for _, period_s in copies)
+
+
+def too_large_alone(prediction: Prediction) -> str:
+    """That no device alone has memory for the model, in a sentence; "" where one has."""
+    problem, ops = prediction.problem, np.arange(prediction.problem.num_ops)
+    cluster, is_io = problem.cluster, problem.graph.is_io
+    fullest: list[tuple[int, int]] = []
+    for d in range(problem.num_devices):
+        device = np.where(is_io, cluster.host, d)
+        if not np.isfinite(problem.compute_s[ops, device]).all():
+            continue
+        alone = prediction._replace(device=device, teams=(), rank=None).score()
+        if alone.feasible:
+            return ""
+        fullest.append((int(alone.peak_bytes[d]), d))
+    if not fullest:
+        return ""
+    needs, d = min(fullest)
+    device = cluster.devices[d]
+    return (
+        f"no device alone has memory for the model ({format_bytes(needs)} of "
+        f"{format_bytes(device.memory_bytes)} on {device.name}): what runs it uncut here, beside "
+        "the placement, takes more than these limits allow"
+    )

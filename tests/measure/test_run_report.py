@@ -9,7 +9,7 @@ from tiny import plain_graph, unit_cluster
 
 from gdp.cli.text import run_text
 from gdp.measure.measuring import Measuring
-from gdp.measure.plan import replicas_s, uncut_s
+from gdp.measure.plan import replicas_s, too_large_alone, uncut_s
 from gdp.measure.report import (
     PLACED,
     Row,
@@ -240,3 +240,21 @@ def test_right_predictions_and_unpredicted_devices_are_left_alone() -> None:
     assert rescaled(right) is right
     unknown = replace(right, baselines={"single_device": row(10, 0.1, 0.01)})
     assert rescaled(unknown) is unknown
+
+
+@pytest.mark.parametrize(("room", "fits"), [((7, 7), False), ((7, 8), True), ((6, 5), False)])
+def test_a_model_that_no_device_holds_alone_is_said_to_be_so(
+    room: tuple[int, int], fits: bool
+) -> None:
+    """Two weights of four bytes: the device that lacks least is named."""
+    graph = plain_graph(2, [(0, 1)], 0, weight_bytes=[4, 4])
+    cluster = unit_cluster(2)
+    devices = tuple(
+        replace(device, memory_bytes=size)
+        for device, size in zip(cluster.devices, room, strict=True)
+    )
+    cluster = replace(cluster, devices=devices)
+    problem = make_problem(graph, cluster, np.ones((2, 2)), "latency")
+    told = too_large_alone(Prediction(problem, np.array([0, 1]), np.arange(2)))
+    assert (told == "") == fits
+    assert fits or f"(8 B of {room[0]} B on {cluster.device_names[0]})" in told

@@ -24,8 +24,10 @@ import click
 ROOT = Path(__file__).resolve().parent.parent
 TRAINING = "data/corpus/multi_modal/multi_modal-layers4-training.json.gz"
 INCEPTION = ["onnx:light_inception_v2", "--cluster", "2xcpu-core"]
+RESNET = ["onnx:light_resnet50", "--cluster", "2xcpu-core", "--objective", "throughput"]
 CASES: dict[str, list[str]] = {
-    "run": ["run", *INCEPTION, "--objective", "throughput"],  # the README's first command
+    # The README's first command.
+    "run": ["run", *RESNET, "--max-memory", "core0=90MB,core1=90MB"],
     "place": ["place", *INCEPTION, "--method", "policy"],
     "train": ["place", str(ROOT / TRAINING), "--cluster", "4xa100-nvlink", "--method", "policy"],
     "heft": ["place", *INCEPTION, "--method", "heft"],

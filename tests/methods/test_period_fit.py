@@ -33,7 +33,7 @@ from gdp.methods.fix_and_optimise.period import (
 )
 from gdp.methods.portfolio import auto
 from gdp.methods.scoring import best_of
-from gdp.methods.search.chains import from_hot
+from gdp.methods.search.chains import anneal_from_hot_starts
 from gdp.problem.arrays import arrays_of
 from gdp.problem.problem import Problem, make_problem
 from gdp.sim.memory import pipeline_peaks
@@ -230,8 +230,8 @@ def test_hot_chains_leave_a_pocket_of_the_memory_limits() -> None:
     problem = make_problem(graph, unit_cluster(2, memory_bytes=105), compute_s, "throughput")
     start = best_of(problem, [Assignment(np.array([0, 0, 1, 1]))])
     assert start.overflow_bytes == 0
-    best = from_hot(problem, start, 1, Clock(None))
+    best = anneal_from_hot_starts(problem, start, 1, Clock(None))
     assert best.overflow_bytes == 0
     assert (start.value_s, best.value_s) == (18.0, 10.0)
     assert best.evaluations > start.evaluations
-    assert from_hot(problem, start, 1, Clock(0.0)).assignment is start.assignment
+    assert anneal_from_hot_starts(problem, start, 1, Clock(0.0)).assignment is start.assignment

@@ -39,7 +39,7 @@ from gdp.methods.fix_and_optimise.rounds import (
 from gdp.methods.repair import repair
 from gdp.methods.scoring import Evaluated, best_of, best_priority_rule, expand
 from gdp.methods.search.budget import SearchConfig
-from gdp.methods.search.chains import ChainLimits, from_hot
+from gdp.methods.search.chains import ChainLimits, anneal_from_hot_starts
 from gdp.methods.search.local_search import improve
 from gdp.problem.arrays import arrays_of
 from gdp.problem.problem import Problem
@@ -88,13 +88,13 @@ def _improved(problem: Problem, first: Evaluated, seed: int, clock: Clock) -> Ev
     if first.overflow_bytes > 0:
         first = repair(problem, first, clock, seed)
     if path_program_size(problem) > _MOST_ENTRIES:
-        return from_hot(problem, first, seed, clock, _HOT_CHAINS)
+        return anneal_from_hot_starts(problem, first, seed, clock, _HOT_CHAINS)
     timing = timing_graph(problem, _spans_budget(clock))
     program = build_paths(problem, first.value_s / UNIT, timing)
     least_s = _least_s(program, clock)
     if first.overflow_bytes == 0 and least_s >= target_s(first):
         return first
-    best = from_hot(problem, first, seed, clock.part(_HOT_SHARE), _HOT_CHAINS)
+    best = anneal_from_hot_starts(problem, first, seed, clock.part(_HOT_SHARE), _HOT_CHAINS)
     if best.overflow_bytes == 0 and least_s >= target_s(best):
         return best
     return _by_regions(problem, program, best, seed, clock)

@@ -46,7 +46,7 @@ from gdp.methods.fix_and_optimise.rounds import (
 )
 from gdp.methods.repair import repair
 from gdp.methods.scoring import Evaluated, best_of
-from gdp.methods.search.chains import ChainLimits, from_hot, multi_restart
+from gdp.methods.search.chains import ChainLimits, anneal_from_hot_starts, multi_restart
 from gdp.problem.arrays import arrays_of
 from gdp.problem.problem import Problem
 from gdp.problem.symmetry import classes_of, links_alike, same
@@ -107,7 +107,7 @@ def period_fit(problem: Problem, search: Search) -> Answer:
         whole = problem.num_devices == 2 or load_program_size(problem) <= _FEW_ENTRIES
         hot = clock.part(_HOT_SHARE if whole else _HOT_MOST_SHARE)
         chains = ChainLimits() if whole else _HOT_CHAINS
-        known = PeriodRounds(from_hot(problem, first, search.seed, hot, chains))
+        known = PeriodRounds(anneal_from_hot_starts(problem, first, search.seed, hot, chains))
         if whole:
             return solve_rounds(problem, known, clock, limits).best
         return _by_pairs(problem, known, clock, limits).best

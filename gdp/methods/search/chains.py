@@ -22,7 +22,7 @@ from gdp.problem.arrays import arrays_of
 from gdp.problem.problem import Problem
 from gdp.problem.symmetry import classes_of, links_alike, same
 
-FAR = 2.0
+RESTART_FACTOR = 2.0
 """Times what the devices take for the work alone: beyond that `multi_restart` searches again."""
 CHAINS = 3
 """Searches of `multi_restart`, at most."""
@@ -32,7 +32,8 @@ HOT_PERIOD = tuple(
     AnnealConfig(hot=0.4, cold=1e-3, first_steps=50_000, overflow_price=price, price_rise=rise)
     for price, rise in ((1.8, 2.0), (1.2, 5.0))
 )
-"""Of the chains of `from_hot` in turn: temperatures and prices as shares of the best value."""
+"""Of the chains of `anneal_from_hot_starts` in turn: temperatures and prices as shares of the
+best value."""
 _LATENCY_HEAT = (0.1, 0.03)  # as `AnnealConfig.hot`, of the chains in turn
 _LATENCY_PRICE = 1.5  # as `AnnealConfig.overflow_price`; it stays as it is
 _LATENCY_OPS = 2_000_000  # simulated by one chain of a large graph
@@ -51,7 +52,7 @@ class ChainLimits:
 
 
 def hot_configs(problem: Problem) -> tuple[AnnealConfig, ...]:
-    """Settings of the chains of `from_hot` in turn."""
+    """Settings of the chains of `anneal_from_hot_starts` in turn."""
     if not annealer_of(problem).simulates:
         return HOT_PERIOD
     n = problem.num_ops
@@ -62,7 +63,7 @@ def hot_configs(problem: Problem) -> tuple[AnnealConfig, ...]:
     )
 
 
-def from_hot(
+def anneal_from_hot_starts(
     problem: Problem,
     first: Evaluated,
     seed: int,
@@ -90,7 +91,7 @@ def from_hot(
             break
         start, heat = replace(first, evaluations=0), 1.0
         if k >= _FRESH and len(parents := best_ends(ends)) > 1:
-            start, heat = child_of(problem, parents, rng), _CHILD_HEAT
+            start, heat = crossover(problem, parents, rng), _CHILD_HEAT
         config = configs[k % len(configs)]
         # Shares of the start's value, though the chain is to end near the best.
         scale = best.value_s / max(start.value_s, 1e-30) if best.overflow_bytes == 0 else 1.0
@@ -116,7 +117,7 @@ def best_ends(ends: list[Evaluated]) -> list[Evaluated]:
     return sorted(distinct.values())[:_PARENTS]
 
 
-def child_of(problem: Problem, parents: list[Evaluated], rng: np.random.Generator) -> Evaluated:
+def crossover(problem: Problem, parents: list[Evaluated], rng: np.random.Generator) -> Evaluated:
     """Each group on the device that one or the other of two parents has it on.
 
     Devices of a kind are renamed first so that the parents agree on as many ops as they can.
@@ -128,13 +129,13 @@ def child_of(problem: Problem, parents: list[Evaluated], rng: np.random.Generato
     """
     mother, father = (parents[k] for k in rng.choice(len(parents), 2, replace=False))
     device = mother.assignment.device
-    other = names_like(problem, father.assignment.device, device)
+    other = align_device_names(problem, father.assignment.device, device)
     taken = (rng.random(problem.num_groups) < 0.5)[problem.group]
     mixed = np.where(taken, other, device)
     return best_of(problem, [Assignment(mixed, mother.assignment.rank)])
 
 
-def names_like(
+def align_device_names(
     problem: Problem, device: Int[np.ndarray, "N"], like: Int[np.ndarray, "N"]
 ) -> Int[np.ndarray, "N"]:
     """A placement, its devices of a kind renamed to agree with another one on most ops."""
@@ -156,8 +157,8 @@ def names_like(
 def multi_restart(problem: Problem, first: Evaluated, search: Search, clock: Clock) -> Evaluated:
     """The best of up to `CHAINS` searches from one placement, each with all of the evaluations.
 
-    Another is begun while the best takes over `FAR` times as long as all work, shared out at will,
-    and the clock is not over. For objectives whose value is a period or a load.
+    Another is begun while the best takes over `RESTART_FACTOR` times as long as all work, shared
+    out at will, and the clock is not over. For objectives whose value is a period or a load.
     """
     least_s = shared_work_s(group_seconds(problem))[0]
     best, spent = first, 0
@@ -166,6 +167,8 @@ def multi_restart(problem: Problem, first: Evaluated, search: Search, clock: Clo
         candidate = improve(problem, [replace(first, evaluations=0)], chain, clock)
         spent += candidate.evaluations
         best = min(best, candidate)
-        if clock.is_over() or (best.overflow_bytes == 0 and best.value_s <= FAR * least_s):
+        if clock.is_over() or (
+            best.overflow_bytes == 0 and best.value_s <= RESTART_FACTOR * least_s
+        ):
             break
     return replace(best, evaluations=first.evaluations + spent)

@@ -10,16 +10,16 @@ from gdp.clock import Clock
 from gdp.methods.annealing.annealer import AnnealConfig
 from gdp.methods.base import Assignment, Search
 from gdp.methods.scoring import Evaluated, best_of
-from gdp.methods.search import chains as again
+from gdp.methods.search import chains
 from gdp.methods.search.chains import (
     CHAINS,
-    FAR,
+    RESTART_FACTOR,
     ChainLimits,
+    align_device_names,
+    anneal_from_hot_starts,
     best_ends,
-    child_of,
-    from_hot,
+    crossover,
     multi_restart,
-    names_like,
 )
 from gdp.problem.problem import Problem, make_problem
 
@@ -50,17 +50,17 @@ def searched(monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[tuple[float,
             begun.append((starts[0].value_s, search.seed, search.evaluations))
             return values[len(begun) - 1]
 
-        monkeypatch.setattr(again, "improve", improve)
+        monkeypatch.setattr(chains, "improve", improve)
         return begun
 
     return finds
 
 
 def test_one_search_is_enough_where_it_comes_near(searched: Callable) -> None:
-    begun = searched(placed(FAR * LEAST_S, evaluations=80))
+    begun = searched(placed(RESTART_FACTOR * LEAST_S, evaluations=80))
     best = multi_restart(six_ops(), placed(50.0, evaluations=7), SEARCH, Clock(None))
     assert begun == [(50.0, 4, 100)]
-    assert (best.value_s, best.evaluations) == (FAR * LEAST_S, 87)
+    assert (best.value_s, best.evaluations) == (RESTART_FACTOR * LEAST_S, 87)
 
 
 def test_another_begins_from_the_same_start_under_another_seed(searched: Callable) -> None:
@@ -102,7 +102,7 @@ def pair_of(*devices: list[int], compute_s: np.ndarray | None = None) -> tuple[P
 
 def test_devices_of_a_kind_are_renamed_to_agree_with_another_placement() -> None:
     problem, (one, other) = pair_of([0, 0, 1, 1, 2, 2], [2, 2, 2, 0, 0, 1])
-    names = names_like(problem, other.assignment.device, one.assignment.device)
+    names = align_device_names(problem, other.assignment.device, one.assignment.device)
     assert names.tolist() == [0, 0, 0, 1, 1, 2]
 
 
@@ -110,10 +110,17 @@ def test_unlike_devices_keep_their_names() -> None:
     unlike = np.ones((6, 3))
     unlike[:, 2] = 5.0
     problem, (one, other) = pair_of([0, 0, 1, 1, 2, 2], [2, 2, 1, 1, 0, 0], compute_s=unlike)
-    names = names_like(problem, other.assignment.device, one.assignment.device)
+    names = align_device_names(problem, other.assignment.device, one.assignment.device)
     assert names.tolist() == [2, 2, 1, 1, 0, 0]
     swapped = np.array([1, 1, 0, 0, 2, 2])
-    assert names_like(problem, swapped, one.assignment.device).tolist() == [0, 0, 1, 1, 2, 2]
+    assert align_device_names(problem, swapped, one.assignment.device).tolist() == [
+        0,
+        0,
+        1,
+        1,
+        2,
+        2,
+    ]
 
 
 def test_a_child_has_every_op_where_one_of_its_parents_has_it() -> None:
@@ -121,11 +128,11 @@ def test_a_child_has_every_op_where_one_of_its_parents_has_it() -> None:
     one, other = (parent.assignment.device for parent in parents)
     rng, seen = np.random.default_rng(0), set()
     for _ in range(60):
-        child = child_of(problem, parents, rng)
+        child = crossover(problem, parents, rng)
         assert child.evaluations == 1
         device = child.assignment.device
         assert any(
-            ((device == mother) | (device == names_like(problem, father, mother))).all()
+            ((device == mother) | (device == align_device_names(problem, father, mother))).all()
             for mother, father in ((one, other), (other, one))
         )
         seen.add(tuple(device.tolist()))
@@ -137,7 +144,7 @@ def test_chains_after_the_fresh_ones_begin_from_children_and_cooler(
 ) -> None:
     problem, (first,) = pair_of([0, 0, 0, 1, 1, 1])
     begun: list[tuple[float, float]] = []
-    plain = again.anneal
+    plain = chains.anneal
 
     def anneal(chain, steps: int, config: AnnealConfig, clock: Clock, evaluations: int) -> bool:
         begun.append((chain.start.value_s, config.hot))
@@ -145,15 +152,17 @@ def test_chains_after_the_fresh_ones_begin_from_children_and_cooler(
 
     bred: list[int] = []
 
-    def child_of(problem: Problem, parents: list[Evaluated], rng: np.random.Generator) -> Evaluated:
+    def crossover(
+        problem: Problem, parents: list[Evaluated], rng: np.random.Generator
+    ) -> Evaluated:
         bred.append(len(parents))
         assert parents == sorted(parents)
         return parents[-1]
 
-    monkeypatch.setattr(again, "anneal", anneal)
-    monkeypatch.setattr(again, "child_of", child_of)
-    monkeypatch.setattr(again, "best_ends", lambda ends: sorted(ends)[:2])
-    best = from_hot(problem, first, 1, Clock(None), ChainLimits(15, 99))
+    monkeypatch.setattr(chains, "anneal", anneal)
+    monkeypatch.setattr(chains, "crossover", crossover)
+    monkeypatch.setattr(chains, "best_ends", lambda ends: sorted(ends)[:2])
+    best = anneal_from_hot_starts(problem, first, 1, Clock(None), ChainLimits(15, 99))
     assert best.evaluations > first.evaluations + 15
     assert len(begun) == 15
     assert len(bred) == 3

@@ -139,7 +139,7 @@ def test_a_placement_without_a_question_says_what_is_missing(placed: Path) -> No
     by_hand = gdp.make_placement(model(), cluster, np.array([0, 1, 1, 0]))
     gdp.save_placement(by_hand, placed)
     assert "give the model" in ran("simulate", placed, *BOX, code=2)
-    with pytest.raises(gdp.PlacementError, match="give the cluster"):
+    with pytest.raises(gdp.ArgumentError, match="give the cluster"):
         gdp.simulate(model(), by_hand)
     ran("simulate", "g.json", placed, *BOX)
 

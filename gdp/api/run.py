@@ -18,7 +18,7 @@ from gdp.graph.op_graph import OpGraph
 from gdp.importers.table import importer_of
 from gdp.measure.measuring import Measuring
 from gdp.measure.plan import ExecutionPlan, make_plan, too_large_alone
-from gdp.measure.report import RunReport, rescaled
+from gdp.measure.report import RunReport, rescaled, without_rivals
 from gdp.measure.request import RunRequest
 from gdp.methods.base import Search
 from gdp.models import (
@@ -122,7 +122,7 @@ def execute(
     if not isinstance(prediction.model, AdaptedCosts):
         report = rescaled(report)
     if note := too_large_alone(prediction):
-        report = replace(report, warnings=(*report.warnings, note))
+        report = without_rivals(report, note)
     return report.to_json() | {"cluster": question.cluster.name, "costs": prediction.costs}
 
 

@@ -125,6 +125,6 @@ def too_large_alone(prediction: Prediction) -> str:
     device = cluster.devices[d]
     return (
         f"no device alone has memory for the model ({format_bytes(needs)} of "
-        f"{format_bytes(device.memory_bytes)} on {device.name}): what runs it uncut here, beside "
-        "the placement, takes more than these limits allow"
+        f"{format_bytes(device.memory_bytes)} on {device.name}): the rows of the uncut model are "
+        "yardsticks that take more"
     )

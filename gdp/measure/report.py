@@ -114,6 +114,7 @@ class RunReport:
     inner_equal: bool = True  # the tensors that cross a cut, within a rounding step of their type
     worst_tensor: str = ""  # of the largest relative difference
     random_ops: tuple[str, ...] = ()  # whose results are other ones at each run, uncut too
+    fits_alone: bool = True  # False: no device alone has memory for the model
 
     @property
     def placed(self) -> Row:
@@ -312,6 +313,16 @@ def rescaled(report: RunReport) -> RunReport:
     )  # fmt: skip
 
 
+def without_rivals(report: RunReport, note: str) -> RunReport:
+    """The report of a model that no device holds alone, as a note says: runs of the uncut model are
+    yardsticks that its memory would not allow, and the placement has no rival."""
+    return replace(
+        report, fits_alone=False, fastest=PLACED, runner_up="", advantage=0.0,
+        advantage_beyond_interval=0.0, significant=False, prefer=PLACED,
+        warnings=(*report.warnings, note),
+    )  # fmt: skip
+
+
 def advice(report: Mapping[str, Any]) -> str:
     """The last line of `gdp run`: what was fastest, by how much, and what to do."""
     rows = {PLACED: report} | dict(report["baselines"])
@@ -325,6 +336,8 @@ def advice(report: Mapping[str, Any]) -> str:
         return f"{measured * 1e3:.3f} ms"
 
     fastest, second = report["fastest"], report["runner_up"]
+    if not report.get("fits_alone", True):
+        return f"fastest: {words(fastest)}, {value(fastest)}; nothing else here fits in memory"
     if not second:
         return f"fastest: {words(fastest)}, {value(fastest)}; nothing else was measured"
     by = f"{report['advantage']:.1%}"

@@ -279,9 +279,8 @@ def _write_checkpoint(folder: Path, rng: random.Random | None) -> Path:
     row = pack(np.array([0, 1, 1, 0, 1, 0]), WIDE)
     meta["placed"] = {"digest": graph().digest, "device": row, "rank": row}
     if rng is not None and rng.random() < 0.1:
-        files = sorted(p for p in (target / "weights").rglob("*") if p.is_file())
-        chosen = rng.choice(files)
-        chosen.write_bytes(mutate_bytes(chosen.read_bytes(), rng))
+        weights = target / "weights.npz"
+        weights.write_bytes(mutate_bytes(weights.read_bytes(), rng))
     elif rng is not None:
         meta = mutate_value(meta, rng)
     path.write_bytes(to_json(meta))

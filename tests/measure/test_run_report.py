@@ -20,6 +20,7 @@ from gdp.measure.report import (
     rescaled,
     verdict,
     with_prediction,
+    without_rivals,
 )
 from gdp.measure.statistics import estimate
 from gdp.problem.problem import make_problem
@@ -258,3 +259,13 @@ def test_a_model_that_no_device_holds_alone_is_said_to_be_so(
     told = too_large_alone(Prediction(problem, np.array([0, 1]), np.arange(2)))
     assert (told == "") == fits
     assert fits or f"(8 B of {room[0]} B on {cluster.device_names[0]})" in told
+
+
+def test_a_placement_without_which_nothing_fits_has_no_rival() -> None:
+    """One core is twice as fast, and would be the verdict if it had the memory."""
+    before = a_report(0.05, row(40, 0.1), "throughput")
+    report = without_rivals(before, "no device alone has memory").to_json()
+    assert before.fastest == "single_device"
+    assert advice(report).startswith("fastest: the placement, ")
+    assert advice(report).endswith("nothing else here fits in memory")
+    assert report["warnings"][-1] == "no device alone has memory"

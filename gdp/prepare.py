@@ -117,10 +117,9 @@ def prepare_problem(
         whole_s = _all_runs(kernels.graph, cluster, kernel_s)[1]
         kernel_of = kernels.group_of[first_members(fused.group_of)]
         seconds, slack_s = _as_one_kernel(seconds, whole_s, kernel_of, cluster)
-    cluster = machine
     problem = make_problem(
         fused.graph,
-        cluster,
+        machine,
         seconds,
         objective,
         allowed=all_per_group(allowed, fused.group_of),

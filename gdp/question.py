@@ -84,8 +84,8 @@ def question_about(
     """The question that a placement answers, and the placement, from whatever stands for one.
 
     What is not given is taken from the placement; `load` loads the graph, as `gdp.models.load`.
-    Cluster and costs are those to evaluate it with:
-    with the devices for offloading that it names (`gdp.costs.offload`).
+    Cluster and costs are those to evaluate it with: those of offloading, too, where it names such
+    devices (`gdp.costs.offload`).
 
     Raises:
         ArgumentError: Nothing says for which cluster it is.

@@ -212,6 +212,17 @@ def test_without_a_final_contest_the_best_round_is_the_answer_and_nothing_is_kep
     assert machine.records() == []
 
 
+def test_the_seed_of_a_search_draws_the_inputs_of_a_given_placement_too(
+    towers: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made_up_machine.use(monkeypatch, lambda request, number: 1.0)
+    graph = gdp.load(towers, {"batch": 64})
+    placed = make_placement(graph, gdp.Cluster.load(CLUSTER), np.zeros(graph.num_ops, np.int64))
+    search = gdp.Search(seed=7)
+    gdp.run(towers, CLUSTER, placed, dims=["batch=64"], search=search)
+    assert [request.measuring.seed for request in made_up_machine.requests] == [7]
+
+
 def interrupt_search(monkeypatch: pytest.MonkeyPatch, which: int) -> None:
     """Let Ctrl-C come in a search, which catches it as searches do."""
     solve, begun = tuning.solve.solve, []

@@ -132,10 +132,9 @@ def ask(
         raise ArgumentError("offload is what accelerate does: give target='accelerate'")
     machine, longest = load_cluster(cluster), asks_longest(model)
     model = at_context(model, None) if longest else model
-    row = None if target is None else PLANNERS[target]
     room = _room_bytes(target, machine, offload, parts["constraints"])
-    if row is not None:
-        model = row.model(model, machine)
+    if target is not None:
+        model = PLANNERS[target].model(model, machine)
     graph = load(model, parts.get("dims"), room_bytes=room)
     return Question(graph, machine, model, longest=longest, **parts)
 

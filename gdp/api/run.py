@@ -96,13 +96,13 @@ def run(
     elif model is None or cluster is None:
         raise ArgumentError("give model and cluster to run on, or a placement that remembers them")
     else:
-        question, placed = (
-            ask(
-                model, cluster, dims=sizes, objective=objective or "latency", costs=costs,
-                method=method, search=search, checkpoint=checkpoint, constraints=constraints,
-            ),
-            None,
+        placed = None
+        question = ask(
+            model, cluster, dims=sizes, objective=objective or "latency", costs=costs,
+            method=method, search=search, checkpoint=checkpoint, constraints=constraints,
         )  # fmt: skip
+    if search is not None:  # whose seed draws the inputs of a given placement, too
+        question = replace(question, search=search)
     return execute(question, placed, measuring, runtime)
 
 

@@ -76,9 +76,10 @@ def run(
             result = _placed(question, timing.runtime, search, say)
             placed = result.placement
         else:
+            search.search()  # refuses bad values, though nothing is searched
             costs = asking.trained.costs
             about = options.About(model, asking.cluster, asking.objective, costs)
-            question, placed = about.question(placement, given)
+            question, placed = about.question(placement, given, asking.constraints.read())
             first_run.prepare(None, question.objective, say)
         report = execute(question, placed, measuring, timing.runtime)
     if page:

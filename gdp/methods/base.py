@@ -39,7 +39,7 @@ class Search:
     evaluations: int | None = None  # simulated placements; None: as many as the seconds allow
     start: Assignment | None = None
     # Share of the best value that fewer transfers and cuts may cost; None: each its own seconds
-    # (`gdp.methods.simplify`). `gdp.solve.place` applies it to a method's answer; methods know
+    # (`gdp.methods.simplify`). `gdp.solve.solve` applies it to a method's answer; methods know
     # nothing of it
     simplicity: float | None = None
     chains: int = 1  # searches side by side, each on a core of its own; the best is exchanged

@@ -128,7 +128,6 @@ class Target:
     """A runtime; a part that it lacks is None."""
 
     name: str  # on the command line
-    title: str  # its own name
     runtime: Runtime | None = None  # `gdp run`
     exporter: Exporter | None = None  # `gdp export --to`
     planner: Planner | None = None  # `gdp place --for`

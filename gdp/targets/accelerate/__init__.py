@@ -4,7 +4,6 @@ from gdp.targets.target import Exporter, Planner, Target
 
 TARGET = Target(
     "accelerate",
-    "accelerate",
     exporter=Exporter(
         "device maps for accelerate (with offloading)", "gdp.targets.accelerate.device_map:export",
         offloads=True,

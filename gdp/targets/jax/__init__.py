@@ -17,7 +17,6 @@ def _refusals() -> tuple[type[Exception], ...]:
 
 TARGET = Target(
     "jax",
-    "JAX",
     Runtime("JAX", "jax", "jax", "gdp.targets.jax.run:run_jax", _devices, refusals=_refusals),
     Exporter("JAX", "gdp.targets.jax.export:export", "jax"),
 )

@@ -12,7 +12,6 @@ def _devices() -> list[str]:
 _PLANNER = Planner("gdp.targets.llamacpp.plan:plan_llamacpp", exact=True, searches=False)
 TARGET = Target(
     "llamacpp",
-    "llama.cpp",
     Runtime(
         "llama.cpp", "llama-cpp-python", "gguf", "gdp.targets.llamacpp.run:run_llamacpp", _devices,
         planner=_PLANNER, scout="gdp.targets.llamacpp.plan:even_row",

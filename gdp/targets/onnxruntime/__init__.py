@@ -17,7 +17,6 @@ def _refusals() -> tuple[type[Exception], ...]:
 
 TARGET = Target(
     "onnxruntime",
-    "ONNX Runtime",
     Runtime(
         "ONNX Runtime", "onnxruntime", "onnx", "gdp.targets.onnxruntime.run:run_onnx", _devices,
         replicates=True, refusals=_refusals,

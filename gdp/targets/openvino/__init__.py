@@ -15,7 +15,6 @@ def _devices() -> list[str]:
 
 TARGET = Target(
     "openvino",
-    "OpenVINO",
     Runtime(
         "OpenVINO", "openvino", "onnx", "gdp.targets.openvino.run:run_openvino", _devices,
         method="blocks", at_once=True,

@@ -4,7 +4,6 @@ from gdp.targets.target import Exporter, Planner, Target
 
 TARGET = Target(
     "pipelining",
-    "torch.distributed.pipelining",
     exporter=Exporter(
         "split points for torch.distributed.pipelining", "gdp.targets.pipelining.plan:export",
         "traced",

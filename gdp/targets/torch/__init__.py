@@ -20,7 +20,6 @@ def _refusals() -> tuple[type[Exception], ...]:
 
 TARGET = Target(
     "torch",
-    "PyTorch",
     Runtime(
         "PyTorch", "torch", "torch", "gdp.targets.torch.run:run_torch", _devices,
         refusals=_refusals,

@@ -4,7 +4,6 @@ from gdp.targets.target import Exporter, Planner, Target
 
 TARGET = Target(
     "vllm",
-    "vLLM",
     exporter=Exporter(
         "an uneven pipeline of vLLM (untried)", "gdp.targets.vllm.plan:export", "hf"
     ),

@@ -205,8 +205,8 @@ def accelerate_rows(options: Options) -> Iterable[Row]:
     from benchmarks.offloaded import Machine, dispatched, equal, measured
     from gdp.cluster.presets import device_preset
     from gdp.costs.base import roofline
-    from gdp.targets.accelerate.device_map import device_map
-    from gdp.targets.accelerate.plan import plan_accelerate
+    from gdp.targets.hf_accelerate.device_map import device_map
+    from gdp.targets.hf_accelerate.plan import plan_accelerate
     from gdp.targets.modules import kept_modules
 
     with tempfile.TemporaryDirectory() as scratch:

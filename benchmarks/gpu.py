@@ -131,7 +131,7 @@ class Run:
     def __init__(
         self, device: str, size: str, record: Record, names: Sequence[str] = TORCH
     ) -> None:
-        from gdp.targets.torch.profile import torch_device
+        from gdp.targets.pytorch.profile import torch_device
 
         self.device, self.size, self.record = torch_device(device), size, record
         self.names, self.total_s = tuple(names), record.left_s
@@ -141,7 +141,7 @@ class Run:
     def all(self) -> None:
         """Every step in its order."""
         from gdp.targets.jax.profile import profile_functions
-        from gdp.targets.torch.profile import profile_modules
+        from gdp.targets.pytorch.profile import profile_modules
 
         step, rounds = self.record.step, 2 if self.size == TINY else 5
         step("transfers", self.seconds("transfers"), self.transfers)
@@ -196,7 +196,7 @@ class Run:
 
     def transfers(self, seconds: float) -> dict[str, Any]:
         """Copies between the host and the accelerator, as executed placements make them."""
-        from gdp.targets.torch.profile import SIZES_BYTES, copy_seconds
+        from gdp.targets.pytorch.profile import SIZES_BYTES, copy_seconds
 
         del seconds  # five sizes, both ways, 0.2 s each
         return {

@@ -27,7 +27,7 @@ from gdp.api.fit import generation_answer
 from gdp.cluster.presets import cluster_preset
 from gdp.errors import GdpError, InfeasibleError
 from gdp.result import Result
-from gdp.targets.accelerate.device_map import device_map
+from gdp.targets.hf_accelerate.device_map import device_map
 from gdp.targets.modules import torch_module
 
 PROMPT, NEW = 2048, 256

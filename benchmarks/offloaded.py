@@ -24,8 +24,8 @@ from gdp.methods.base import Search
 from gdp.placement import make_placement
 from gdp.prepare import prepare_placement
 from gdp.question import Question
-from gdp.targets.accelerate.device_map import device_map
-from gdp.targets.accelerate.plan import (
+from gdp.targets.hf_accelerate.device_map import device_map
+from gdp.targets.hf_accelerate.plan import (
     balanced_map,
     cluster_with_offload,
     plan_accelerate,
@@ -161,8 +161,8 @@ def _by_ops(model: TorchModel, machine: Machine, costs: CostModel, limit: int) -
 
     import torch
 
-    from gdp.targets.torch.program import SegmentedTorchProgram, Workers, output_nodes, pieces
-    from gdp.targets.torch.run import values
+    from gdp.targets.pytorch.program import SegmentedTorchProgram, Workers, output_nodes, pieces
+    from gdp.targets.pytorch.run import values
 
     recorded, box = model.record(), machine.box(limit)
     search = Search(seed=0, seconds=None, evaluations=400)

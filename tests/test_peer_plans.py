@@ -18,7 +18,7 @@ from gdp.graph.op_graph import INPUT, OUTPUT, OpGraph, make_graph
 from gdp.methods.base import Search
 from gdp.question import Question
 from gdp.sim.objectives import Score
-from gdp.targets.accelerate.plan import balanced_map
+from gdp.targets.hf_accelerate.plan import balanced_map
 from gdp.targets.llamacpp.plan import FIT_MARGIN_BYTES, FitSizes, fit_plan
 from gdp.targets.peers import compared
 

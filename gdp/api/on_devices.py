@@ -72,7 +72,7 @@ def on_devices(
         raise ArgumentError(
             f"a torch.nn.Module or (JAX function, arguments) is needed, got {type(module).__name__}"
         )
-    from gdp.targets.accelerate.dispatch import dispatch
+    from gdp.targets.hf_accelerate.dispatch import dispatch
 
     question, placement = question_about(placed, model, cluster, costs=roofline)
     _require_held(question, placement)

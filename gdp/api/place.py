@@ -22,9 +22,9 @@ from gdp.prepare import prepare_placement, room_bytes
 from gdp.question import Question
 from gdp.result import Result
 from gdp.sim.objectives import find_objective
-from gdp.targets.accelerate.plan import cluster_with_offload
 from gdp.targets.contexts import plan_longest
 from gdp.targets.free import plan_freely
+from gdp.targets.hf_accelerate.plan import cluster_with_offload
 from gdp.targets.table import PLANNERS
 from gdp.targets.vllm.export import TENSOR_PARALLEL_FLAG, tensor_parallel
 from gdp.units import format_seconds

@@ -121,7 +121,7 @@ def _measured(
             functions, index or "cpu", rounds=measuring.rounds, seconds=measuring.seconds
         )
     if kind == "torch":
-        from gdp.targets.torch.profile import profile_modules
+        from gdp.targets.pytorch.profile import profile_modules
 
         if not named:
             raise ValueError(

@@ -52,6 +52,7 @@ from gdp.learn.ppo import (
 )
 from gdp.learn.processes import ProcessGroup
 from gdp.learn.recipe import Recipe, RecipeError
+from gdp.learn.run_state import RunStateStore
 from gdp.methods.priorities import timing
 from gdp.policy.advice import Advice, advice, incumbents, with_incumbent
 from gdp.policy.model.config import Params
@@ -454,7 +455,7 @@ def _claim(folder: Path, recipe: Recipe, force: bool) -> None:
 
 
 class _State(msgspec.Struct):
-    """Keys of `meta.json` that `_Run._save` adds."""
+    """Progress of a run, written beside the arrays of its state."""
 
     step: int
     phase: int
@@ -471,6 +472,7 @@ class _Run:
         self, recipe: Recipe, folder: Path, text: str, team: ProcessGroup, threads: int
     ) -> None:
         self.recipe, self.folder, self.text, self.team = recipe, folder, text, team
+        self.store = RunStateStore(folder / "state", team.rank)
         data = recipe.data
         self.problems = load_problems(
             data.corpus,
@@ -587,17 +589,12 @@ class _Run:
         else:
             params = init(network, self.recipe.seed)
         state = self.trainer.fresh(params)
-        if not (self.folder / "state" / "meta.json").exists():
-            # Of a crash between two renames: a run must not begin anew over hours of work.
-            if old := sorted(self.folder.glob(".state.old-*")):
-                raise checkpoint.CheckpointError(
-                    f"the last run ended while it replaced its state: rename {str(old[-1])!r} to "
-                    f"{str(self.folder / 'state')!r} to resume it, or remove it to begin anew"
-                )
+        found = self.store.meta()
+        if found is None:
             return state
         where = f"checkpoint {str(self.folder / 'state')!r}"
         kind = Kind("state of a training run", checkpoint.CheckpointError)
-        meta = convert(checkpoint.read_meta(self.folder / "state"), kind, _State, where)
+        meta = convert(found, kind, _State, where)
         if meta.recipe != repr(self.recipe):
             raise checkpoint.CheckpointError(
                 f"{str(self.folder)!r} holds a run of another recipe; give a new folder"
@@ -611,7 +608,7 @@ class _Run:
         if meta.phase == 1:
             state = state._replace(optimiser=self.trainer.transforms[1].init(state.params))
         log.info("resuming at update %d", meta.step)
-        return TrainState(*checkpoint.load(self.folder / "state", state))
+        return TrainState(*self.store.tree(state))
 
     def _save(self, state: TrainState) -> None:
         at = int(state.step)
@@ -630,8 +627,7 @@ class _Run:
             "past": self.trainer.past,
         }
         with self.team.together():
-            # Forced: `_claim` has asked, and hours of work shall not end here.
-            checkpoint.save(self.folder / "state", state, recipe=self.text, force=True, meta=meta)
+            self.store.save(at, state, meta)
         self._ship(state, "last", None)
 
     def _share_labels(self) -> None:

@@ -6,17 +6,26 @@ those of this table.
 
 from collections.abc import Mapping
 
-from gdp.targets import accelerate, jax, llamacpp, onnxruntime, openvino, pipelining, torch, vllm
+from gdp.targets import (
+    hf_accelerate,
+    intel_openvino,
+    jax,
+    llamacpp,
+    onnxruntime,
+    pipelining,
+    pytorch,
+    vllm,
+)
 from gdp.targets.target import Exporter, Planner, Runtime, Target
 
 TARGETS: Mapping[str, Target] = {
     row.name: row
     for row in (
         onnxruntime.TARGET,
-        openvino.TARGET,
+        intel_openvino.TARGET,
         jax.TARGET,
-        torch.TARGET,
-        accelerate.TARGET,
+        pytorch.TARGET,
+        hf_accelerate.TARGET,
         llamacpp.TARGET,
         vllm.TARGET,
         pipelining.TARGET,

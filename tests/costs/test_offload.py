@@ -31,8 +31,8 @@ from gdp.problem.problem import make_problem
 from gdp.question import Question, question_about
 from gdp.result import Result
 from gdp.sim.score import values
-from gdp.targets.accelerate import plan as accelerate
-from gdp.targets.accelerate.plan import plan_accelerate
+from gdp.targets.hf_accelerate import plan as accelerate
+from gdp.targets.hf_accelerate.plan import plan_accelerate
 from gdp.targets.modules import whole_modules
 from gdp.targets.peers import Peer, beside
 

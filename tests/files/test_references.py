@@ -156,7 +156,7 @@ READ_BY_THEMSELVES = {
     "files/reading.py", "files/writing.py", "importers/pytorch/trace_cache.py", "learn/labels.py",
     "learn/metrics.py", "measure/record.py", "reports/html.py", "targets/jax/export.py",
     "targets/llamacpp/worker.py", "targets/onnxruntime/export.py", "targets/onnxruntime/profile.py",
-    "targets/onnxruntime/runner_template.py", "targets/openvino/loader.py",
+    "targets/onnxruntime/runner_template.py", "targets/intel_openvino/loader.py",
     "targets/pipelining/export.py", "targets/pipelining/runner.py", "tasks.py", "terminal.py",
     "version.py",
 }  # fmt: skip

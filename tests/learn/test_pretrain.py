@@ -1,6 +1,7 @@
 """Runs: recipes are strict, a run resumes to the same curve, labels only get better."""
 
 import json
+import shutil
 from pathlib import Path
 
 import jax
@@ -109,15 +110,30 @@ def test_a_folder_of_another_recipe_is_refused(tmp_path: Path) -> None:
         pretrain(other, tmp_path / "run")
 
 
-def test_a_crash_between_two_renames_of_the_state_is_told(tmp_path: Path) -> None:
-    """The run does not begin anew, over the policies of the last one."""
+def test_a_run_killed_while_it_saves_resumes_from_the_last_checkpoint(tmp_path: Path) -> None:
+    """What an unfinished write leaves behind is neither read nor in the way."""
+    recipe, text = labelled(tmp_path)
+    assert pretrain(recipe, tmp_path / "run", recipe_text=text, stop=lambda: True).updates == 1
+    unfinished = tmp_path / "run" / "state" / "2.orbax-checkpoint-tmp" / "tree"
+    unfinished.mkdir(parents=True)
+    (unfinished / "manifest.ocdbt").write_bytes(b"half")
+    assert pretrain(recipe, tmp_path / "run", recipe_text=text, stop=lambda: True).updates == 2
+    assert [p.name for p in (tmp_path / "run" / "state").iterdir()] == ["2"]
+
+
+def test_a_damaged_state_is_told_and_the_run_does_not_begin_anew(tmp_path: Path) -> None:
     recipe, text = labelled(tmp_path)
     pretrain(recipe, tmp_path / "run", recipe_text=text, stop=lambda: True)
-    old = (tmp_path / "run" / "state").rename(tmp_path / "run" / ".state.old-0a")
-    with pytest.raises(checkpoint.CheckpointError, match=r"rename '.*old-0a' to '.*state'"):
+    shutil.rmtree(tmp_path / "run" / "state" / "1" / "tree")
+    with pytest.raises(checkpoint.CheckpointError, match="is damaged or of another network"):
         pretrain(recipe, tmp_path / "run", recipe_text=text)
-    old.rename(tmp_path / "run" / "state")
-    assert pretrain(recipe, tmp_path / "run", recipe_text=text, stop=lambda: True).updates == 2
+
+
+def test_a_state_of_an_older_gdp_is_named(tmp_path: Path) -> None:
+    recipe, text = labelled(tmp_path)
+    checkpoint.save(tmp_path / "run" / "state", {"a": np.zeros(1)})
+    with pytest.raises(checkpoint.CheckpointError, match="older gdp"):
+        pretrain(recipe, tmp_path / "run", recipe_text=text, force=True)
 
 
 def test_labels_of_random_graphs_take_part_whatever_the_seed(tmp_path: Path) -> None:

@@ -67,7 +67,7 @@ def reshape(folder: Path) -> str:
 
 def profile_torch(folder: Path) -> None:
     from gdp.importers.pytorch.model import TorchModel
-    from gdp.targets.torch.profile import profile_modules
+    from gdp.targets.pytorch.profile import profile_modules
 
     module, args = embedding()
     profile_modules([("m", "m", TorchModel("m", module, args))], seconds=0.05)
@@ -190,7 +190,7 @@ def test_a_runtime_without_errors_of_its_own_refuses_nothing() -> None:
 def test_a_piece_that_torch_does_not_execute_is_refused_and_gdps_own_errors_are_not() -> None:
     torch = pytest.importorskip("torch")
     from gdp.measure.async_execution import ProgramSegment
-    from gdp.targets.torch.program import SegmentedTorchProgram, Workers
+    from gdp.targets.pytorch.program import SegmentedTorchProgram, Workers
 
     def lacks_memory() -> None:
         raise RuntimeError("[enforce fail at alloc_cpu.cpp] can't allocate memory")

@@ -12,8 +12,8 @@ from gdp.importers.pytorch.model import TorchModel
 from gdp.methods.base import Search
 from gdp.models import summary
 from gdp.question import Question
-from gdp.targets.accelerate.device_map import device_map
-from gdp.targets.accelerate.plan import plan_accelerate
+from gdp.targets.hf_accelerate.device_map import device_map
+from gdp.targets.hf_accelerate.plan import plan_accelerate
 
 torch: Any = pytest.importorskip("torch", reason="torch is not installed")
 accelerate: Any = pytest.importorskip("accelerate", reason="accelerate is not installed")

@@ -16,9 +16,9 @@ from gdp.costs.offload import with_offload
 from gdp.errors import PlacementError
 from gdp.graph.op_graph import OpGraph, make_graph
 from gdp.placement import Placement, make_placement
-from gdp.targets.accelerate.device_map import device_map, export_accelerate, hugging_face_names
+from gdp.targets.hf_accelerate.device_map import device_map, export_accelerate, hugging_face_names
+from gdp.targets.intel_openvino.export import export_openvino
 from gdp.targets.modules import kept_modules
-from gdp.targets.openvino.export import export_openvino
 
 BOX = cluster_preset("cpu+2xt4")
 

@@ -17,7 +17,7 @@ from gdp.errors import InfeasibleError
 from gdp.graph.op_graph import INPUT, OUTPUT, OpGraph, make_graph
 from gdp.methods.base import Search
 from gdp.question import Question
-from gdp.targets.openvino.export import hetero_plan
+from gdp.targets.intel_openvino.export import hetero_plan
 from gdp.targets.table import EXPORTERS, PLANNERS
 
 SEARCH = Search(seconds=None, evaluations=50)
@@ -114,8 +114,8 @@ def test_cuts_are_where_the_fewest_bytes_pass(monkeypatch: pytest.MonkeyPatch) -
         return found.placement.device.tolist()
 
     assert devices(early) == [0, 1, 1, 1]
-    monkeypatch.setattr("gdp.targets.openvino.plan.MAX_CUTS", 1)
-    monkeypatch.setattr("gdp.targets.openvino.plan.PIPELINE_METHODS", ())
+    monkeypatch.setattr("gdp.targets.intel_openvino.plan.MAX_CUTS", 1)
+    monkeypatch.setattr("gdp.targets.intel_openvino.plan.PIPELINE_METHODS", ())
     assert devices(HALVES) == [0, 0, 1, 1]
     assert devices(early) == [1, 1, 1, 1]
 

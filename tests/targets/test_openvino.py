@@ -21,7 +21,7 @@ from gdp.errors import PlacementError
 from gdp.graph.op_graph import OpGraph
 from gdp.importers.onnx.model import load_onnx
 from gdp.placement import make_placement
-from gdp.targets.openvino.export import export_openvino
+from gdp.targets.intel_openvino.export import export_openvino
 
 WIDTH, LAYERS, PLUGIN = 32, 4, "openvino_intel_cpu_plugin"  # its device is called CPU...
 

@@ -73,7 +73,7 @@ def test_a_placement_runs_on_the_devices_it_names(model: str) -> None:
 
 def test_wrong_pieces_would_be_noticed(model: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """An output that is another one after the cut makes outputs unequal."""
-    module = import_module("gdp.targets.openvino.run")
+    module = import_module("gdp.targets.intel_openvino.run")
     read = module._read
     count = iter(range(100))
 
@@ -95,7 +95,7 @@ def test_wrong_pieces_would_be_noticed(model: str, monkeypatch: pytest.MonkeyPat
 def test_what_openvino_does_not_compile_is_refused_and_faults_of_gdp_are_not(
     model: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from gdp.targets.openvino import loader as openvino_loader
+    from gdp.targets.intel_openvino import loader as openvino_loader
 
     placed, cluster = split(model, "2", "3")
 

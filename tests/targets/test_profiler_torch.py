@@ -35,7 +35,7 @@ def model(width: int = 8) -> TorchModel:
 
 
 def test_every_op_is_timed_once(tmp_path: Path) -> None:
-    from gdp.targets.torch.profile import profile_modules
+    from gdp.targets.pytorch.profile import profile_modules
 
     threads = torch.get_num_threads()
     made = profile_modules([("net", "net", model())], rounds=2, seconds=0.02)
@@ -56,7 +56,7 @@ def test_every_op_is_timed_once(tmp_path: Path) -> None:
 
 def test_a_view_belongs_to_the_op_that_reads_it_first(monkeypatch: pytest.MonkeyPatch) -> None:
     """Views take 8 s, ops 1 s, by a clock that says so."""
-    from gdp.targets.torch import profile as pytorch
+    from gdp.targets.pytorch import profile as pytorch
 
     class Viewed(torch.nn.Module):
         def forward(self, x: Any) -> Any:
@@ -75,7 +75,7 @@ def test_a_view_belongs_to_the_op_that_reads_it_first(monkeypatch: pytest.Monkey
 
 
 def test_costs_are_fitted_to_a_profile_and_answer_for_its_device() -> None:
-    from gdp.targets.torch.profile import profile_modules
+    from gdp.targets.pytorch.profile import profile_modules
 
     named = [(f"net{w}", f"net{w}", model(w)) for w in (8, 16)]
     made = profile_modules(named, rounds=1, seconds=0.02)
@@ -90,7 +90,7 @@ def test_costs_are_fitted_to_a_profile_and_answer_for_its_device() -> None:
 
 
 def test_a_device_that_is_not_there_is_named() -> None:
-    from gdp.targets.torch.profile import torch_device
+    from gdp.targets.pytorch.profile import torch_device
 
     with pytest.raises(ClusterError, match="must be cpu or cuda"):
         torch_device("meta")

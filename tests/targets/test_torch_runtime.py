@@ -38,7 +38,7 @@ def model() -> TorchModel:
 
 @pytest.mark.parametrize("seed", range(4))
 def test_any_placement_computes_the_same(seed: int) -> None:
-    from gdp.targets.torch.run import SegmentedTorchProgram, Workers, output_nodes, pieces, values
+    from gdp.targets.pytorch.run import SegmentedTorchProgram, Workers, output_nodes, pieces, values
 
     net = model()
     recorded = net.record()
@@ -64,7 +64,7 @@ def test_any_placement_computes_the_same(seed: int) -> None:
 
 
 def test_a_run_reports_what_was_executed() -> None:
-    from gdp.targets.torch.run import run_torch
+    from gdp.targets.pytorch.run import run_torch
 
     net = model()
     graph = net.trace().graph
@@ -85,7 +85,7 @@ def test_a_run_reports_what_was_executed() -> None:
 
 
 def test_inputs_that_a_module_branches_on_are_those_that_it_is_run_with() -> None:
-    from gdp.targets.torch.run import (
+    from gdp.targets.pytorch.run import (
         SegmentedTorchProgram,
         Workers,
         output_nodes,
@@ -111,8 +111,8 @@ def test_inputs_that_a_module_branches_on_are_those_that_it_is_run_with() -> Non
 
 
 def test_what_asks_for_its_device_is_traced_for_one_that_computes() -> None:
-    from gdp.targets.torch.profile import profile_module
-    from gdp.targets.torch.run import run_torch
+    from gdp.targets.pytorch.profile import profile_module
+    from gdp.targets.pytorch.run import run_torch
 
     class Counts(nn.Module):
         """As in mixtures of experts: a kernel that the CPU has for floats alone."""
@@ -141,7 +141,7 @@ def test_what_asks_for_its_device_is_traced_for_one_that_computes() -> None:
 def test_outputs_are_compared_in_their_own_type(kind: str) -> None:
     """One unit in the last place of a type is no difference, four percent are one."""
     from gdp.measure.compare import compare
-    from gdp.targets.torch.run import _named
+    from gdp.targets.pytorch.run import _named
 
     own = _named([torch.ones(2, 3).to(getattr(torch, kind))])
     assert own["output 0"].dtype.name == kind

@@ -21,7 +21,7 @@ def _refusals() -> tuple[type[Exception], ...]:
 TARGET = Target(
     "torch",
     Runtime(
-        "PyTorch", "torch", "torch", "gdp.targets.torch.run:run_torch", _devices,
+        "PyTorch", "torch", "torch", "gdp.targets.pytorch.run:run_torch", _devices,
         refusals=_refusals,
     ),
 )  # fmt: skip

@@ -27,9 +27,9 @@ from gdp.measure.plan import (
 from gdp.measure.report import DEFAULT, PLACED, SINGLE, RunReport, SegmentTime
 from gdp.measure.request import RunRequest
 from gdp.sim.segments import border_tensors, segments
+from gdp.targets.intel_openvino.export import hetero_plan
 from gdp.targets.onnxruntime.inputs import MADE_UP, make_inputs, repeatable
 from gdp.targets.onnxruntime.source import Source, load_source, randomised
-from gdp.targets.openvino.export import hetero_plan
 from gdp.version import install_command
 
 PLUGIN = "openvino_intel_cpu_plugin"
@@ -158,7 +158,7 @@ def _placed(
     more: Mapping[str, Any],
 ) -> Any:  # fmt: skip
     """The model compiled as placed, every op proven to be where it was placed."""
-    from gdp.targets.openvino import loader as loader
+    from gdp.targets.intel_openvino import loader as loader
 
     of = dict(zip(cluster.device_names, names, strict=True))
     loader.place(model, split, of)

@@ -17,8 +17,8 @@ from gdp.methods.base import Candidate
 from gdp.placement import Placement, check, make_placement
 from gdp.question import Question
 from gdp.result import Result
+from gdp.targets.intel_openvino.export import hetero_plan
 from gdp.targets.modules import with_whole_modules
-from gdp.targets.openvino.export import hetero_plan
 from gdp.targets.rows import MEMORY_SHARES, module_blocks
 
 MAX_CUTS = 256

@@ -23,7 +23,7 @@ from gdp.measure.plan import ExecutionPlan, make_plan
 from gdp.measure.report import DEFAULT, PLACED, SINGLE, RunReport, SegmentTime
 from gdp.measure.request import RunRequest
 from gdp.sim.prediction import Prediction
-from gdp.targets.torch.program import (
+from gdp.targets.pytorch.program import (
     SegmentedTorchProgram,
     Workers,
     output_nodes,

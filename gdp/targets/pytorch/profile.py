@@ -20,8 +20,8 @@ from gdp.importers.program import executed
 from gdp.importers.pytorch.model import RecordedTorch, TorchModel
 from gdp.measure.record import bandwidth, statistic, this_core, timed_rounds
 from gdp.targets.jax.profile import kind_of
-from gdp.targets.torch.program import Workers, moved, on_device, whole_piece
-from gdp.targets.torch.run import values
+from gdp.targets.pytorch.program import Workers, moved, on_device, whole_piece
+from gdp.targets.pytorch.run import values
 
 SIZES_BYTES = (1 << 10, 1 << 16, 1 << 20, 1 << 24, 1 << 26)
 MAX_RUNS = 200  # of one model and round

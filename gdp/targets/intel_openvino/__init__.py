@@ -16,9 +16,9 @@ def _devices() -> list[str]:
 TARGET = Target(
     "openvino",
     Runtime(
-        "OpenVINO", "openvino", "onnx", "gdp.targets.openvino.run:run_openvino", _devices,
+        "OpenVINO", "openvino", "onnx", "gdp.targets.intel_openvino.run:run_openvino", _devices,
         method="blocks", at_once=True,
     ),
-    Exporter("OpenVINO", "gdp.targets.openvino.export:export", "onnx"),
-    Planner("gdp.targets.openvino.plan:plan_openvino", exact=True),
+    Exporter("OpenVINO", "gdp.targets.intel_openvino.export:export", "onnx"),
+    Planner("gdp.targets.intel_openvino.plan:plan_openvino", exact=True),
 )  # fmt: skip

@@ -15,6 +15,7 @@ import numpy as np
 from gdp import solve
 from gdp.cluster.types import Cluster, Device, make_cluster
 from gdp.constraints import Constraints, streamed_bytes
+from gdp.cores import usable_cores
 from gdp.costs.base import CostModel
 from gdp.costs.offload import Streamed
 from gdp.importers.pytorch.model import TorchModel
@@ -157,8 +158,6 @@ def _alone(model: TorchModel, machine: Machine, costs: CostModel, limit: int) ->
 
 def _by_ops(model: TorchModel, machine: Machine, costs: CostModel, limit: int) -> Any:
     """gdp's placement op by op: the processor computes, too."""
-    import os
-
     import torch
 
     from gdp.targets.pytorch.program import SegmentedTorchProgram, Workers, output_nodes, pieces
@@ -169,7 +168,7 @@ def _by_ops(model: TorchModel, machine: Machine, costs: CostModel, limit: int) -
     found = solve.solve(Question(recorded.graph, box, costs=costs, search=search))
     plan = make_plan(prepare_placement(found.question, found.placement), "latency")
     devices = [torch.device("cpu"), machine.device]
-    core = min(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else None
+    core = usable_cores()[0]
     made = pieces(recorded, plan.segment, plan.segment_device.tolist(), plan.order, devices)
     given = values(recorded, 0)[0]
     given |= {node: model.kwargs[node.name] for node in given if node.name in model.kwargs}

@@ -32,6 +32,7 @@ import numpy as np
 import gdp
 from benchmarks.policy.instances import problems
 from benchmarks.tables import between, geomean, head, line
+from gdp.cores import usable_cores
 from gdp.costs.adapt import (
     Adaptation,
     AdaptedCosts,
@@ -454,7 +455,7 @@ def spinning(duty: float) -> Iterator[None]:
     if not duty:
         yield
         return
-    core = sorted(os.sched_getaffinity(0))[1]
+    core = usable_cores()[1]
     process = multiprocessing.get_context("spawn").Process(target=_spin, args=(duty, core))
     process.start()
     try:

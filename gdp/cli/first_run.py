@@ -20,10 +20,10 @@ import numpy as np
 
 from gdp.clock import Clock
 from gdp.cluster.types import Device, make_cluster
+from gdp.cores import num_cores
 from gdp.graph.op_graph import make_graph
 from gdp.problem.arrays import arrays_of
 from gdp.problem.problem import Problem, make_problem
-from gdp.sim.latency import num_threads
 from gdp.sim.objectives import find_objective
 
 MESSAGE = "compiling kernels, for the first run only (about 20 s on two idle cores)"
@@ -50,7 +50,7 @@ def prepare(method: str | None, objective: str, say: Callable[[str], Any] = _ech
     def begin() -> None:
         say(MESSAGE)
         os.write(theirs, bytes(GROUP_NAMES.index(name) for name in others))
-        if num_threads() > 1:
+        if num_cores() > 1:
             helper.append(_start(objective, ours))
         os.close(theirs)
 

@@ -129,9 +129,10 @@ def devices(cluster: options.ClusterOptions, outputs: options.Outputs, presets: 
     Of this machine the bandwidth of main memory is measured, for a second, and written with -o.
     """
     from gdp.cli.text import bandwidth_text, cluster_json, cluster_text, presets_text, shown
-    from gdp.cluster.detect import available_cores, measure_bandwidth, with_bandwidth
+    from gdp.cluster.detect import measure_bandwidth, with_bandwidth
     from gdp.cluster.file import write_cluster
     from gdp.cluster.presets import presets as all_presets
+    from gdp.cores import num_cores
 
     if presets:
         show({name: asdict(entry) for name, entry in all_presets().items()}, presets_text)
@@ -139,7 +140,7 @@ def devices(cluster: options.ClusterOptions, outputs: options.Outputs, presets: 
     machine, measured = cluster.load(), None
     outputs.require(cluster.cluster)
     if cluster.cluster is None:
-        measured = measure_bandwidth(len(available_cores()))
+        measured = measure_bandwidth(num_cores())
         machine = with_bandwidth(machine, measured)
     if path := outputs.paths.get("cluster"):
         write_cluster(machine, path)

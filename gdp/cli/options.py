@@ -438,10 +438,10 @@ constraints = pass_dataclass("constraints", ConstraintOptions)
 
 
 def _engine(processes: int | None, ray: str | None) -> "Engine":
-    from gdp.sim.latency import num_threads
+    from gdp.cores import num_cores
     from gdp.tasks import Engine
 
-    return Engine(processes or num_threads(), ray)
+    return Engine(processes or num_cores(), ray)
 
 
 engine = pass_one("engine", _engine, {

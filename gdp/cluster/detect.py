@@ -25,6 +25,7 @@ from gdp.cluster.presets import (
 )
 from gdp.cluster.reserve import reserved
 from gdp.cluster.types import CORE_KIND, Cluster, Device, Link, make_cluster
+from gdp.cores import num_cores, usable_cores
 from gdp.errors import ClusterError
 
 LOG = logging.getLogger(__name__)
@@ -52,7 +53,7 @@ def local_cluster(*, max_cores: int = MAX_CORES, run: Run | None = None) -> Clus
     gpus = _nvidia(run) or _rocm(run) or _jax_devices()
     if not gpus:
         return _cores(max_cores)
-    count = len(available_cores())
+    count = num_cores()
     base = device_preset("cpu", "cpu")
     cpu = replace(
         _sized(base, memory_bytes()),
@@ -71,13 +72,6 @@ def local_cluster(*, max_cores: int = MAX_CORES, run: Run | None = None) -> Clus
                          channel=f"{a.name} out", one_way=True)
                 )  # fmt: skip
     return make_cluster("local", devices, links)
-
-
-def available_cores() -> list[int]:
-    """Ids of the cores that this process may run on."""
-    if hasattr(os, "sched_getaffinity"):
-        return sorted(os.sched_getaffinity(0))
-    return list(range(os.cpu_count() or 1))
 
 
 def memory_bytes() -> int:
@@ -105,7 +99,7 @@ def cpu_model() -> str:
 
 
 def _cores(max_cores: int) -> Cluster:
-    cores = available_cores()
+    cores = usable_cores()
     if len(cores) > max_cores:
         LOG.info(
             "using %d of %d cores; name a cluster such as 16xcpu-core for more",

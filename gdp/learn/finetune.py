@@ -25,6 +25,7 @@ import numpy as np
 from jaxtyping import Float, Int
 
 from gdp.clock import Clock
+from gdp.cores import num_cores
 from gdp.errors import ArgumentError, of_kind
 from gdp.files.disk_cache import use_xla_cache
 from gdp.files.reading import read_toml, shipped
@@ -55,7 +56,6 @@ from gdp.policy.model.network import Batch
 from gdp.policy.policy import Policy, default_checkpoint, keep_placement, save_policy
 from gdp.policy.propose import fitting_greedy, under_limits
 from gdp.problem.problem import Problem
-from gdp.sim.latency import num_threads
 
 Freedom = Literal["gates_first", "gates", "all"]
 """Trainable weights: gates first and then all, gates only, or all from the start."""
@@ -147,7 +147,7 @@ class Explorer:
             other = scaled(head, factor)
             return decode(view, other, samples=1, seed=0, greedy_first=True).device[0]
 
-        threads = 1 if len(head.node) <= SMALL else num_threads()
+        threads = 1 if len(head.node) <= SMALL else num_cores()
         return np.stack(in_threads(greedy, self.drawn, threads))
 
     def learn(self, cost_s: Float[np.ndarray, "K"]) -> None:

@@ -14,6 +14,7 @@ import numpy as np
 from jaxtyping import Float, Int
 
 from gdp.clock import Clock
+from gdp.cores import num_cores
 from gdp.methods.base import Assignment, inner_seed
 from gdp.methods.heuristics.list_schedule import lowered, missing_bytes, pool_limits
 from gdp.methods.priorities import RULES, BestRules, evaluate_rules, rank_under, rules_of
@@ -22,7 +23,6 @@ from gdp.policy.decode import DecodeProblem, decode, in_threads
 from gdp.policy.model.config import Head
 from gdp.policy.policy import Policy
 from gdp.problem.problem import Problem
-from gdp.sim.latency import num_threads
 
 TIGHTER = (0.95, 0.9, 0.8, 0.7, 0.6, 0.5)
 """Shares of all limits that are tried next."""
@@ -146,7 +146,7 @@ class _Work:
         self.policy, self.problem, self.seed = policy, problem, seed
         self.clock, self.most = clock, most
         self.spent = 0  # evaluations of others than the placements
-        self.threads = num_threads() if problem.num_ops > 2000 else 1
+        self.threads = num_cores() if problem.num_ops > 2000 else 1
         self.limits: Float[np.ndarray, "D"] | None = None
         self.devices: list[Int[np.ndarray, "K N"]] = []
         self.rated: list[BestRules] = []

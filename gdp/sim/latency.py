@@ -6,7 +6,6 @@ copies between them, in the simulator as in every search and bound.
 """
 
 import contextlib
-import os
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -16,6 +15,7 @@ from weakref import WeakKeyDictionary
 import numpy as np
 from jaxtyping import Bool, Float, Int
 
+from gdp.cores import num_cores
 from gdp.problem.problem import Problem
 from gdp.problem.ticks import in_ticks, seconds_per_unit
 from gdp.sim.engine import Workspace, arrays, workspace
@@ -191,13 +191,6 @@ def borrowed(problem: Problem) -> Iterator[Workspace]:
             idle.append(work)
 
 
-def num_threads() -> int:
-    """The cores this process may use."""
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
-
-
 def checked_devices(
     problem: Problem, devices: Int[np.ndarray, "B N"], threads: int | None
 ) -> Int[np.ndarray, "B N"]:
@@ -218,7 +211,7 @@ def split(
 
     Placements differ in cost, so each thread takes many small pieces.
     """
-    threads = num_threads() if threads is None else threads
+    threads = num_cores() if threads is None else threads
     threads = min(threads, count, 1 + count * problem.num_ops // _SMALL)
     if threads <= 1:
         with borrowed(problem) as work:

@@ -30,7 +30,7 @@ def start(objective, pipe):
     return Helper()
 
 first_run._start = start
-first_run.num_threads = lambda: 2
+first_run.num_cores = lambda: 2
 
 @numba.njit(cache=True)
 def kernel(x):

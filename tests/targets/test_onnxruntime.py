@@ -11,6 +11,7 @@ from gdp.api.run import run
 from gdp.api.simulate import simulate
 from gdp.cluster.presets import device_preset
 from gdp.cluster.types import Cluster, make_cluster
+from gdp.cores import usable_cores
 from gdp.costs.base import roofline
 from gdp.errors import ModelError
 from gdp.graph.op_graph import OpGraph
@@ -21,10 +22,9 @@ from gdp.measure.plan import roofline_prediction
 from gdp.measure.request import RunRequest
 from gdp.placement import load_placement, make_placement, save_placement
 from gdp.targets.onnxruntime.run import check_outputs, cut_plan, make_inputs, prepare, run_onnx
-from gdp.targets.onnxruntime.sessions import usable_cores
 from gdp.targets.onnxruntime.source import load_source
 
-CORES = sorted(usable_cores())
+CORES = usable_cores()
 
 
 def cluster(count: int = 2) -> Cluster:

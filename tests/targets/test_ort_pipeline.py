@@ -10,6 +10,7 @@ from onnx import TensorProto, helper
 
 from gdp.cluster.presets import cluster_preset, device_preset
 from gdp.cluster.types import make_cluster
+from gdp.cores import usable_cores
 from gdp.errors import ClusterError
 from gdp.measure.cycle import Cycle
 from gdp.measure.measuring import Quota
@@ -21,9 +22,9 @@ from gdp.targets.onnxruntime.run import (
     Slot,
     make_slot,
 )
-from gdp.targets.onnxruntime.sessions import can_pin, core_of_device, pinned, usable_cores
+from gdp.targets.onnxruntime.sessions import can_pin, core_of_device, pinned
 
-CORE = min(usable_cores())
+CORE = usable_cores()[0]
 
 
 def session(op_type: str, inputs: list[str], output: str) -> ort.InferenceSession:
@@ -215,7 +216,7 @@ def test_the_stage_that_is_due_first_goes_first(cycle: Cycle | None, expected: l
 def test_pinning_holds_inside_and_ends_outside() -> None:
     before = usable_cores()
     with pinned([CORE]):
-        assert usable_cores() == {CORE}
+        assert usable_cores() == [CORE]
     assert usable_cores() == before
 
 

@@ -10,6 +10,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 from gdp.cluster.presets import device_preset
 from gdp.cluster.types import make_cluster
+from gdp.cores import usable_cores
 from gdp.errors import ModelError
 from gdp.graph.op_graph import OpGraph
 from gdp.importers.onnx.model import load_onnx
@@ -17,13 +18,13 @@ from gdp.measure.compare import OutputCheck
 from gdp.measure.plan import roofline_prediction
 from gdp.targets.onnxruntime import run
 from gdp.targets.onnxruntime.run import check_outputs, cut_plan, make_inputs, prepare
-from gdp.targets.onnxruntime.sessions import from_array, to_array, usable_cores
+from gdp.targets.onnxruntime.sessions import from_array, to_array
 from gdp.targets.onnxruntime.source import load_source
 
 FLOAT, INT64, BOOL, BFLOAT16 = (
     TensorProto.FLOAT, TensorProto.INT64, TensorProto.BOOL, TensorProto.BFLOAT16,
 )  # fmt: skip
-CORES = sorted(usable_cores())
+CORES = usable_cores()
 node = helper.make_node
 
 

@@ -1,6 +1,5 @@
 """Light models get random weights, real models keep theirs."""
 
-import os
 from pathlib import Path
 
 import numpy as np
@@ -11,6 +10,7 @@ from onnx import TensorProto, helper, numpy_helper
 from gdp.api.run import export, run
 from gdp.cluster.presets import device_preset
 from gdp.cluster.types import make_cluster
+from gdp.cores import usable_cores
 from gdp.errors import ModelError
 from gdp.importers.onnx.model import load_onnx
 from gdp.placement import make_placement
@@ -24,7 +24,7 @@ from gdp.targets.onnxruntime.source import (
     with_weights,
 )
 
-CORE = f"core{min(os.sched_getaffinity(0)) if hasattr(os, 'sched_getaffinity') else 0}"
+CORE = f"core{usable_cores()[0]}"
 
 
 def model_of(nodes: list, weights: dict[str, np.ndarray]) -> onnx.ModelProto:

@@ -9,6 +9,7 @@ import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
+from gdp.cores import usable_cores
 from gdp.costs.profile import load_profile, save_profile
 from gdp.errors import ClusterError
 from gdp.importers.onnx.model import load_onnx
@@ -21,7 +22,6 @@ from gdp.targets.onnxruntime.profile import (
     profile_source,
     tagged,
 )
-from gdp.targets.onnxruntime.sessions import usable_cores
 from gdp.targets.onnxruntime.source import load_source
 
 QUICK = ProfileConfig(rounds=2, seconds=0.02, min_runs=2, max_runs=3)
@@ -187,7 +187,7 @@ def test_config_bounds() -> None:
 def test_the_chain_that_measures_cuts_runs_in_few_and_in_many_pieces() -> None:
     from gdp.targets.onnxruntime.overheads import CUT_PIECES, cut_chain, measure_cut_s
 
-    core = min(usable_cores())
+    core = usable_cores()[0]
     for pieces in CUT_PIECES:
         with cut_chain([core], pieces) as pipeline:
             trace = pipeline.run(4)

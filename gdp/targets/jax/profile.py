@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from gdp.cluster.presets import device_preset, preset_of_model
+from gdp.cores import num_cores
 from gdp.costs.profile import DeviceRecord, Kernel, Overheads, Profile, ProfiledModel
 from gdp.errors import ClusterError
 from gdp.importers.jax.trace import JaxModel
@@ -255,7 +256,6 @@ def quick_profile(
 
     from gdp.cluster.detect import cpu_model
     from gdp.targets.jax.program import argument_values
-    from gdp.targets.onnxruntime.sessions import usable_cores
 
     device = jax_device("cpu")
     ready: list[Callable[[], None]] = []
@@ -287,7 +287,7 @@ def quick_profile(
     return Profile(
         device=DeviceRecord("cpu", cpu_model()),
         runtime="jax",
-        threads=len(usable_cores()),
+        threads=num_cores(),
         level="jit",
         versions={"jax": jax.__version__, "numpy": np.__version__},
         date=datetime.date.today().isoformat(),

@@ -19,6 +19,7 @@ import numpy as np
 from jaxtyping import Int
 
 from gdp.cluster.types import CORE_KIND, Cluster, Device
+from gdp.cores import num_cores, usable_cores
 from gdp.errors import ClusterError, MeasurementError, ModelError
 from gdp.graph.generation import STEP
 from gdp.graph.op_graph import OpGraph
@@ -218,7 +219,10 @@ def run_llamacpp(request: RunRequest) -> RunReport:
     _require_package()
     measuring.say("loading the model with llama.cpp")
     worker = Worker(cores[cluster.host], lent)
-    threads = ["--threads", str(1 if cluster.devices[cluster.host].kind == CORE_KIND else _cpus())]
+    threads = [
+        "--threads",
+        str(1 if cluster.devices[cluster.host].kind == CORE_KIND else num_cores()),
+    ]
     phases: dict[str, list[tuple[float, float]]] = {}
 
     def load(name: str, where: Int[np.ndarray, "N"], ends: Sequence[str] = ()) -> LlamaContender:
@@ -271,7 +275,7 @@ def default_arguments(graph: OpGraph, cluster: Cluster) -> list[str]:
 def cores_of(cluster: Cluster) -> list[int]:
     """Core of each device that is one, -1 for others: processors take the first, cores that are
     lent take them in turn. Raises `ClusterError` where the devices cannot all be llama.cpp's."""
-    usable = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else [-1]
+    usable = usable_cores()
     lent = [_is_lent(device) for device in cluster.devices if not device.is_cpu]
     if any(lent) and not all(lent):
         raise ClusterError(
@@ -290,10 +294,6 @@ def cores_of(cluster: Cluster) -> list[int]:
 
 def _is_lent(device: Device) -> bool:
     return device.kind.startswith(RPC_KIND)
-
-
-def _cpus() -> int:
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def _require_package() -> None:

@@ -19,13 +19,14 @@ from typing import Any
 import numpy as np
 import onnx
 
+from gdp.cores import usable_cores
 from gdp.costs.profile import Kernel, Overheads, Profile, ProfiledModel
 from gdp.errors import ClusterError
 from gdp.graph.op_graph import OpGraph
 from gdp.importers.program import executed
 from gdp.measure.record import statistic, this_core, timed
 from gdp.targets.onnxruntime.inputs import MADE_UP, make_inputs
-from gdp.targets.onnxruntime.sessions import make_session, pinned, usable_cores, versions
+from gdp.targets.onnxruntime.sessions import make_session, pinned, versions
 from gdp.targets.onnxruntime.source import Source, load_source, randomised
 
 LOG = logging.getLogger(__name__)
@@ -88,13 +89,13 @@ def measure_all_overheads(config: ProfileConfig) -> Overheads:
     """Costs of sessions and hand-overs on the configured core and its first neighbour."""
     from gdp.targets.onnxruntime.overheads import measure_overheads
 
-    others = sorted(usable_cores() - {config.core})
+    others = [core for core in usable_cores() if core != config.core]
     return measure_overheads(config.core, others[0] if others else None, config.rounds)
 
 
 def cores_of(config: ProfileConfig) -> list[int]:
     """The cores to measure on; raises `ClusterError` when there are too few."""
-    usable = [core for core in sorted(usable_cores()) if core >= config.core]
+    usable = [core for core in usable_cores() if core >= config.core]
     if len(usable) < config.threads:
         raise ClusterError(
             f"{config.threads} threads need as many cores from core {config.core} on; this process "
@@ -108,7 +109,7 @@ def require_core(core: int) -> None:
     if core not in usable_cores():
         raise ClusterError(
             f"core {core} is not usable; this process may use cores "
-            f"{', '.join(map(str, sorted(usable_cores())))}"
+            f"{', '.join(map(str, usable_cores()))}"
         )
 
 

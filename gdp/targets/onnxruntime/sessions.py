@@ -13,6 +13,7 @@ import numpy as np
 import onnx
 
 from gdp.cluster.types import CORE_KIND, Cluster
+from gdp.cores import usable_cores
 from gdp.errors import ClusterError, ModelError
 from gdp.targets.onnxruntime.source import Source, external_locations
 
@@ -35,7 +36,7 @@ def core_of_device(cluster: Cluster) -> tuple[int, ...]:
         if int(match[1]) not in usable:
             raise ClusterError(
                 f"device {device.name!r}: this process may use cores "
-                f"{', '.join(map(str, sorted(usable)))}; leave the device out of the cluster"
+                f"{', '.join(map(str, usable))}; leave the device out of the cluster"
             )
         cores.append(int(match[1]))
     return tuple(cores)
@@ -46,20 +47,13 @@ def can_pin() -> bool:
     return hasattr(os, "sched_setaffinity")
 
 
-def usable_cores() -> frozenset[int]:
-    """The cores this process may use."""
-    if can_pin():
-        return frozenset(os.sched_getaffinity(0))
-    return frozenset(range(os.cpu_count() or 1))
-
-
 @contextmanager
 def pinned(cores: Sequence[int]) -> Iterator[None]:
     """Keep the calling thread, and the threads it starts, on these cores."""
     if not can_pin():
         yield
         return
-    before = os.sched_getaffinity(0)
+    before = usable_cores()
     os.sched_setaffinity(0, set(cores))
     try:
         yield

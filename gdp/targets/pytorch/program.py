@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 from jaxtyping import Int
 
+from gdp.cores import num_cores
 from gdp.errors import ModelError, RefusedError, reason_of
 from gdp.importers.pytorch.model import RecordedTorch
 from gdp.measure.async_execution import ProgramSegment
@@ -168,7 +169,7 @@ def _settle(core: int | None) -> None:
     import torch
 
     if core is None:
-        torch.set_num_threads(os.cpu_count() or 1)
+        torch.set_num_threads(num_cores())
         return
     # Threads of OpenMP inherit the mask of the thread that starts them.
     torch.set_num_threads(1)

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from gdp.cluster.types import Cluster
+from gdp.cores import usable_cores
 from gdp.errors import ClusterError, ModelError
 from gdp.importers.program import executed
 from gdp.importers.pytorch.model import RecordedTorch, TorchModel
@@ -98,7 +99,7 @@ def torch_devices(cluster: Cluster) -> tuple[list[Any], list[int | None]]:
     """The torch device of each device of a cluster, and the core of each that is one."""
     import torch
 
-    usable = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else [0]
+    usable = usable_cores()
     wanted = sum(device.is_cpu for device in cluster.devices)
     cards = torch.cuda.device_count()
     if wanted > len(usable) or cluster.num_devices - wanted > cards:

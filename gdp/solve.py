@@ -24,6 +24,7 @@ from gdp.costs.adapt import AdaptedCosts
 from gdp.costs.offload import moved_caches
 from gdp.errors import ArgumentError, InfeasibleError
 from gdp.methods.base import Answer, Assignment, Method, Search
+from gdp.methods.shares import BOUND_SHARE, DEVIATION_SHARE, SIMPLIFY_SHARE
 from gdp.placement import Placement, require
 from gdp.prepare import PreparedProblem, prepare_placement, prepare_problem, requests_in_flight
 from gdp.problem.problem import Problem
@@ -34,14 +35,8 @@ from gdp.result import Result, counts_of
 from gdp.sim.objectives import Score, find_objective
 
 LOG = logging.getLogger(__name__)
-# Share of the time budget kept for the proven lower bound.
-BOUND_SHARE = 0.1
 COUNTED_BOUND_S = 2.0
 """Work of the bound where evaluations are given, in seconds of an idle core."""
-SIMPLIFY_SHARE = 0.05
-"""Of the seconds, kept for fewer transfers and pieces."""
-DEVIATION_SHARE = 0.05
-"""Of the seconds, kept for draws of learned costs."""
 POLICY_OPS = 5000
 """Ops from which `auto` asks the shipped policy: on smaller graphs search alone is as good."""
 MAX_WAYS = 12

@@ -48,6 +48,7 @@ from gdp.methods.portfolio import auto
 from gdp.methods.priorities import RULES, rules_of
 from gdp.methods.scoring import Evaluated, score_all
 from gdp.methods.search.local_search import local_search
+from gdp.methods.shares import REFERENCE_SHARE
 from gdp.policy.advice import Advice, advice, advise, incumbents, with_incumbent
 from gdp.policy.decode import DecodeProblem, decode, in_threads
 from gdp.policy.method import load, policy_candidate
@@ -194,8 +195,6 @@ def fold(params: Params, factor: Factors) -> Params:
 
 log = logging.getLogger(__name__)
 
-PORTFOLIO_SHARE = 0.3
-"""Share of the seconds for reference placements; and of the remaining ones, for `auto`."""
 STALE = 8
 """Consecutive updates without a new placement, the last at the hottest temperature, after which
 learning ends and the remaining evaluations go to the search.
@@ -276,7 +275,7 @@ def _finetuned(
     """The fine-tuning of `finetune`, which ends early on an interrupt."""
     clock, judge = Clock(config.seconds), PlacementEvaluator(problem, config.evaluations)
     if policy.config.advice:
-        advise(problem, {}, clock.part(PORTFOLIO_SHARE))
+        advise(problem, {}, clock.part(REFERENCE_SHARE))
     tuner = _Tuner(problem, policy, config, judge, seed)
     start_answer = None
     if given is not None:
@@ -322,7 +321,7 @@ def _portfolio(
     problem: Problem, policy: Policy, config: FinetuneConfig, clock: Clock, seed: int
 ) -> Answer:
     """The answer of `auto` with this policy and as many evaluations, in a share of the seconds."""
-    limit = _limit(config, clock.part(PORTFOLIO_SHARE))
+    limit = _limit(config, clock.part(REFERENCE_SHARE))
     search = Search(seed, None, config.evaluations, clock=limit)
     return auto(problem, search, extra=[("policy", policy_candidate(policy))])
 

@@ -33,15 +33,16 @@ from gdp.methods.scoring import (
     score_of,
     unsupported,
 )
-from gdp.methods.search.budget import (
-    AHEAD_SHARE,
-    BEHIND_SHARE,
-    CANDIDATE_SHARE,
-    PROGRAM_SHARE,
-    PROGRAM_WORK_S,
-)
+from gdp.methods.search.budget import PROGRAM_WORK_S
 from gdp.methods.search.local_search import as_answer, compile_for_large, improve, local_search
 from gdp.methods.search.replica_groups import search_teams
+from gdp.methods.shares import (
+    CANDIDATE_SHARE,
+    REPAIR_SHARE,
+    REPLICA_PROGRAM_SHARE,
+    TEAMS_AHEAD_SHARE,
+    TEAMS_BEHIND_SHARE,
+)
 from gdp.problem.arrays import arrays_of
 from gdp.problem.problem import Problem
 from gdp.sim.objectives import Score, objective_of
@@ -230,7 +231,7 @@ def _repaired(
         if best.overflow_bytes == 0 or (number and clock.is_over()):
             break
         seed = inner_seed(search.seed, number)
-        fixed = repair(problem, replace(start, evaluations=0), clock.part(0.5), seed)
+        fixed = repair(problem, replace(start, evaluations=0), clock.part(REPAIR_SHARE), seed)
         count, best = count + fixed.evaluations, min(best, fixed)
     return replace(best, evaluations=count)
 
@@ -281,12 +282,16 @@ def _with_teams(
     they are ahead of the heuristics.
     """
     began_s = time.perf_counter()
-    row, best, program = _try(problem, "replicas", _replicas, search, clock.part(PROGRAM_SHARE))
+    row, best, program = _try(
+        problem, "replicas", _replicas, search, clock.part(REPLICA_PROGRAM_SHARE)
+    )
     spent = 0 if program is None else program.evaluations
     proven = best is not None and program is not None and program.proven_optimal
     if not proven:
         plain_s = min((scored.value_s for scored in fitting), default=np.inf)
-        share = AHEAD_SHARE if best is not None and best.value_s < plain_s else BEHIND_SHARE
+        share = (
+            TEAMS_AHEAD_SHARE if best is not None and best.value_s < plain_s else TEAMS_BEHIND_SHARE
+        )
         count = None if search.evaluations is None else search.evaluations // 2
         few = replace(search, clock=clock.part(share), evaluations=count)
         best, more = search_teams(problem, best, few, plain_s * _NEAR, auto)

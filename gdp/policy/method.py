@@ -18,6 +18,7 @@ from gdp.methods.base import Answer, Assignment, Method, Search
 from gdp.methods.priorities import RULES, evaluate_rules, rank_under, rules_of
 from gdp.methods.repair import repair
 from gdp.methods.scoring import Evaluated, best_of, best_priority_rule, missing_text
+from gdp.methods.shares import ADVICE_SHARE
 from gdp.policy.advice import advise, answers_run_here, heuristic_answers, incumbents
 from gdp.policy.policy import (
     Policy,
@@ -50,8 +51,6 @@ time.
 """
 POLISHED_PERIODS = 30_000
 """Evaluations of that search for pipelines, where moves are evaluated incrementally."""
-ADVISING = 0.6
-"""Largest share of the seconds for all heuristics together, as in `auto`."""
 LARGEST = 60_000
 """Ops above which the graph is coarsened first, so that groups of ops are placed."""
 
@@ -98,7 +97,7 @@ def _decoded(
     small, widen = coarse(problem)
     if policy.config.advice:
         prior_answers = search.prior_answers if small is problem else {}
-        advise(small, prior_answers, clock.part(ADVISING))
+        advise(small, prior_answers, clock.part(ADVICE_SHARE))
     count = SAMPLES + 1
     if search.evaluations is not None:
         count = min(count, search.evaluations // len(rules_of(small)))

@@ -45,19 +45,21 @@ from gdp.methods.exact.hypergraph import (
     work_bound_s,
 )
 from gdp.methods.exact.targets import ProofState, close_gap
+from gdp.methods.shares import (
+    LOAD_PIPELINE_SHARE,
+    LOAD_POLISH_ROUND_SHARE,
+    LOAD_POLISH_SHARE,
+    LOAD_REDUCE_SHARE,
+    LOAD_SEARCH_SHARE,
+    LOAD_VALUE_SHARE,
+)
 from gdp.problem.problem import Problem
 
 LOG = logging.getLogger(__name__)
 
-_SEARCH_SHARE = 0.15  # of the seconds
-_POLISH_SHARE = 0.15
-_PIPELINE_SHARE = 0.1
-_REDUCE_SHARE = 0.3
 _ROUNDS = 12  # of annealing where no limit is given
 _MOST_ROUNDS = 200
-_FIRST_SHARE = 0.1  # of the seconds left, to decide the value itself
 _FREE = 40  # nodes that one round of polishing may move
-_ROUND_SHARE = 0.3  # of the seconds left, for one round
 _BETTER = 1.0 - 1e-4
 _COUNTED_NODES = 2000  # of a search tree, where work is counted
 _MOST_FAILURES = 16  # rounds in a row without a better assignment
@@ -77,7 +79,7 @@ def least_load(problem: Problem, search: Search) -> ProofState:
     def below(state: ProofState, target_s: float, seconds: float | None) -> ProofState:
         return _solve_below(problem, model, state, target_s, seconds, nodes)
 
-    return close_gap(state, below, clock, _FIRST_SHARE)
+    return close_gap(state, below, clock, LOAD_VALUE_SHARE)
 
 
 def _solve_below(
@@ -90,7 +92,7 @@ def _solve_below(
 ) -> ProofState:
     """Reduce and solve for an assignment below a target within some seconds and nodes."""
     clock = Clock(seconds)
-    reduced = reduce_model(model, target_s, Clock(seconds and _REDUCE_SHARE * seconds))
+    reduced = reduce_model(model, target_s, Clock(seconds and LOAD_REDUCE_SHARE * seconds))
     LOG.debug("target %.6g s: %s", target_s, reduced and (reduced.num_nodes, len(reduced.pins)))
     if reduced is None:
         return state.raised(target_s, "minimum cuts")
@@ -123,7 +125,7 @@ def _good_groups(
     from gdp.methods.exact.load_search import search_loads
     from gdp.methods.pipeline.method import best_pipeline
 
-    seconds = search.seconds if search.seconds is None else search.seconds * _PIPELINE_SHARE
+    seconds = search.seconds if search.seconds is None else search.seconds * LOAD_PIPELINE_SHARE
     if search.start is not None:
         first = np.array(search.start.device)
     else:
@@ -136,11 +138,11 @@ def _good_groups(
         starts = [_node_values(small, problem, first)]
     else:
         starts = [np.isfinite(small.work_s).argmax(axis=1)]
-    share_s = None if search.seconds is None else _SEARCH_SHARE * search.seconds
+    share_s = None if search.seconds is None else LOAD_SEARCH_SHARE * search.seconds
     rounds = _ROUNDS if search.seconds is None else _MOST_ROUNDS
     device, load_s, over = search_loads(small, starts, Clock(share_s), search.seed, rounds)
     if over == 0 and load_s < upper_s:
-        share_s = None if search.seconds is None else _POLISH_SHARE * search.seconds
+        share_s = None if search.seconds is None else LOAD_POLISH_SHARE * search.seconds
         nodes = None if search.evaluations is None else _COUNTED_NODES
         return polish(small, device, load_s, Clock(share_s), search.seed, nodes)[small.node]
     if first is None or not np.isfinite(upper_s):
@@ -178,7 +180,7 @@ def polish(
             fixed = np.flatnonzero((device == d) & ~free)
             target[fixed] = fixed.min(initial=model.num_nodes)
         number = np.unique(target, return_inverse=True)[1]
-        seconds = None if clock.seconds is None else _ROUND_SHARE * clock.remaining_s()
+        seconds = None if clock.seconds is None else LOAD_POLISH_ROUND_SHARE * clock.remaining_s()
         solution = solve_loads(merge(held, target), value_s * _BETTER, seconds, 1e-3, nodes)
         if solution.device is None:
             failures += 1

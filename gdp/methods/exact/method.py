@@ -44,6 +44,13 @@ from gdp.methods.scoring import (
     score_all,
     score_of,
 )
+from gdp.methods.shares import (
+    EXACT_BLOCK_START_SHARE,
+    EXACT_BOUND_SHARE,
+    EXACT_PIPELINE_SHARE,
+    EXACT_START_SHARE,
+    EXACT_VALUE_SHARE,
+)
 from gdp.problem.problem import Problem
 from gdp.sim.objectives import objective_of
 from gdp.sim.score import may_replicate
@@ -54,13 +61,8 @@ COUNTED_VARIABLES = 10_000
 """`MOST_VARIABLES` where work is counted: up to here the linear relaxation takes seconds."""
 MOST_INTERVALS = 8000
 """Above this CP-SAT's bound is no better than the critical path within minutes."""
-_PIPELINE_SHARE = 0.3  # of the seconds, where a pipeline's program comes before the portfolio
-_BOUND_SHARE = 0.2  # of the seconds, for bounds that know no placement
-_START_SHARE = 0.25  # of the seconds, for the portfolio before a solver
-_BLOCK_START_SHARE = 0.15
 _BLOCK_START_S = 10.0  # for a first answer where no limit is given
 _EVALUATIONS = 20_000  # of the portfolio where no limit is given
-_FIRST_SHARE = 0.3  # of the seconds left, to decide the value itself
 _COUNTED_S = 10.0  # work of a pipeline's program, where work is counted
 _COUNTED_NODES = 2000  # of a round's search tree, likewise
 _PROVEN_MISFIT = "no placement fits the devices' memories (proven)"
@@ -103,7 +105,7 @@ def _with_replicas(problem: Problem, search: Search, clock: Clock) -> tuple[str,
     whose stages may be replicated; only the latter's bound holds for both."""
     from gdp.methods.pipeline.method import replicated_pipeline
 
-    part = WorkClock(_COUNTED_S) if is_counted(search) else clock.part(_PIPELINE_SHARE)
+    part = WorkClock(_COUNTED_S) if is_counted(search) else clock.part(EXACT_PIPELINE_SHARE)
     replicated = replicated_pipeline(problem, dataclasses.replace(search, clock=part))
     rest = dataclasses.replace(search, seconds=clock.left_s(), clock=None)
     how, answer = _solved(without_replicas(problem), rest)
@@ -152,8 +154,8 @@ def _heuristic(problem: Problem, search: Search, why: str) -> tuple[str, Answer]
     if not objective_of(problem).pipelined:
         return how, auto(problem, dataclasses.replace(search, clock=None))
     seconds = search.seconds
-    first = None if seconds is None else seconds * _PIPELINE_SHARE
-    rest = None if seconds is None else seconds * (1 - _PIPELINE_SHARE)
+    first = None if seconds is None else seconds * EXACT_PIPELINE_SHARE
+    rest = None if seconds is None else seconds * (1 - EXACT_PIPELINE_SHARE)
     part = None if is_counted(search) else Clock(first)
     pipeline = pipeline_dp(problem, dataclasses.replace(search, clock=part))
     best = auto(problem, dataclasses.replace(search, seconds=rest, clock=None))
@@ -174,7 +176,7 @@ def _with_bound(problem: Problem, answer: Answer, clock: Clock) -> Answer:
         bound = best_bound(problem)
     else:
         # The work is that of a share of the seconds asked for, however many of them are left.
-        share_s = _BOUND_SHARE * clock.seconds
+        share_s = EXACT_BOUND_SHARE * clock.seconds
         bound = best_bound(problem, share_s, cap_s=max(share_s, clock.remaining_s()))
     if bound.value_s <= answer.bound_s:
         return answer
@@ -202,7 +204,7 @@ def least_block_latency(problem: Problem, search: Search, blocks_per_device: int
     if search.start is not None:
         start = np.array(search.start.device)
     else:
-        share_s = _BLOCK_START_SHARE * search.seconds if search.seconds is not None else None
+        share_s = EXACT_BLOCK_START_SHARE * search.seconds if search.seconds is not None else None
         start = contiguous_start(
             problem, Clock(_BLOCK_START_S if share_s is None else share_s), search.seed
         )
@@ -283,7 +285,7 @@ def least_period(problem: Problem, search: Search) -> Answer:
         return state.after(rounds.solution, target_s, "HiGHS over all placements")
 
     state = close_gap(
-        ProofState(first, _fitting_s(first), bound_s, work), below, clock, _FIRST_SHARE
+        ProofState(first, _fitting_s(first), bound_s, work), below, clock, EXACT_VALUE_SHARE
     )
     if np.isinf(state.bound_s):
         return Answer(None, reason=_PROVEN_MISFIT, proven_misfit=True)
@@ -329,7 +331,7 @@ def _start(problem: Problem, search: Search) -> tuple[Clock, Evaluated | Answer]
         count = search.evaluations or _EVALUATIONS
         first = dataclasses.replace(search, evaluations=count, clock=None)
     else:
-        first = dataclasses.replace(search, seconds=search.seconds * _START_SHARE, clock=None)
+        first = dataclasses.replace(search, seconds=search.seconds * EXACT_START_SHARE, clock=None)
     answer = auto(problem, first)
     if answer.assignment is None:
         homes = problem.group_allowed.argmax(axis=1)[problem.group]

@@ -13,12 +13,12 @@ import numpy as np
 
 from gdp.bounds.linear_program import PlacementSolution
 from gdp.clock import Clock
+from gdp.methods.shares import EXACT_TARGET_SHARE
 
 BETTER = 1.0 - 1e-6
 """Share of a known value that an improvement must stay below."""
 CLOSE = 1.0 - 5e-6
 """Of a value: a bound above this share of it proves it optimal; solvers round."""
-_TARGET_SHARE = 0.4  # of the seconds left, to decide a target below the value
 _NEAR_GAP = 0.008  # from here on the value itself is tried for all of the time left
 _SMALLEST_GAP = 0.002  # targets closer than this to the bound are not worth a run of their own
 
@@ -89,4 +89,4 @@ def _try_target(state: ProofState, below: Below, clock: Clock, first_share: floa
     if gap <= (_NEAR_GAP if state.open_s >= limit_s else _SMALLEST_GAP):
         return below(state, limit_s, left_s)
     middle_s = 0.5 * (state.bound_s + upto_s)
-    return below(state, middle_s, _TARGET_SHARE * left_s)
+    return below(state, middle_s, EXACT_TARGET_SHARE * left_s)

@@ -41,11 +41,11 @@ from gdp.methods.scoring import Evaluated, best_of, best_priority_rule, expand
 from gdp.methods.search.budget import SearchConfig
 from gdp.methods.search.chains import ChainLimits, anneal_from_hot_starts
 from gdp.methods.search.local_search import improve
+from gdp.methods.shares import LATENCY_HOT_SHARE
 from gdp.problem.arrays import arrays_of
 from gdp.problem.problem import Problem
 from gdp.sim.objectives import objective_of
 
-_HOT_SHARE = 0.33  # of the seconds, for chains that cross the memory limits
 _HOT_CHAINS = ChainLimits(60, 24)
 _ROUNDS = 16
 _GAP = 3e-2  # relative; left open by a round
@@ -94,7 +94,7 @@ def _improved(problem: Problem, first: Evaluated, seed: int, clock: Clock) -> Ev
     least_s = _least_s(program, clock)
     if first.overflow_bytes == 0 and least_s >= target_s(first):
         return first
-    best = anneal_from_hot_starts(problem, first, seed, clock.part(_HOT_SHARE), _HOT_CHAINS)
+    best = anneal_from_hot_starts(problem, first, seed, clock.part(LATENCY_HOT_SHARE), _HOT_CHAINS)
     if best.overflow_bytes == 0 and least_s >= target_s(best):
         return best
     return _by_regions(problem, program, best, seed, clock)

@@ -47,6 +47,7 @@ from gdp.methods.fix_and_optimise.rounds import (
 from gdp.methods.repair import repair
 from gdp.methods.scoring import Evaluated, best_of
 from gdp.methods.search.chains import ChainLimits, anneal_from_hot_starts, multi_restart
+from gdp.methods.shares import PERIOD_HOT_MOST_SHARE, PERIOD_HOT_SHARE, PERIOD_SEARCH_SHARE
 from gdp.problem.arrays import arrays_of
 from gdp.problem.problem import Problem
 from gdp.problem.symmetry import classes_of, links_alike, same
@@ -54,9 +55,6 @@ from gdp.problem.ticks import send_time
 from gdp.sim.objectives import memory_binds, objective_of
 
 _SEARCHED = 30_000  # evaluations of each search that comes first, some tenths of a second
-_SEARCH_SHARE = 0.1  # of the seconds, for it
-_HOT_SHARE = 0.6  # of the seconds it left, for chains that cross the memory limits
-_HOT_MOST_SHARE = 0.8  # where the program of all devices at once is too large
 _HOT_CHAINS = ChainLimits(60, 24)
 _ROUNDS = 10
 _GAP = 5e-3  # relative; left open by a round
@@ -103,9 +101,9 @@ def period_fit(problem: Problem, search: Search) -> Answer:
     def improve(first: Evaluated, clock: Clock) -> Evaluated:
         limits = RoundLimits(_GAP, _NODES, search.seed)
         few = Search(seed=search.seed, seconds=None, evaluations=_SEARCHED)
-        first = multi_restart(problem, first, few, clock.part(_SEARCH_SHARE))
+        first = multi_restart(problem, first, few, clock.part(PERIOD_SEARCH_SHARE))
         whole = problem.num_devices == 2 or load_program_size(problem) <= _FEW_ENTRIES
-        hot = clock.part(_HOT_SHARE if whole else _HOT_MOST_SHARE)
+        hot = clock.part(PERIOD_HOT_SHARE if whole else PERIOD_HOT_MOST_SHARE)
         chains = ChainLimits() if whole else _HOT_CHAINS
         known = PeriodRounds(anneal_from_hot_starts(problem, first, search.seed, hot, chains))
         if whole:

@@ -15,12 +15,12 @@ from gdp.bounds.linear_program import LinearProgram, Solution, least_whole
 from gdp.clock import Clock
 from gdp.methods.base import Answer, Assignment, Search
 from gdp.methods.scoring import Evaluated, best_of, expand, missing_text
+from gdp.methods.shares import FIT_ROUND_SHARE
 from gdp.problem.arrays import arrays_of
 from gdp.problem.problem import Problem
 
-ROUND_SHARE = 0.3  # of the seconds left, for one round
 _ENTRIES_PER_S = 40_000  # of a program's root
-_NODE_SHARE = 0.014  # of the root's time, for a node
+_NODE_ROOTS = 0.014  # time of a node, in those of the root
 _LEAST_S = 0.02
 _BETTER = 1.0 - 1e-4  # of the best value: the target of a round
 
@@ -63,10 +63,10 @@ def solve_round(
     """
     high = program.high.copy()
     high[: free.size] *= free.reshape(-1)
-    seconds = clock.limit_s(ROUND_SHARE)
+    seconds = clock.limit_s(FIT_ROUND_SHARE)
     entries = program.size * float((free.sum(axis=1) > 1).mean())
     if nodes is not None and np.isfinite(left_s := clock.remaining_s()):
-        nodes = min(nodes, max(1, int((left_s / solve_s(entries, 0) - 1.0) / _NODE_SHARE)))
+        nodes = min(nodes, max(1, int((left_s / solve_s(entries, 0) - 1.0) / _NODE_ROOTS)))
     solved = least_whole(
         program._replace(high=high), (0.0, upper), seconds and max(0.2, seconds), relative_gap,
         nodes,
@@ -80,7 +80,7 @@ def solve_s(entries: float, nodes: int) -> float:
 
     Fitted to programs of periods of 140 to 900 groups, which take 0.4 to 2 times as long.
     """
-    return max(_LEAST_S, entries / _ENTRIES_PER_S * (1.0 + _NODE_SHARE * nodes))
+    return max(_LEAST_S, entries / _ENTRIES_PER_S * (1.0 + _NODE_ROOTS * nodes))
 
 
 def target_s(best: Evaluated) -> float:

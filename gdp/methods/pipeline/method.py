@@ -45,6 +45,7 @@ from gdp.methods.scoring import (
     score_of,
     tiny_problem,
 )
+from gdp.methods.shares import DOWN_SETS_SHARE, REPLICATED_SHARE
 from gdp.problem.problem import Problem
 from gdp.sim.latency import shares_processor
 from gdp.sim.objectives import Objective, objective_of
@@ -52,11 +53,9 @@ from gdp.sim.score import MAX_CYCLE, cycle_length, may_replicate
 
 _MOST_SEEN = 20_000_000  # down-sets; a million takes about half a second
 _MOST_BYTES = 500_000_000
-_EXACT_SHARE = 0.8  # of the seconds, for the program over down-sets; the rest for linear orders
 _MOST_ORDERS = 50
 _TARGETS = (1.03, 1.1)  # over the work bound; a run costs more than its preparation
 _FEW_SETS = 4000
-_REPLICAS_SHARE = 0.5  # of the seconds, for pipelines with replicated stages
 _WORK_S = 10.0  # counted, where evaluations are given
 _LINEAR_STEPS = 4e8  # of a linear order, where no seconds say how many are too many
 _MEMORY_SHARES = (0.85, 0.6, 0.35)  # tried for weights, when the simulator needs more than all
@@ -101,7 +100,7 @@ def pipeline_dp(problem: Problem, search: Search) -> Answer:
         return _plain_pipeline(problem, search)
     clock = search.budget()
     best = replicated_pipeline(
-        problem, dataclasses.replace(search, clock=clock.part(_REPLICAS_SHARE))
+        problem, dataclasses.replace(search, clock=clock.part(REPLICATED_SHARE))
     )
     if best.proven_optimal:
         return best
@@ -204,7 +203,7 @@ def best_pipeline(
     uncertain = DownSetsAnswer(stages, False, 0, 0)
     if linear_only:
         return _pipeline(task, uncertain)
-    limits = Limits(clock.part(_EXACT_SHARE), _MOST_SEEN, _MOST_BYTES)
+    limits = Limits(clock.part(DOWN_SETS_SHARE), _MOST_SEEN, _MOST_BYTES)
     try:
         answer = _best_exact(task, stages, limits)
     except KeyboardInterrupt:

@@ -1,8 +1,8 @@
-"""Budget of a search: its shares, and what is left of it.
+"""Budget of a search, and what is left of it.
 
 The user gives seconds and evaluations (`Search`). A `Clock` counts the seconds, `Budget` both; what
-each phase may take of the rest is written here. Shares of the seconds only: evaluations go to
-the search, but for those that `SearchConfig.coarse_share` gives to a coarser graph.
+each phase may take of the seconds is written in `gdp.methods.shares`. Evaluations go to the search,
+but for those that `SearchConfig.coarse_share` gives to a coarser graph.
 """
 
 from dataclasses import dataclass
@@ -11,18 +11,8 @@ from gdp.clock import Clock
 from gdp.methods.base import Search
 from gdp.methods.scoring import Evaluated
 
-CANDIDATE_SHARE = 0.6
-"""Of `auto`: for all candidates together, before the search from the best of them."""
-PROGRAM_SHARE = 0.2
-"""Of what they left, for pipelines with replicated stages along linear orders."""
 PROGRAM_WORK_S = {"period_fit": 8.0, "latency_fit": 12.0}
 """Counted work of a program in rounds where evaluations end the search."""
-AHEAD_SHARE, BEHIND_SHARE = 0.5, 0.15
-"""Then for search of replica groups, where these are ahead of plain heuristics, and elsewhere."""
-LOOK_SHARE = 0.2
-"""Of that, for the heuristics' placements of one choice of replica groups."""
-OUTSIDE_SHARE = 0.1
-"""Of a search, for a start outside the memory limits."""
 
 
 @dataclass(frozen=True)
@@ -34,7 +24,6 @@ class SearchConfig:
     coarse_ratio: int = 4  # ops of a graph to those of the coarse one that is searched before it
     coarse_ops: int = 1000  # groups that are moved and simulated as one, at least
     coarse_share: float = 0.6  # of a graph's budget, for the coarser one
-    start_share: float = 0.3  # of the seconds, for finding starts where none is given
     drop: float = 0.02  # a chain this much worse than the best ends after its first round
     max_evaluations: int = 200_000  # where neither seconds nor evaluations end the search
 

@@ -31,8 +31,9 @@ from gdp.methods.scoring import (
     score_all,
     unsupported,
 )
-from gdp.methods.search.budget import OUTSIDE_SHARE, Budget, SearchConfig
+from gdp.methods.search.budget import Budget, SearchConfig
 from gdp.methods.search.windows import WindowSearch, search_windows
+from gdp.methods.shares import LOCAL_START_SHARE, OUTSIDE_SHARE
 from gdp.problem.problem import Problem
 from gdp.sim.objectives import memory_binds, objective_of
 
@@ -60,7 +61,7 @@ def local_search(problem: Problem, search: Search) -> Answer:
         candidates = iter([search.start])
     else:
         candidates = simple_assignments(problem)
-    first = best_of(problem, candidates, clock.part(config.start_share))
+    first = best_of(problem, candidates, clock.part(LOCAL_START_SHARE))
     if first.overflow_bytes > 0 and (proof := proven_misfit(problem)) is not None:
         return Answer(None, reason=proof, evaluations=first.evaluations, proven_misfit=True)
     best = improve(problem, [first], search, clock, config)

@@ -21,7 +21,7 @@ from gdp.errors import InfeasibleError
 from gdp.methods.base import Answer, Assignment, Method, Search
 from gdp.methods.pipeline.stage_costs import device_classes
 from gdp.methods.scoring import Evaluated
-from gdp.methods.search.budget import LOOK_SHARE
+from gdp.methods.shares import TEAMS_LOOK_SHARE
 from gdp.placement import Teams
 from gdp.problem.problem import Problem, make_problem
 from gdp.problem.ticks import round_to_ticks
@@ -103,7 +103,7 @@ def search_teams(
     clock, best, spent = search.budget(), first, 0
     looks: list[tuple[Evaluated, ReplicaContraction]] = []
     for option in _options(problem, first):
-        look_only = Search(seed=search.seed, clock=clock.part(LOOK_SHARE), evaluations=1)
+        look_only = Search(seed=search.seed, clock=clock.part(TEAMS_LOOK_SHARE), evaluations=1)
         answer = plain(option.problem, look_only, ())
         spent += answer.evaluations
         candidates = [] if answer.assignment is None else [option.judged(answer.assignment.device)]

@@ -24,6 +24,7 @@ from gdp.costs.default import resolve_costs
 from gdp.costs.offload import Streamed, is_offload, main_device, resident, with_offload
 from gdp.errors import ArgumentError, InfeasibleError, PlacementError
 from gdp.graph.op_graph import OpGraph
+from gdp.methods.shares import MAP_TRY_SHARE, RESIDENT_SHARE
 from gdp.placement import Placement, make_placement
 from gdp.prepare import prepare_problem, requests_in_flight
 from gdp.question import Question
@@ -146,12 +147,8 @@ def _even_maps(question: Question) -> Iterator[Placement]:
             yield placement
 
 
-RESIDENT_SHARE = 0.5
-"""Of the budget, for a search on the accelerators alone where the model may not fit them."""
 HARDLY = 0.8
 """Share of the accelerators' memory that weights and caches take of a model that may not fit."""
-TRY_SHARE = 0.6
-"""Of the budget that is left, for each map that may lack room for caches; the last has the rest."""
 MOST_PLANS = 4
 """Plans that are made until the caches of their offloaded modules have room."""
 
@@ -212,7 +209,7 @@ def _with_room_for_caches(question: Question) -> Result:
         # With room for every cache none can lack it.
         smaller = _with_memory(cluster, main, -(every if last else min(kept, every)))
         try:
-            result = _searched(replace(question, cluster=smaller), 1.0 if last else TRY_SHARE)
+            result = _searched(replace(question, cluster=smaller), 1.0 if last else MAP_TRY_SHARE)
         except InfeasibleError:
             if number == 1:
                 raise

@@ -85,8 +85,8 @@ def test_torch_places_on_them_and_an_uncut_module_computes_with_all(
     cores: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     torch = pytest.importorskip("torch", reason="torch is not installed")
-    from gdp.targets.torch.program import _settle
-    from gdp.targets.torch.run import torch_devices
+    from gdp.targets.pytorch.program import _settle
+    from gdp.targets.pytorch.run import torch_devices
 
     threads: list[int] = []
     monkeypatch.setattr(torch, "set_num_threads", threads.append)

@@ -25,6 +25,7 @@ from gdp import solve
 from gdp.bounds.best import all_bounds
 from gdp.cluster.types import Device, Link, make_cluster
 from gdp.errors import InfeasibleError
+from gdp.methods import repair
 from gdp.methods.base import Answer, Search
 from gdp.problem.problem import Problem, make_problem
 from gdp.sim import host_load
@@ -173,6 +174,12 @@ INSTANCES: dict[str, Callable[[str], Problem]] = {
 }
 MISFITS = ("too_large", "too_lumpy")
 MISSED = {"single": ("tight", "unequal", "on_accelerators")}
+
+
+@pytest.fixture(autouse=True)
+def brief_repair(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where nothing fits, 5 ops have fewer than 250 placements: to anneal 20,000 shows no more."""
+    monkeypatch.setattr(repair, "_ANNEALED_OPS", 4000)
 
 
 @functools.cache

@@ -4,7 +4,10 @@ Sizes are such that no two dimensions of a cache are equal by chance where an ar
 it; windows of sliding attention are shorter than the prompts of the tests.
 """
 
+import functools
 from typing import Any
+
+import pytest
 
 CAUSAL, SEQ2SEQ, SPEECH, IMAGE = (
     "ForCausalLM", "ForConditionalGeneration", "WhisperForConditionalGeneration",
@@ -101,3 +104,11 @@ def generating_config(name: str) -> dict[str, Any]:
     kind, fields = CONFIGS[name]
     fields = {k: v for k, v in fields.items() if v is not None or k in ("sliding_window",)}
     return {"model_type": kind, "architectures": [_CLASSES.get(name, "TinyForCausalLM")], **fields}
+
+
+def shorten_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Gated delta rules work in chunks of 8 tokens, not 64: each is unrolled, token by token."""
+    from transformers.models.qwen3_next import modeling_qwen3_next as module
+
+    rule = functools.partial(module.torch_chunk_gated_delta_rule, chunk_size=8)
+    monkeypatch.setattr(module, "torch_chunk_gated_delta_rule", rule)

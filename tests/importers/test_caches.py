@@ -22,13 +22,21 @@ from gdp.graph.op_graph import OpGraph
 from gdp.importers.pytorch.caches import cache_of, read_prompt, refilled, state_bytes, states
 from gdp.importers.pytorch.huggingface import huggingface_model
 from gdp.models import load
-from tests.generating_configs import CONFIGS, generating_config
+from tests.generating_configs import CONFIGS, generating_config, shorten_chunks
 
 BATCH, TOKENS = 2, 9
+SMALLER: dict[str, dict[str, int]] = {
+    **{name: {"num_hidden_layers": 1} for name in ("llama", "mistral", "mamba", "deepseek_v3")},
+    "bart": {"encoder_layers": 1, "decoder_layers": 1},
+    "jamba": {"num_experts": 1},
+}
+"""What changes no cache of a layer: one of each kind, and no experts."""
 
 
 @pytest.fixture
-def written(tmp_path: Path) -> Any:
+def written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    shorten_chunks(monkeypatch)
+
     def write(name: str) -> str:
         (tmp_path / "config.json").write_text(json.dumps(generating_config(name)))
         return f"hf:{tmp_path}?batch={BATCH}&sequence={TOKENS}"
@@ -72,20 +80,21 @@ def test_a_context_reserves_what_a_request_of_as_many_tokens_fills(
 ) -> None:
     """Windows of 6 tokens are not full at first; states of a fixed size do not grow. With an
     engine, keys and values are one cache."""
-    (tmp_path / "config.json").write_text(json.dumps(generating_config(name)))
+    config = generating_config(name) | SMALLER.get(name, {})
+    (tmp_path / "config.json").write_text(json.dumps(config))
 
     def asked(prompt: int, new: int, context: int = 0) -> OpGraph:
         more = engine + (f"&context={context}" if context else "")
         return load(f"hf:{tmp_path}?batch=2&prompt={prompt}&new={new}{more}")
 
-    plain, reserved = asked(2, new), asked(2, new, context=40)
+    plain, reserved = asked(2, new), asked(2, new, context=12)
     # An encoder has read the prompt: what the decoder writes grows.
-    full = asked(2, 38) if name == "bart" else asked(39, 1)
+    full = asked(2, 10) if name == "bart" else asked(11, 1)
     held = [graph.cache_bytes[graph.cache_bytes > 0].tolist() for graph in (reserved, full)]
     assert held[0] == held[1] != []
     more = reserved.cache_bytes - plain.cache_bytes
     assert (reserved.weight_bytes - plain.weight_bytes == more).all()
-    assert request_of(reserved) == Request(2, new, 2, context=40)
+    assert request_of(reserved) == Request(2, new, 2, context=12)
     assert (reserved.flop == plain.flop).all()
     with pytest.raises(ModelError, match=rf"context of 2 tokens holds no request of 2 \+ {new}: "):
         asked(2, new, context=2)

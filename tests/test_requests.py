@@ -15,13 +15,15 @@ from gdp.api.fit import generation_answer
 from gdp.cli.main import cli
 from gdp.models import load
 from gdp.question import Question
-from tests.generating_configs import generating_config
+from tests.generating_configs import generating_config, shorten_chunks
 
 QUICK = ["--seconds", "0.2", "--cluster", "cpu+2xt4-pcie4"]
 
 
 @pytest.fixture
-def folder(tmp_path: Path) -> Any:
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    shorten_chunks(monkeypatch)
+
     def write(name: str) -> Path:
         (tmp_path / "config.json").write_text(json.dumps(generating_config(name)))
         return tmp_path

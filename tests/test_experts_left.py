@@ -19,9 +19,17 @@ ONCE = gdp.Search(seconds=None, evaluations=5)
 EXPERTS_BYTES = 2 * 4 * (2 * 24 * 48 + 48 * 24) * 2  # layers, experts, their matrices, bfloat16
 
 
+@pytest.fixture(scope="module")
+def traces(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Of this file alone: a test that asks for a graph again shall not trace it again."""
+    return tmp_path_factory.mktemp("traces")
+
+
 @pytest.fixture
-def asked(tmp_path: Path) -> Any:
+def asked(tmp_path: Path, traces: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     """A request to a mixture of four experts of 24 x 48 in two layers, by its scheme."""
+    monkeypatch.setenv("GDP_KEEP_TRACES", "1")
+    monkeypatch.setenv("GDP_CACHE_DIR", str(traces))
     config = {**generating_config("qwen3_moe"), "dtype": "bfloat16"}
     (tmp_path / "config.json").write_text(json.dumps(config))
     return lambda scheme: Generation(f"hf:{tmp_path}?quantize={scheme}", prompt=8, new=4)
@@ -43,9 +51,10 @@ def test_bytes_that_stay_are_told_with_the_schemes_that_would_not(asked: Any, sc
     assert "GGUF" in note
 
 
-def test_rows_and_refusals_say_it_too(asked: Any) -> None:
+def test_rows_and_refusals_say_it_too(asked: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     (row,) = fit(asked("nf4").model, ["cpu+t4"], prompts=[8], new=4, search=ONCE)
     assert row.note.startswith(format_bytes(EXPERTS_BYTES))
+    monkeypatch.setenv("GDP_KEEP_TRACES", "0")  # weights are looked at before what is not traced
     device = gdp.Device("small", "gpu", {"default": 1e12}, 1e12, memory_bytes=EXPERTS_BYTES)
     with pytest.raises(InfeasibleError, match=r"its weights alone miss .*; .* of weights are exp"):
         gdp.place(asked("nf4"), gdp.make_cluster("one", [device]), search=ONCE)

@@ -3,17 +3,24 @@
 from dataclasses import dataclass
 
 import numpy as np
-from jaxtyping import Int
+from jaxtyping import Bool, Int
 
 from gdp.cluster.types import Cluster
 from gdp.costs.base import roofline
 from gdp.graph.op_graph import OpGraph
+from gdp.measure.report import SegmentTime
 from gdp.placement import Teams
 from gdp.problem.problem import make_problem
 from gdp.sim.latency import shares_processor
 from gdp.sim.objectives import find_objective
 from gdp.sim.prediction import Prediction
-from gdp.sim.segments import latency_segments, segment_problem, segment_values, segments
+from gdp.sim.segments import (
+    border_tensors,
+    latency_segments,
+    segment_problem,
+    segment_values,
+    segments,
+)
 from gdp.units import format_bytes
 
 
@@ -40,14 +47,26 @@ class ExecutionPlan:
     period_s: float
     teams: Teams  # devices that serve the segments of their first member in turn
 
+    @property
+    def device(self) -> Int[np.ndarray, "N"]:
+        """The device of every op."""
+        return self.segment_device[self.segment]
+
     def devices_of(self, device: int) -> tuple[int, ...]:
         """Devices that serve the segments of a device, in the order of the samples."""
         return next((team for team in self.teams if team[0] == device), (device,))
 
-
-def rival_device(prediction: Prediction) -> Int[np.ndarray, "N"]:
-    """The device of every op of the model, of a placement that is given as a prediction alone."""
-    return prediction.device[prediction.group_of]
+    def segment_time(
+        self, graph: OpGraph, cluster: Cluster, segment: int, ops: Bool[np.ndarray, "N"],
+        measured_s: float,
+    ) -> SegmentTime:  # fmt: skip
+        """Seconds of ops of a segment, with the bytes of the tensors that cross their border."""
+        reads, makes = (graph.tensor_bytes[t].sum() for t in border_tensors(graph, ops))
+        device = cluster.device_names[int(self.segment_device[segment])]
+        return SegmentTime(
+            device, int(ops.sum()), int(reads), int(makes), self.segment_s[segment], measured_s,
+            segment,
+        )  # fmt: skip
 
 
 def make_plan(prediction: Prediction, objective: str) -> ExecutionPlan:

@@ -46,6 +46,11 @@ class RunRequest:
         """The segments of the placement."""
         return make_plan(self.prediction, self.objective)
 
+    @property
+    def rival_plans(self) -> dict[str, ExecutionPlan]:
+        """The segments of the rivals, by their names."""
+        return {name: make_plan(rival, self.objective) for name, rival in self.rivals.items()}
+
     def report(
         self, plan: ExecutionPlan, rows: Mapping[str, Row], comparison: "Comparison",
         single: int | None = None, **execution: Any,

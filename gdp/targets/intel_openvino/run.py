@@ -10,23 +10,17 @@ from typing import Any
 
 import numpy as np
 import onnx
-from jaxtyping import Int
 from onnx.external_data_helper import load_external_data_for_tensor
 
 from gdp.cluster.types import CORE_KIND, Cluster
 from gdp.errors import ClusterError, ModelError, refused_by
-from gdp.graph.op_graph import OpGraph
 from gdp.importers.program import executed
 from gdp.measure.async_execution import AsyncExecution, measured_rows, versions
 from gdp.measure.compare import Arrays, OutputCheck, judge
-from gdp.measure.plan import (
-    ExecutionPlan,
-    make_plan,
-    rival_device,
-)
+from gdp.measure.plan import ExecutionPlan, make_plan
 from gdp.measure.report import DEFAULT, PLACED, SINGLE, RunReport, SegmentTime
 from gdp.measure.request import RunRequest
-from gdp.sim.segments import border_tensors, segments
+from gdp.sim.segments import segments
 from gdp.targets.intel_openvino.export import hetero_plan
 from gdp.targets.onnxruntime.inputs import MADE_UP, make_inputs, repeatable
 from gdp.targets.onnxruntime.source import Source, load_source, randomised
@@ -71,9 +65,8 @@ def run_openvino(request: RunRequest) -> RunReport:
         compiled[DEFAULT] = core.compile_model(_read(core, source, feeds), host, _F32)
     else:
         del compiled[SINGLE]
-    for name, rival in request.rivals.items():
-        other = hetero_plan(graph, rival_device(rival), cluster.device_names)
-        compiled[name] = placed(other)
+    for name, other in request.rival_plans.items():
+        compiled[name] = placed(hetero_plan(graph, other.device, cluster.device_names))
     slots = len(split["order"]) + 1
     rows = measured_rows({n: _issued(m, feeds, slots) for n, m in compiled.items()}, measuring)
     return request.report(
@@ -81,7 +74,7 @@ def run_openvino(request: RunRequest) -> RunReport:
         rows,
         check,
         random_weights=bool(source.weights),
-        segments=_segments(placed(split, PERF_COUNT=True), feeds, graph, device, plan, cluster),
+        segments=_segments(placed(split, PERF_COUNT=True), feeds, request, plan),
         samples_in_flight=slots,
         cores=tuple(-1 for _ in names),
         pinned=False,
@@ -201,9 +194,8 @@ def _check(source: Source, compiled: Mapping[str, Any], feeds: Arrays) -> Output
 
 
 def _segments(
-    compiled: Any, feeds: Arrays, graph: OpGraph, device: Int[np.ndarray, "N"], plan: ExecutionPlan,
-    cluster: Cluster, rounds: int = 5,
-) -> tuple[SegmentTime, ...]:  # fmt: skip
+    compiled: Any, feeds: Arrays, run: RunRequest, plan: ExecutionPlan, rounds: int = 5
+) -> tuple[SegmentTime, ...]:
     """Every sub-model: seconds by OpenVINO's own counters, medians over some samples."""
     request = compiled.create_infer_request()
     spent: list[dict[int, float]] = []
@@ -216,21 +208,12 @@ def _segments(
             number = int(head[8:]) if head.startswith("subgraph") and head[8:].isdigit() else 0
             seconds[number] = seconds.get(number, 0.0) + op.real_time.total_seconds()
         spent.append(seconds)
-    works, segment = ~graph.is_io, segments(graph, device)
+    graph = run.graph
+    works, segment = ~graph.is_io, segments(graph, run.device)
     rows = []
     for number, piece in enumerate(np.unique(segment[works]).tolist()):
         own = works & (segment == piece)
-        first = int(np.flatnonzero(own)[0])
-        reads, makes = border_tensors(graph, own)
-        rows.append(
-            SegmentTime(
-                device=cluster.device_names[int(device[first])],
-                ops=int(own.sum()),
-                input_bytes=int(graph.tensor_bytes[reads].sum()),
-                output_bytes=int(graph.tensor_bytes[makes].sum()),
-                predicted_s=plan.segment_s[int(plan.segment[first])],
-                segment=int(plan.segment[first]),
-                measured_s=float(np.median([seconds.get(number, 0.0) for seconds in spent])),
-            )
-        )
+        measured_s = float(np.median([seconds.get(number, 0.0) for seconds in spent]))
+        first = int(plan.segment[own][0])
+        rows.append(plan.segment_time(graph, run.cluster, first, own, measured_s))
     return tuple(rows)

@@ -27,22 +27,10 @@ from gdp.importers.gguf import GgufSpec, parse_gguf_spec
 from gdp.measure.async_execution import versions
 from gdp.measure.compare import Repeatable, compare
 from gdp.measure.measuring import Quota, measure
-from gdp.measure.plan import (
-    ExecutionPlan,
-    rival_device,
-)
-from gdp.measure.report import (
-    DEFAULT,
-    PLACED,
-    SINGLE,
-    RunReport,
-    SegmentTime,
-    row,
-)
+from gdp.measure.report import DEFAULT, PLACED, SINGLE, RunReport, SegmentTime, row
 from gdp.measure.request import RunRequest
 from gdp.measure.statistics import Trace
 from gdp.placement import make_placement
-from gdp.sim.segments import border_tensors
 from gdp.targets.llamacpp.flags import Slots, flags_of, slots_of
 from gdp.version import install_command
 
@@ -219,43 +207,41 @@ def run_llamacpp(request: RunRequest) -> RunReport:
     _require_package()
     measuring.say("loading the model with llama.cpp")
     worker = Worker(cores[cluster.host], lent)
-    threads = [
-        "--threads",
-        str(1 if cluster.devices[cluster.host].kind == CORE_KIND else num_cores()),
-    ]
-    phases: dict[str, list[tuple[float, float]]] = {}
+    threads = 1 if cluster.devices[cluster.host].kind == CORE_KIND else num_cores()
 
     def load(name: str, where: Int[np.ndarray, "N"], ends: Sequence[str] = ()) -> LlamaContender:
         flags = flags_of(graph, make_placement(graph, cluster, where), cluster).arguments()
-        return started(name, [*flags, *threads], ends)
+        return started(name, flags, ends)
 
     def started(name: str, arguments: list[str], ends: Sequence[str] = ()) -> LlamaContender:
+        arguments = [*arguments, "--threads", str(threads)]
         worker.ask("load", name, model=spec.path, arguments=arguments, ends=list(ends),
                    seed=measuring.seed)  # fmt: skip
-        return LlamaContender(worker, name, tokens, phases.setdefault(name, []))
+        return LlamaContender(worker, name, tokens, [])
 
     try:
         ends = dict.fromkeys(piece.end for own in pieces.values() for piece in own)
         contenders = {PLACED: load(PLACED, device, tuple(ends)), SINGLE: load(SINGLE, alone)}
         difference = _compared(worker, tokens)
-        for name, rival in request.rivals.items():
-            contenders[name] = load(name, rival_device(rival))
+        for name, other in request.rival_plans.items():
+            contenders[name] = load(name, other.device)
         if not request.baselines:
             del contenders[SINGLE]
         elif lent or len(cluster.devices) > 1:
-            contenders[DEFAULT] = started(DEFAULT, [*default_arguments(graph, cluster), *threads])
+            contenders[DEFAULT] = started(DEFAULT, default_arguments(graph, cluster))
         times = measure(contenders, measuring)
         shares = [worker.ask("pieces", PLACED, tokens=tokens) for _ in range(PIECE_RUNS)]
     finally:
         worker.close()
-    reads_s, steps_s = (float(np.median(own)) for own in zip(*phases[PLACED], strict=True))
+    phases = zip(*contenders[PLACED].phases, strict=True)
+    reads_s, steps_s = (float(np.median(own)) for own in phases)
     seconds = {"prompt": reads_s, "steps": steps_s}
     return request.report(
         plan,
         {name: row(measured) for name, measured in times.items()},
         difference,
         random_weights=False,
-        segments=_segments(graph, cluster, plan, pieces, shares, seconds),
+        segments=_segments(request, pieces, shares, seconds),
         samples_in_flight=1,
         cores=tuple(cores),
         pinned=hasattr(os, "sched_setaffinity"),
@@ -318,11 +304,11 @@ def _compared(worker: Worker, tokens: Tokens) -> Any:
 
 
 def _segments(
-    graph: OpGraph, cluster: Cluster, plan: ExecutionPlan,
-    pieces: Mapping[str, Sequence[LayerPiece]],
+    request: RunRequest, pieces: Mapping[str, Sequence[LayerPiece]],
     shares: Sequence[Mapping[str, Mapping[str, float]]], seconds: Mapping[str, float],
 ) -> tuple[SegmentTime, ...]:  # fmt: skip
     """The plan's segments with their parts of llama.cpp's seconds."""
+    graph, plan = request.graph, request.plan
     measured: dict[int, float] = {}
     for phase, own in pieces.items():
         spent = np.array([[run[phase].get(piece.end, 0.0) for piece in own] for run in shares])
@@ -338,19 +324,10 @@ def _segments(
             weight = np.array([plan.segment_s[s] for s in ids])
             for s, w in zip(ids.tolist(), weight / max(weight.sum(), 1e-12), strict=True):
                 measured[s] = measured.get(s, 0.0) + seconds[phase] * float(part) * float(w)
-    rows = []
-    for s, spent_s in sorted(measured.items()):
-        inside = (plan.segment == s) & ~graph.is_io
-        reads, makes = border_tensors(graph, inside)
-        rows.append(
-            SegmentTime(
-                device=cluster.device_names[int(plan.segment_device[s])], ops=int(inside.sum()),
-                input_bytes=int(graph.tensor_bytes[reads].sum()),
-                output_bytes=int(graph.tensor_bytes[makes].sum()),
-                predicted_s=plan.segment_s[s], measured_s=spent_s, segment=s,
-            )
-        )  # fmt: skip
-    return tuple(rows)
+    return tuple(
+        plan.segment_time(graph, request.cluster, s, (plan.segment == s) & ~graph.is_io, spent_s)
+        for s, spent_s in sorted(measured.items())
+    )
 
 
 def _told(tokens: Tokens, reads_s: float, steps_s: float) -> str:

@@ -21,18 +21,8 @@ from gdp.measure.async_execution import (
     versions,
 )
 from gdp.measure.compare import Comparison, compare
-from gdp.measure.plan import (
-    ExecutionPlan,
-    make_plan,
-)
-from gdp.measure.report import (
-    DEFAULT,
-    PLACED,
-    REPLICAS,
-    SINGLE,
-    RunReport,
-    SegmentTime,
-)
+from gdp.measure.plan import ExecutionPlan
+from gdp.measure.report import DEFAULT, PLACED, REPLICAS, SINGLE, RunReport, SegmentTime
 from gdp.measure.request import RunRequest
 from gdp.targets.jax.program import (
     Given,
@@ -59,39 +49,33 @@ def run_jax(request: RunRequest) -> RunReport:
     plan = request.plan
     measuring.say(f"compiling {len(plan.segment_device)} pieces and the uncut function")
 
-    def cut(plan: ExecutionPlan) -> tuple[SegmentedJaxProgram, Given]:
+    def cut(plan: ExecutionPlan) -> tuple[SegmentedJaxProgram, Given, AsyncExecution]:
         program = SegmentedJaxProgram(recorded, Layout.of(plan, devices, cluster.host))
-        return program, program.given(dict(zip(recorded.arguments, arguments, strict=True)))
+        given = program.given(dict(zip(recorded.arguments, arguments, strict=True)))
+        slots = pieces_cycle(program.pieces, plan).in_flight
+        return program, given, _issued(slots, partial(program.issue, given))
 
-    def placed(program: SegmentedJaxProgram, given: Given, plan: ExecutionPlan) -> AsyncExecution:
-        issue = partial(program.issue, given)
-        return _issued(pieces_cycle(program.pieces, plan).in_flight, issue)
-
-    program, given = cut(plan)
+    program, given, placed = cut(plan)
     whole = Uncut(model, recorded, arguments, devices[cluster.host])
     singles = whole.singles(cluster, devices) if request.baselines else {}
     expected = whole.reference(devices)  # first: a model that raises is not refused as placed
     comparison = _compare(expected, program.run(given))
     is_equal = comparison.max_relative_diff <= tolerance(request.graph, devices)
     comparison = replace(comparison, equal=is_equal)
-    contenders = {PLACED: placed(program, given, plan)} | singles
-    for name, rival in request.rivals.items():
-        other = make_plan(rival, request.objective)
-        contenders[name] = placed(*cut(other), other)
+    contenders = {PLACED: placed} | singles
+    contenders |= {name: cut(other)[-1] for name, other in request.rival_plans.items()}
     if request.baselines:
         contenders |= whole.defaults(devices, trains=model.trains)
     rows = measured_rows(contenders, measuring)
     best = min(singles, key=lambda name: rows[name].latency_s, default="")
-    names = {DEFAULT: DEFAULT, REPLICAS: REPLICAS} | ({SINGLE: best} if best else {})
-    names |= {name: name for name in (PLACED, *request.rivals)}
     return request.report(
         plan,
-        {name: rows[own] for name, own in names.items() if own in rows},
+        rows | ({SINGLE: rows[best]} if best else {}),
         comparison,
         single=cluster.device_names.index(best) if best else None,
         random_weights=_has_shapes(model),
         segments=_segments(program, given, plan, cluster),
-        samples_in_flight=contenders[PLACED].slots,
+        samples_in_flight=placed.slots,
         cores=tuple(int(d.id) for d in devices),
         pinned=False,
         note=_note(devices, whole, best),

@@ -20,7 +20,7 @@ from gdp.measure.async_execution import (
     versions,
 )
 from gdp.measure.compare import compare
-from gdp.measure.plan import ExecutionPlan, make_plan
+from gdp.measure.plan import ExecutionPlan
 from gdp.measure.report import DEFAULT, PLACED, SINGLE, RunReport, SegmentTime
 from gdp.measure.request import RunRequest
 from gdp.sim.prediction import Prediction
@@ -54,29 +54,26 @@ def run_torch(request: RunRequest) -> RunReport:
     pools = {PLACED: Workers(devices, cores), SINGLE: Workers([devices[best]], [cores[best]]),
              DEFAULT: Workers([devices[best]], [None])}  # fmt: skip
 
-    def cut(plan: ExecutionPlan) -> SegmentedTorchProgram:
+    def cut(plan: ExecutionPlan) -> tuple[SegmentedTorchProgram, AsyncExecution]:
         parts = pieces(recorded, plan.segment, plan.segment_device.tolist(), plan.order, devices)
-        return SegmentedTorchProgram(parts, pools[PLACED], given, results, cluster.host)
+        program = SegmentedTorchProgram(parts, pools[PLACED], given, results, cluster.host)
+        slots = pieces_cycle(parts, plan).in_flight
+        return program, AsyncExecution((program.issue,), slots, _wait)
 
     try:
-        placed = cut(plan)
+        program, placed = cut(plan)
         uncut = _whole(recorded, devices[best], pools[SINGLE], given)
         with executed(model.name):
             expected = _named(uncut.run())
-        comparison = compare(expected, _named(placed.run()))
-        slots = pieces_cycle(placed.pieces, plan).in_flight
-        contenders = {PLACED: AsyncExecution((placed.issue,), slots, _wait)}
-        for name, rival in request.rivals.items():
-            other = make_plan(rival, request.objective)
-            program = cut(other)
-            in_flight = pieces_cycle(program.pieces, other).in_flight
-            contenders[name] = AsyncExecution((program.issue,), in_flight, _wait)
+        comparison = compare(expected, _named(program.run()))
+        contenders = {PLACED: placed}
+        contenders |= {name: cut(other)[1] for name, other in request.rival_plans.items()}
         if request.baselines:
             default = _whole(recorded, devices[best], pools[DEFAULT], given)
             contenders[SINGLE] = AsyncExecution((uncut.issue,), 2, _wait)
             contenders[DEFAULT] = AsyncExecution((default.issue,), 2, _wait)
         rows = measured_rows(contenders, measuring)
-        segments = _segments(placed, plan, cluster)
+        segments = _segments(program, plan, cluster)
     finally:
         for pool in pools.values():
             pool.close()
@@ -87,7 +84,7 @@ def run_torch(request: RunRequest) -> RunReport:
         single=best,
         random_weights=drawn,
         segments=segments,
-        samples_in_flight=slots,
+        samples_in_flight=placed.slots,
         cores=tuple(-1 if core is None else core for core in cores),
         pinned=hasattr(os, "sched_setaffinity"),
         note=f"the single device is {cluster.device_names[best]}",

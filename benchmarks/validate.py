@@ -36,6 +36,7 @@ from gdp.graph.fuse import fuse, group_seconds
 from gdp.graph.op_graph import OpGraph
 from gdp.measure.measuring import Measuring
 from gdp.measure.measuring import measure as measure_contenders
+from gdp.measure.plan import make_plan
 from gdp.methods.base import Search
 from gdp.models import load
 from gdp.problem.problem import make_problem
@@ -138,10 +139,10 @@ def predicted(
     costs: CostModel,
 ) -> tuple[CutPlan, dict[str, Any]]:  # fmt: skip
     """The cut of a placement, and predictions of it by costs and by the roofline."""
-    ours, plain = (
-        cut_plan(source.model, graph, prediction(graph, cluster, device, c), "throughput")
-        for c in (costs, roofline)
+    plan, plain = (
+        make_plan(prediction(graph, cluster, device, c), "throughput") for c in (costs, roofline)
     )
+    ours = cut_plan(source.model, graph, plan)
     return ours, {
         "pieces": len(ours.cut.pieces),
         "piece_device": ours.piece_device,

@@ -18,7 +18,7 @@ from gdp.graph.op_graph import OpGraph
 from gdp.importers.onnx.model import load_onnx
 from gdp.measure.compare import compare, merge_comparisons
 from gdp.measure.measuring import Measuring
-from gdp.measure.plan import roofline_prediction
+from gdp.measure.plan import make_plan, roofline_prediction
 from gdp.measure.request import RunRequest
 from gdp.placement import load_placement, make_placement, save_placement
 from gdp.targets.onnxruntime.run import check_outputs, cut_plan, make_inputs, prepare, run_onnx
@@ -146,7 +146,7 @@ def test_a_piece_that_computes_something_else_is_noticed(tmp_path: Path) -> None
     source = load_source(path, {"batch": 16})
     device = right_elsewhere(graph, devices)
     prediction = roofline_prediction(graph, devices, device, "throughput")
-    plan = cut_plan(source.model, graph, prediction, "throughput")
+    plan = cut_plan(source.model, graph, make_plan(prediction, "throughput"))
     good = prepare(source, graph, plan, CORES[:2], 0)
     assert check_outputs(good).equal
     for piece in plan.cut.pieces:

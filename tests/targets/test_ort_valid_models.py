@@ -15,7 +15,7 @@ from gdp.errors import ModelError
 from gdp.graph.op_graph import OpGraph
 from gdp.importers.onnx.model import load_onnx
 from gdp.measure.compare import OutputCheck
-from gdp.measure.plan import roofline_prediction
+from gdp.measure.plan import make_plan, roofline_prediction
 from gdp.targets.onnxruntime import run
 from gdp.targets.onnxruntime.run import check_outputs, cut_plan, make_inputs, prepare
 from gdp.targets.onnxruntime.sessions import from_array, to_array
@@ -48,7 +48,7 @@ def checked(path: Path, graph: OpGraph, device: np.ndarray) -> OutputCheck:
     cluster = make_cluster("two", [device_preset("cpu-core", f"core{i}") for i in range(2)])
     source = load_source(path)
     prediction = roofline_prediction(graph, cluster, device, "latency")
-    plan = cut_plan(source.model, graph, prediction, "latency")
+    plan = cut_plan(source.model, graph, make_plan(prediction, "latency"))
     assert not device.any() or len(plan.cut.pieces) > 1 or len(set(device[~graph.is_io])) == 1
     return check_outputs(prepare(source, graph, plan, [CORES[0], CORES[-1]], 0))
 

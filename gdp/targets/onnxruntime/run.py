@@ -14,19 +14,10 @@ from gdp.importers.program import executed
 from gdp.measure.compare import Arrays, OutputCheck, Repeatable, judge
 from gdp.measure.cycle import Cycle, turn_schedule
 from gdp.measure.measuring import Measured, measure
-from gdp.measure.plan import ExecutionPlan, make_plan
-from gdp.measure.report import (
-    DEFAULT,
-    PLACED,
-    REPLICAS,
-    SINGLE,
-    RunReport,
-    SegmentTime,
-    row,
-)
+from gdp.measure.plan import ExecutionPlan
+from gdp.measure.report import DEFAULT, PLACED, REPLICAS, SINGLE, RunReport, SegmentTime, row
 from gdp.measure.request import RunRequest
 from gdp.sim.objectives import find_objective
-from gdp.sim.prediction import Prediction
 from gdp.targets.onnxruntime.cut import Cut, cut_model
 from gdp.targets.onnxruntime.inputs import MADE_UP, make_inputs, repeatable
 from gdp.targets.onnxruntime.pipeline import (
@@ -68,11 +59,8 @@ class CutPlan(ExecutionPlan):
         return [self.segment_s[piece.segment] for piece in self.cut.pieces]
 
 
-def cut_plan(
-    model: onnx.ModelProto, graph: OpGraph, prediction: Prediction, objective: str
-) -> CutPlan:
-    """The model cut for an objective."""
-    plan = make_plan(prediction, objective)
+def cut_plan(model: onnx.ModelProto, graph: OpGraph, plan: ExecutionPlan) -> CutPlan:
+    """The plan with the model cut."""
     return CutPlan(**vars(plan), cut=cut_model(model, graph, plan.segment))
 
 
@@ -111,29 +99,22 @@ def run_onnx(request: RunRequest) -> RunReport:
     graph, cluster, measuring = request.graph, request.cluster, request.measuring
     cores = core_of_device(cluster)
     source = randomised(load_source(request.model, request.dims), measuring.seed)
-
-    def cut(prediction: Prediction) -> CutPlan:
-        return cut_plan(source.model, graph, prediction, request.objective)
-
-    plan = cut(request.prediction)
+    plan = cut_plan(source.model, graph, request.plan)
     pieces = len(plan.cut.pieces)
     measuring.say(f"cutting the model in {pieces} pieces" if pieces > 1 else "loading the model")
     ready = prepare(source, graph, plan, cores, measuring.seed)
     measuring.say("checking outputs against the uncut model's")
     comparison = check_outputs(ready)
     others = {
-        name: prepare(source, graph, cut(rival), cores, measuring.seed)
-        for name, rival in request.rivals.items()
+        name: prepare(source, graph, cut_plan(source.model, graph, other), cores, measuring.seed)
+        for name, other in request.rival_plans.items()
     }
-    with ExitStack() as stack:
-        contenders = _placed(stack, ready)
-        full = find_objective(request.objective).pipelined
-        for name, other in others.items():
-            way = other.pipeline() if full else other.one_at_a_time()
-            contenders[name] = SideBySide((stack.enter_context(way),))
-        uncut = {}
-        if request.baselines:
-            uncut = _uncut(stack, source, ready, cores, cores[cluster.host])
+    full = find_objective(request.objective).pipelined
+    ways = {ONE: ready.one_at_a_time(), FULL: ready.pipeline()}
+    ways |= {name: o.pipeline() if full else o.one_at_a_time() for name, o in others.items()}
+    with ExitStack() as stack:  # threads wait for work until it is closed
+        contenders = {name: SideBySide((stack.enter_context(way),)) for name, way in ways.items()}
+        uncut = _uncut(stack, ready, cores[cluster.host]) if request.baselines else {}
         times = measure(contenders | uncut, measuring)
     rows = {name: row(times[name]) for name in (*uncut, *others)}
     return request.report(
@@ -201,26 +182,16 @@ def _judged(ready: Prepared) -> OutputCheck:
     return judge(pairs, ready.plan.cut.outputs, ready.known)
 
 
-def _placed(stack: ExitStack, ready: Prepared) -> dict[str, SideBySide]:
-    """The placement, with its threads waiting for work until the stack is closed."""
-    return {
-        ONE: SideBySide((stack.enter_context(ready.one_at_a_time()),)),
-        FULL: SideBySide((stack.enter_context(ready.pipeline()),)),
-    }
-
-
-def _uncut(
-    stack: ExitStack, source: Source, ready: Prepared, cores: Sequence[int], host_core: int
-) -> dict[str, SideBySide]:
+def _uncut(stack: ExitStack, ready: Prepared, host_core: int) -> dict[str, SideBySide]:
     """The baselines: the uncut model on one core, by the runtime's own threads, on every core."""
 
     def whole(own: Sequence[int]) -> PipelineExecutor:
-        stages, workers = whole_stage(source, own)
+        stages, workers = whole_stage(ready.source, own)
         slot = make_slot(stages, ready.feeds[0], ready.expected[0])
         return stack.enter_context(PipelineExecutor(stages, [slot], workers))
 
-    copies = {core: whole([core]) for core in dict.fromkeys((host_core, *cores))}
-    default = whole(cores) if len(cores) > 1 else copies[host_core]
+    copies = {core: whole([core]) for core in dict.fromkeys((host_core, *ready.cores))}
+    default = whole(ready.cores) if len(ready.cores) > 1 else copies[host_core]
     return {
         SINGLE: SideBySide((copies[host_core],)),
         DEFAULT: SideBySide((default,)),

@@ -35,6 +35,9 @@ class Preset(msgspec.Struct, forbid_unknown_fields=True):
     dispatch_per: str = "op"
     nvlink_bytes_per_s: float | None = None
     unified: bool = False
+    units: float = 0.0  # multiprocessors or compute units; 0 where it is not known
+    clock_hz: float = 0.0
+    cache_bytes: float = 0.0  # of the last level
     product: str = ""  # in the name that drivers give it, where that is not the preset's
 
 

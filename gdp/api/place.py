@@ -74,8 +74,8 @@ def place(
         method: "auto", or one of the methods that `gdp place --help` lists.
         costs: Seconds of each op on each device: a callable `(graph, cluster) -> [N, D]`, or a file
             of `gdp calibrate` or `gdp tune`. Default: what `gdp tune` learned of this machine, on
-            top of "shipped": calibrations for devices that they match, datasheet numbers (roofline)
-            for the others.
+            top of "shipped": calibrations for devices that they match, the kernel network for
+            accelerators, datasheet numbers (roofline) for the others. "datasheet": for all.
         search: Budget, seed and simplicity. Default: five seconds, seed 0, cuts weighed.
         checkpoint: A folder with weights of the policy. Default: the shipped ones.
         constraints: Pins, forbidden devices, ops that stay together. Default: none.

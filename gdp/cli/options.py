@@ -355,8 +355,8 @@ class TrainedFiles:
     costs: str | None = option(
         "--costs",
         metavar="FILE",
-        help="Folder of gdp calibrate, file of gdp tune --write-costs, or shipped: without what "
-        "was learned of this machine; default: with it.",
+        help="Folder of gdp calibrate, file of gdp tune --write-costs, shipped (without what was "
+        "learned of this machine; default: with it), or datasheet (the roofline everywhere).",
     )
 
 

@@ -1,6 +1,7 @@
 """The default cost model of a placement, and the cost models that ship with gdp."""
 
 import functools
+from collections.abc import Sequence
 from pathlib import Path
 
 from gdp.cluster.types import CORE_KIND, Cluster, Device
@@ -8,15 +9,21 @@ from gdp.costs.base import CostModel, roofline
 from gdp.costs.cost_file import load_costs
 from gdp.costs.learned import Calibration, KernelNetworks, LearnedCosts, same_vectors
 from gdp.costs.machine import read_record, recorded_costs, remembered_costs
+from gdp.costs.measured.costs import MeasuredCosts, covers
+from gdp.costs.measured.graph import type_of_products
+from gdp.costs.measured.shipped import shipped_network, told_of
 from gdp.costs.op_offload import OpOffloadCosts
 from gdp.costs.profile import ProfileError
 from gdp.costs.work_rates import WorkRates
 from gdp.errors import ArgumentError
 from gdp.files.reading import data_path
+from gdp.graph.generation import is_served
 from gdp.graph.op_graph import OpGraph
 
 SHIPPED = "shipped"
 """Name of the costs that travel with gdp, without what was learned of this machine."""
+DATASHEET = "datasheet"
+"""Name of the roofline of datasheet numbers on every device."""
 
 
 def resolve_costs(
@@ -25,9 +32,10 @@ def resolve_costs(
     """The cost model to use, and a line that says which and why.
 
     None takes what was learned of this machine (`gdp.costs.machine`) on top of the shipped costs;
-    "shipped" the latter alone: calibrations for the devices they match, datasheet numbers for the
-    others, and the rates of XLA for graphs of JAX on cores such as were measured. A path is a cost
-    file, which is used for all devices of its kind, whatever their model, or a record of
+    "shipped" the latter alone: calibrations for the devices they match, the kernel network for
+    accelerators, datasheet numbers for the others, and the rates of XLA for graphs of JAX on cores
+    such as were measured. "datasheet" takes datasheet numbers for all. A path is a cost file, which
+    is used for all devices of its kind, whatever their model, or a record of
     `gdp tune --write-costs`.
     """
     if costs is None:
@@ -37,6 +45,8 @@ def resolve_costs(
         return remembered_costs(model, label, cluster, graph)
     if costs == SHIPPED:
         return _shipped_costs(cluster, graph)
+    if costs == DATASHEET:
+        return _datasheets(cluster, graph)
     if isinstance(costs, str | Path):
         if Path(costs).suffix == ".json":
             return recorded_costs(*_shipped_costs(cluster, graph), read_record(costs))
@@ -47,7 +57,7 @@ def resolve_costs(
                 f"{str(costs)!r} holds rates of {calibration.runtime}, and the model is not of "
                 "JAX; give the costs of its runtime"
             )
-        return _described(LearnedCosts((calibration,), any_model=True), cluster, graph)
+        return _with_network(LearnedCosts((calibration,), any_model=True), cluster, graph)
     if not callable(costs):
         raise ArgumentError(
             "costs must be a cost model (a callable of graph and cluster), a cost file or None, "
@@ -64,7 +74,24 @@ def _shipped_costs(cluster: Cluster, graph: OpGraph | None) -> tuple[CostModel, 
         return _described(LearnedCosts((rates,)), cluster, graph)
     if graph is not None and graph.source == "gguf":  # llama.cpp's kernels were not measured
         return _datasheets(cluster, graph)
-    return _described(LearnedCosts(shipped()), cluster, graph)
+    return _with_network(LearnedCosts(shipped()), cluster, graph)
+
+
+def _with_network(
+    model: LearnedCosts, cluster: Cluster, graph: OpGraph | None
+) -> tuple[CostModel, str]:
+    """The kernel network on the accelerators that it covers, another model elsewhere."""
+    found = shipped_network()
+    own = [x for x in cluster.devices if covers(x) and model.of(x) is None]
+    if found is None or not own:
+        return _described(model, cluster, graph)
+    network, meta = found
+    others = [device for device in cluster.devices if device not in own]
+    base, label = _described(model, cluster, graph, others)
+    kinds = dict.fromkeys(device.kind for device in own)
+    labels = [told_of(meta, kind, graph and type_of_products(graph)) for kind in kinds]
+    served = graph is not None and is_served(graph)
+    return MeasuredCosts(network, base, served), "; ".join([*labels, *([label] if label else [])])
 
 
 def _datasheets(cluster: Cluster, graph: OpGraph | None) -> tuple[CostModel, str]:
@@ -108,10 +135,14 @@ def _like(rates: Calibration, device: Device) -> bool:
 
 
 def _described(
-    model: LearnedCosts, cluster: Cluster, graph: OpGraph | None
+    model: LearnedCosts,
+    cluster: Cluster,
+    graph: OpGraph | None,
+    devices: Sequence[Device] | None = None,
 ) -> tuple[CostModel, str]:
+    """The model, or the roofline where it knows no device; a line on these devices, or on all."""
     by_label: dict[str, list[str]] = {}
-    for device in cluster.devices:
+    for device in cluster.devices if devices is None else devices:
         calibration = model.of(device)
         label = "roofline from datasheet numbers"
         if (

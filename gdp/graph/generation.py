@@ -57,6 +57,8 @@ class CacheGrowth(NamedTuple):
 
 _NAMED = ", context "
 """Between the name of a graph and the context that its caches are reserved for."""
+_SERVED = "served"
+"""Attribute of the op that takes the next token, where an engine computes the request."""
 _TOKENS, _LONGEST = "cache_tokens", "longest_context"
 """Attributes of the op that takes the next token: those of a `CacheGrowth`."""
 
@@ -177,13 +179,25 @@ def request_of(graph: OpGraph) -> Request | None:
 
 def with_requests(graph: OpGraph, requests: int) -> OpGraph:
     """The graph of a request, of which so many are in flight at once; 0: as it is."""
-    if not requests:
-        return graph
+    return _told(graph, requests=requests) if requests else graph
+
+
+def as_served(graph: OpGraph) -> OpGraph:
+    """The graph of a request that an engine computes, which replays recorded graphs of kernels."""
+    return _told(graph, **{_SERVED: 1})
+
+
+def is_served(graph: OpGraph) -> bool:
+    """True for the graph of a request that an engine computes."""
+    return bool(_taking(graph).get(_SERVED, 0))
+
+
+def _told(graph: OpGraph, **more: int) -> OpGraph:
+    """The graph of a request with more attributes of the ops that take the next token."""
     taking = [op for name, op in graph.op_index.items() if name in (NEXT_TOKEN, STEP + NEXT_TOKEN)]
     detail = list(graph.detail)
     for op in taking:
-        more = {**detail[op].attributes, "requests": requests}
-        detail[op] = replace(detail[op], attributes=more)
+        detail[op] = replace(detail[op], attributes={**detail[op].attributes, **more})
     return replace(graph, detail=tuple(detail))
 
 

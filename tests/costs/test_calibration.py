@@ -129,9 +129,14 @@ def test_a_damaged_cost_file_is_named(fitted, tmp_path: Path) -> None:
 
 
 def test_other_kinds_fall_back_to_datasheets_and_say_so() -> None:
-    for costs in (None, roofline):
-        _, label = resolve_costs(costs, Cluster.load("2xa100-nvlink"))
-        assert label == "roofline from datasheet numbers (a100)"
+    for costs, cluster in ((None, "2xk80"), (None, "m1"), (roofline, "2xa100-nvlink")):
+        model, label = resolve_costs(costs, Cluster.load(cluster))
+        kind = Cluster.load(cluster).devices[0].kind
+        if kind == "k80":  # its units are known
+            assert label.startswith("k80: learned from kernels of")
+        else:
+            assert model is roofline
+            assert label == f"roofline from datasheet numbers ({kind})"
 
 
 def test_a_model_of_another_framework_is_not_called_calibrated() -> None:

@@ -57,6 +57,9 @@ DECISIONS = {
     "costs.machine.MachineRecord": dict.fromkeys(
         ("costs", "date", "digest", "model", "runtime", "versions"), TEXT),
     "costs.machine.TunedDevice": {"kind": TEXT, "model": TEXT},
+    "costs.measured.shipped.MeasuredDevice": {"arithmetic": TEXT},
+    "costs.measured.shipped.NetworkMeta": dict.fromkeys(
+        ("date", "devices", "shapes", "source"), TEXT),  # travels with gdp
     "costs.profile.DeviceRecord": {"features": TEXT, "kind": TEXT, "model": TEXT},
     "costs.profile._File": dict.fromkeys(
         ("date", "level", "runtime", "statistic", "versions"), TEXT),

@@ -6,7 +6,14 @@ from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 from gdp.errors import InfeasibleError, ModelError
-from gdp.graph.generation import CacheGrowth, Request, generation_graph, with_context, with_requests
+from gdp.graph.generation import (
+    CacheGrowth,
+    Request,
+    as_served,
+    generation_graph,
+    with_context,
+    with_requests,
+)
 from gdp.graph.serving import Served, served
 from gdp.importers.program import Results, Traced, live_ops
 from gdp.importers.pytorch.caches import (
@@ -225,7 +232,7 @@ class GeneratingModel(HuggingFaceModel):
         if self.step is None or self.request is None:
             return found or super().trace()
         if found is not None:
-            return reserved(found, self.request)
+            return reserved(found, self.request, is_served=self.served is not None)
         count = len(list(self.module.modules()))
         with closed():
             # First, as not every model that reads a prompt keeps a cache.
@@ -249,7 +256,7 @@ class GeneratingModel(HuggingFaceModel):
         traced = Traced(graph, estimated, assumptions, prompt.parameters)
         traced = self.complete(traced, read, listed)
         cache_trace(self.key, traced)
-        return reserved(traced, self.request)
+        return reserved(traced, self.request, is_served=self.served is not None)
 
     def record(self, *args: Any, **kwargs: Any) -> RecordedTorch:
         """Refused: a program of both phases does not exist."""
@@ -320,7 +327,8 @@ def _longest(config: Any) -> int:
     return 0
 
 
-def reserved(traced: Traced, request: Request) -> Traced:
+def reserved(traced: Traced, request: Request, *, is_served: bool = False) -> Traced:
     """A trace with the caches of so many requests, of so many tokens each."""
     graph = with_requests(traced.graph, request.requests)
+    graph = as_served(graph) if is_served else graph
     return replace(traced, graph=with_context(graph, request.context))

@@ -132,7 +132,8 @@ def find_huggingface_trace(text: str) -> Traced | None:
     """The trace of a spec where one is kept; takes neither torch nor transformers."""
     spec, path = parse_config_spec(text), config_file(text)
     found = find_trace(_key(spec, without_code(check_config(path))))
-    return found and reserved(found, spec.request)
+    is_served = spec.max_num_batched_tokens > 0
+    return found and reserved(found, spec.request, is_served=is_served)
 
 
 def _with_programs(

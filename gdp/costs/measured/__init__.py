@@ -1,0 +1,1 @@
+"""Costs of accelerators, learned from measured kernels of many of them."""

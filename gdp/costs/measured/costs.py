@@ -1,0 +1,153 @@
+"""The cost model of accelerators by the kernel network."""
+
+import functools
+from dataclasses import dataclass, fields, replace
+from typing import Any
+
+import numpy as np
+from jaxtyping import Float, Int
+
+from gdp.cluster.presets import presets
+from gdp.cluster.types import Cluster, Device
+from gdp.costs.base import CostModel, can_run, roofline
+from gdp.costs.learned import LearnedCosts
+from gdp.costs.measured.devices import silicon_of
+from gdp.costs.measured.graph import GraphKernels, graph_kernels
+from gdp.costs.measured.kernels import KINDS, Kernels
+from gdp.costs.measured.network import VECTOR, KernelNetwork
+from gdp.graph.fuse import fuse
+from gdp.graph.groups import first_members
+from gdp.graph.op_graph import OpGraph
+
+_EXPERTS, _PRODUCT = KINDS.index("experts"), KINDS.index("product")
+
+
+@dataclass(frozen=True, eq=False)
+class MeasuredCosts:
+    """Seconds by the network on accelerators whose silicon is known, else by another model.
+
+    Each kernel of the network contains its launch. Where a runtime launches ops one by one, the
+    time of an op is that of its kernel or of its launch, whichever is longer, as launches run
+    ahead; `dispatch_s` is subtracted here, and the simulator adds it. An engine that serves replays
+    recorded graphs of kernels: there devices have no dispatch beside them.
+    """
+
+    network: KernelNetwork
+    base: CostModel = roofline
+    served: bool = False
+
+    def __call__(self, graph: OpGraph, cluster: Cluster) -> Float[np.ndarray, "N D"]:
+        seconds = self.base(graph, cluster)
+        chosen = [d for d, device in enumerate(cluster.devices) if self.predicts(device)]
+        if not chosen:
+            return seconds
+        if self.reads_unfused:
+            # All of a fused kernel's seconds are those of its first op.
+            fused = fuse(graph)
+            seconds[:, chosen] = 0.0
+            lead = first_members(fused.group_of)
+            seconds[lead[:, None], chosen] = self._seconds(fused.graph, cluster, chosen)
+        else:
+            seconds[:, chosen] = self._seconds(graph, cluster, chosen)
+        seconds[graph.is_io] = 0.0
+        return np.where(can_run(graph, cluster), seconds, np.inf)
+
+    @property
+    def __name__(self) -> str:
+        return "kernel network"
+
+    def predicts(self, device: Device) -> bool:
+        """True for accelerators that the network covers and no calibration is of."""
+        calibrated = isinstance(self.base, LearnedCosts) and self.base.of(device) is not None
+        return covers(device) and not calibrated
+
+    @property
+    def reads_unfused(self) -> bool:
+        """True where the other model needs the graph before fusion."""
+        return bool(getattr(self.base, "reads_unfused", False))
+
+    def _seconds(
+        self, graph: OpGraph, cluster: Cluster, chosen: list[int]
+    ) -> Float[np.ndarray, "N C"]:
+        """Seconds of fused ops on the chosen devices."""
+        found = graph_kernels(graph, served=self.served)
+        plain = roofline(graph, cluster)
+        columns = []
+        for d in chosen:
+            device = cluster.devices[d]
+            own = np.where(found.known, self.kernel_seconds(found, device), plain[:, d])
+            if not self.served and device.dispatch_per == "op":
+                own = np.maximum(own - device.dispatch_s, 0.0)
+            columns.append(own)
+        return np.stack(columns, axis=1)
+
+    def kernel_seconds(self, found: GraphKernels, device: Device) -> Float[np.ndarray, "N"]:
+        """Seconds of the kernels of a graph on a device."""
+        seconds = self._predicted(found.kernels, device)
+        inside = found.block >= 0
+        if not inside.any():
+            return seconds
+        parts = inside & np.isin(found.kernels.kind, [_EXPERTS, _PRODUCT])
+        whole, share = _whole_blocks(found.kernels, found.block, parts)
+        seconds[inside] = 0.0
+        seconds[parts] = self._predicted(whole, device)[found.block[parts]] * share
+        return seconds
+
+    def _predicted(self, kernels: Kernels, device: Device) -> Float[np.ndarray, "K"]:
+        # Layers of a model are alike, so few kernels differ.
+        columns = np.column_stack([getattr(kernels, f.name) for f in fields(Kernels)])
+        _, first, which = np.unique(columns, axis=0, return_index=True, return_inverse=True)
+        vector = self.network.vectors.get(device.kind, np.zeros(VECTOR))
+        zeros = np.zeros(len(first), dtype=np.int64)
+        logs = self.network.log_seconds(
+            kernels.take(first), [silicon_of(device)], vector[None], zeros
+        )
+        # Rounded, as processors differ in the last bits of a product of matrices.
+        return np.exp(np.round(logs, 9))[which.reshape(-1)]
+
+    def with_runtime_overheads(self, cluster: Cluster) -> Cluster:
+        """The cluster whose devices have no dispatch beside the kernels of an engine."""
+        base: Any = self.base
+        if hasattr(base, "with_runtime_overheads"):
+            cluster = base.with_runtime_overheads(cluster)
+        if not self.served:
+            return cluster
+        devices = (replace(x, dispatch_s=0.0) if self.predicts(x) else x for x in cluster.devices)
+        return replace(cluster, devices=tuple(devices))
+
+
+def _whole_blocks(
+    kernels: Kernels, block: Int[np.ndarray, "N"], parts: np.ndarray
+) -> tuple[Kernels, Float[np.ndarray, "P"]]:
+    """(one kernel for each block, share of it that each of its products has, by FLOPs).
+
+    The last product of a block of experts leads back to the hidden width from the inner one.
+    Products of one input are one of all their columns, which reads it once.
+    """
+    at = np.flatnonzero(parts)
+    which, count = block[at], int(block[at].max()) + 1
+    last = np.zeros(count, dtype=np.int64)
+    np.maximum.at(last, which, at)
+    whole = kernels.take(last)
+    flop, held, moved, columns = (
+        np.bincount(which, getattr(kernels, name)[at], count)
+        for name in ("flop", "held_bytes", "moved_bytes", "n")
+    )
+    experts = whole.kind == _EXPERTS
+    again = (np.bincount(which, minlength=count) - 1) * 2.0 * whole.m * whole.k
+    return replace(
+        whole, n=np.where(experts, whole.k, columns), k=np.where(experts, whole.n, whole.k),
+        flop=flop, held_bytes=held,
+        moved_bytes=np.where(experts, moved, np.maximum(moved - again, 0.0)),
+    ), kernels.flop[at] / flop[which]  # fmt: skip
+
+
+@functools.lru_cache(maxsize=256)
+def _known(kind: str) -> bool:
+    preset = presets().get(kind)
+    return preset is not None and preset.units > 0
+
+
+def covers(device: Device) -> bool:
+    """True for accelerators whose silicon gdp knows."""
+    return not device.is_cpu and _known(device.kind)

@@ -1,0 +1,64 @@
+"""The kernel network: seconds of a kernel as its roofline times a learned factor of at least one.
+
+    seconds = roofline * (1 + exp(network(kernel, device)))
+
+Three layers read the kernel. What is known of the device scales each of their units: gates of GDP's
+superposition (Zhou et al. 2020, section 3.3), which there condition a shared policy on the graph.
+They see the device's descriptor. What it does not say is a short vector, the weights of as many
+learned modes, functions of the kernel: fitted in training for a device that was measured, zero for
+one of which only the descriptor is known. Inference is NumPy; training is `pretrain.costs`.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from jaxtyping import Float, Int
+
+from gdp.costs.measured.kernels import Kernels, Silicon, features
+
+VECTOR = 8
+"""Length of the vector of a device."""
+LAYERS = ("1", "2", "3")
+
+
+@dataclass(frozen=True, eq=False)
+class KernelNetwork:
+    """Weights, and the vectors of the devices that were measured."""
+
+    weights: Mapping[str, np.ndarray]
+    vectors: Mapping[str, Float[np.ndarray, "V"]]  # by kind of device
+
+    def log_seconds(
+        self,
+        kernels: Kernels,
+        silicon: Sequence[Silicon],
+        vectors: Float[np.ndarray, "D V"],
+        device: Int[np.ndarray, "K"],
+    ) -> Float[np.ndarray, "K"]:
+        """Log seconds of kernels, each on one of the devices."""
+        shown, floor = features(kernels, silicon, device)
+        told = np.array([s.descriptor() for s in silicon])
+        return forward(self.weights, shown, floor, told[device], vectors[device])
+
+
+def forward(
+    weights: Mapping[str, np.ndarray],
+    shown: Float[np.ndarray, "K F"],
+    floor: Float[np.ndarray, "K"],
+    told: Float[np.ndarray, "K G"],
+    vector: Float[np.ndarray, "K V"],
+) -> Float[np.ndarray, "K"]:
+    """Log seconds from inputs, log roofline, and descriptor and vector of each kernel's device."""
+    told = (told - weights["told_mean"]) / weights["told_scale"]
+    hidden = (shown - weights["shown_mean"]) / weights["shown_scale"]
+    for i in LAYERS:
+        gate = 1.0 + np.tanh(told @ weights["gate" + i] + weights["open" + i])
+        hidden = _silu(hidden @ weights["kernel" + i] + weights["bias" + i]) * gate
+    above = hidden @ weights["kernel4"] + told @ weights["gate4"] + weights["bias4"]
+    modes = hidden @ weights["modes"]
+    return floor + np.logaddexp(0.0, above[:, 0] + (modes * vector).sum(axis=1))
+
+
+def _silu(x: np.ndarray) -> np.ndarray:
+    return x / (1.0 + np.exp(-x))

@@ -1,0 +1,81 @@
+"""The kernel network that ships with gdp, and what is known of its errors."""
+
+import functools
+import os
+from pathlib import Path
+
+import msgspec
+import numpy as np
+
+from gdp import checkpoint
+from gdp.costs.measured.network import KernelNetwork
+from gdp.files.reading import Kind, convert, data_path
+
+NAME = "kernels"
+"""Folder of the shipped network in `checkpoints/`."""
+
+
+class MeasuredDevice(msgspec.Struct, frozen=True):
+    """A device that was measured."""
+
+    kernels: int  # measured
+    error: float | None  # mean absolute relative error on layers unseen; None: all were learned
+    arithmetic: tuple[str, ...]  # types of its kernels, of ARITHMETIC
+
+
+class NetworkMeta(msgspec.Struct, frozen=True):
+    """Keys of `meta.json` beside those of every checkpoint."""
+
+    shapes: dict[str, tuple[int, ...]]  # of every array
+    devices: dict[str, MeasuredDevice]
+    unseen_error: float  # mean, over devices left out whole, of their errors
+    source: str  # of the measurements
+    date: str
+
+
+def save_network(
+    path: str | os.PathLike[str], network: KernelNetwork, meta: NetworkMeta, recipe: str
+) -> str:
+    """Write a network as a checkpoint; its SHA-256 (hex)."""
+    tree = {"weights": dict(network.weights), "vectors": dict(network.vectors)}
+    shapes = {
+        f"{part}/{name}": array.shape for part, own in tree.items() for name, array in own.items()
+    }
+    document = msgspec.to_builtins(msgspec.structs.replace(meta, shapes=shapes))
+    return checkpoint.save(
+        path, tree, recipe=recipe, meta=document, kind="kernel network", force=True
+    )
+
+
+def load_network(path: str | os.PathLike[str]) -> tuple[KernelNetwork, NetworkMeta]:
+    """A network and what is known of it; raises `CheckpointError`."""
+    kind = Kind("meta.json of a kernel network", checkpoint.CheckpointError)
+    meta = convert(checkpoint.read_meta(path), kind, NetworkMeta, str(Path(path) / "meta.json"))
+    arrays = checkpoint.load_arrays(path, meta.shapes)
+    parts: dict[str, dict[str, np.ndarray]] = {"weights": {}, "vectors": {}}
+    for name, array in arrays.items():
+        part, _, own = name.partition("/")
+        parts[part][own] = array
+    return KernelNetwork(parts["weights"], parts["vectors"]), meta
+
+
+def told_of(meta: NetworkMeta, kind: str, arithmetic: str | None = None) -> str:
+    """A line on the measurements behind a kind of device, for a model that computes in a type."""
+    known = meta.devices.get(kind)
+    if known is None or (arithmetic is not None and arithmetic not in known.arithmetic):
+        own = "" if known is None else f", of it none in {arithmetic}"
+        return (
+            f"{kind}: learned from kernels of {len(meta.devices) - (known is not None)} other "
+            f"accelerators{own}, expect {meta.unseen_error:.0%} off"
+        )
+    told = f"{kind}: learned from {known.kernels:,} measured kernels"
+    return told if known.error is None else f"{told}, {known.error:.0%} off on layers unseen"
+
+
+@functools.cache
+def shipped_network() -> tuple[KernelNetwork, NetworkMeta] | None:
+    """The network that travels with gdp; None where it does not."""
+    folder = data_path("checkpoints", NAME)
+    if not (folder / "meta.json").is_file():
+        return None
+    return load_network(folder)

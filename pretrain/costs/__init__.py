@@ -1,0 +1,1 @@
+"""Pre-training of the kernel network of accelerators."""

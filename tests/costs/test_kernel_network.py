@@ -1,0 +1,289 @@
+"""The kernel network: its kernels, its bound, its transfer, and what ships of it."""
+
+from dataclasses import replace
+
+import msgspec
+import numpy as np
+import pytest
+from tiny import plain_graph
+
+from gdp.cluster.presets import device_names, device_preset
+from gdp.cluster.types import Device, make_cluster
+from gdp.costs.base import roofline
+from gdp.costs.default import resolve_costs, shipped_for
+from gdp.costs.learned import LearnedCosts
+from gdp.costs.measured.costs import MeasuredCosts, covers
+from gdp.costs.measured.devices import silicon_of
+from gdp.costs.measured.graph import graph_kernels
+from gdp.costs.measured.kernels import ARITHMETIC, KINDS, Kernels, features, floor_s
+from gdp.costs.measured.network import VECTOR, KernelNetwork
+from gdp.costs.measured.shipped import load_network, save_network, shipped_network
+from gdp.graph.generation import Request, as_served, generation_graph, is_served, run_once
+from gdp.graph.op_graph import OpDetail, OpGraph
+from pretrain.costs.few import fit_vector
+
+H100 = silicon_of(device_preset("h100"))
+INPUTS = 22 + len(KINDS) + 4 + len(ARITHMETIC)
+
+
+def products(m: list[float], n: float = 4096, k: float = 4096, bits: float = 16) -> Kernels:
+    """16-bit products of some numbers of rows with one matrix."""
+    rows = np.array(m, dtype=float)
+    ones = np.ones(len(m))
+    return Kernels(
+        kind=np.zeros(len(m), dtype=np.int64), engine=np.ones(len(m), dtype=np.int64),
+        arithmetic=np.ones(len(m), dtype=np.int64), stored_bits=bits * ones, block_scaled=0 * ones,
+        b=ones, m=rows, n=n * ones, k=k * ones, flop=2 * rows * n * k,
+        held_bytes=n * k * bits / 8 * ones, moved_bytes=2 * rows * (n + k),
+    )  # fmt: skip
+
+
+def random_network(seed: int, width: int = 6) -> KernelNetwork:
+    """A network of random weights."""
+    rng = np.random.default_rng(seed)
+    told = len(H100.descriptor())
+    weights = {
+        "shown_mean": np.zeros(INPUTS), "shown_scale": np.ones(INPUTS),
+        "told_mean": np.zeros(told), "told_scale": np.ones(told),
+        "kernel4": rng.normal(size=(width, 1)), "gate4": 0.3 * rng.normal(size=(told, 1)),
+        "bias4": rng.normal(size=1) + 2.0, "modes": 0.5 * rng.normal(size=(width, VECTOR)),
+    }  # fmt: skip
+    for name, inputs in (("1", INPUTS), ("2", width), ("3", width)):
+        weights |= {
+            "kernel" + name: rng.normal(size=(inputs, width)) / np.sqrt(inputs),
+            "bias" + name: rng.normal(size=width), "gate" + name: rng.normal(size=(told, width)),
+            "open" + name: rng.normal(size=width),
+        }  # fmt: skip
+    return KernelNetwork(weights, {})
+
+
+def seconds_of(network: KernelNetwork, kernels: Kernels, vector: np.ndarray) -> np.ndarray:
+    """Seconds on an H100 with a vector."""
+    zeros = np.zeros(len(kernels), dtype=np.int64)
+    return np.exp(network.log_seconds(kernels, [H100], vector[None], zeros))
+
+
+def test_the_roofline_of_a_product_by_hand() -> None:
+    """8192 rows: 2 * 8192 * 4096**2 FLOP at 989 TFLOP/s; 1 row: 32 MiB of weights at 3.35 TB/s."""
+    kernels = products([1, 8192])
+    floor = floor_s(kernels, np.full(2, 989e12), np.full(2, 3350e9))
+    assert floor[1] == pytest.approx(2 * 8192 * 4096**2 / 989e12)
+    assert floor[0] == pytest.approx((2 * 4096**2 + 4 * 4096) / 3350e9)
+    shown, log_floor = features(kernels, [H100], np.zeros(2, dtype=np.int64))
+    assert shown.shape == (2, INPUTS)
+    assert np.exp(log_floor) == pytest.approx(floor)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_no_weights_make_a_kernel_faster_than_its_roofline(seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    kernels = products(list(2.0 ** rng.integers(0, 15, 30)), bits=float(rng.choice([4, 8, 16])))
+    floor = floor_s(kernels, np.full(30, H100.flop_per_s[1]), np.full(30, H100.bytes_per_s))
+    seconds = seconds_of(random_network(seed), kernels, rng.normal(size=VECTOR))
+    assert (seconds >= floor * (1 - 1e-12)).all()
+
+
+def test_a_vector_is_found_from_thirty_kernels() -> None:
+    """Of a device that differs from the descriptor's by a vector; other kernels get better, too."""
+    network, truth = random_network(3), np.array([0.4, -0.3, 0.2, 0, 0.5, -0.2, 0.1, -0.4])
+    rng = np.random.default_rng(0)
+    few, others = (products(list(2.0 ** rng.uniform(0, 14, count))) for count in (30, 200))
+    noise = np.exp(0.02 * rng.normal(size=30))
+    noise[3] = 4.0  # one that was preempted leads nobody
+    vector = fit_vector(network, few, H100, seconds_of(network, few, truth) * noise)
+    target = seconds_of(network, others, truth)
+    before = np.abs(seconds_of(network, others, np.zeros(VECTOR)) / target - 1).mean()
+    after = np.abs(seconds_of(network, others, vector) / target - 1).mean()
+    assert before > 0.1
+    assert after < before / 3
+    assert (fit_vector(network, few.take(np.arange(0)), H100, np.zeros(0)) == 0).all()
+
+
+def language_graph(dtype: str = "bfloat16") -> OpGraph:
+    """A product with 8-bit weights, attention of one token over 512, grouped products, a norm."""
+    m, hidden, inner, experts = 8, 1024, 512, 16
+    shapes = [
+        (((m, hidden), (hidden, hidden)), ((m, hidden),)),
+        (((m, 8, 1, 128), (m, 2, 512, 128), (m, 2, 512, 128)), ((m, 8, 1, 128),)),
+        (((2 * m, hidden), (experts, hidden, 2 * inner)), ((2 * m, 2 * inner),)),
+        (((2 * m, inner), (experts, inner, hidden)), ((2 * m, hidden),)),
+        (((m, hidden),), ((m, 1),)),
+        (((m,),), ((m,),)),
+    ]  # fmt: skip
+    attention_bytes = 2 * 2 * m * 2 * 512 * 128 + 2 * 2 * m * 8 * 128
+    counted = min(experts, 2 * m)  # experts that the graph counts, not all of which work
+    return plain_graph(
+        6, [(i, i + 1) for i in range(5)],
+        op_types=["linear", "scaled_dot_product_attention", "_grouped_mm", "_grouped_mm", "mean",
+                  "sort"],
+        flop=[2.0 * m * hidden**2, 4.0 * m * 8 * 512 * 128, 4.0 * 2 * m * hidden * inner,
+              2.0 * 2 * m * hidden * inner, 1.0 * m * hidden, 10.0],
+        memory_traffic_bytes=[
+            hidden**2 + 4.0 * m * hidden, attention_bytes,
+            counted * 2 * hidden * inner + 2.0 * 2 * m * (hidden + 2 * inner),
+            counted * hidden * inner + 2.0 * 2 * m * (hidden + inner), 2.0 * m * hidden, 64.0,
+        ],
+        scope=["attend", "attend", "experts", "experts", "norm", "experts"],
+        detail=[OpDetail(dtype, *s) for s in shapes],
+    )  # fmt: skip
+
+
+def test_kernels_of_a_graph_by_their_shapes() -> None:
+    found = graph_kernels(language_graph(), served=True)
+    k = found.kernels
+    assert [KINDS[i] for i in k.kind[:5]] == [
+        "product", "token attention", "experts", "experts", "normalisation",
+    ]  # fmt: skip
+    assert k.stored_bits[:4].tolist() == [8, 16, 8, 8]
+    assert [ARITHMETIC[i] for i in k.arithmetic[:4]] == ["float8", "float16", "float8", "float8"]
+    assert (k.b[0], k.m[0], k.n[0], k.k[0]) == (1, 8, 1024, 1024)
+    assert (k.b[1], k.m[1], k.n[1], k.k[1]) == (16, 4, 512, 128)
+    assert k.held_bytes[1] == 2 * 2 * 8 * 2 * 512 * 128
+    traffic = language_graph().memory_traffic_bytes
+    assert k.total_bytes[[0, 1, 4]] == pytest.approx(traffic[[0, 1, 4]])
+    assert k.held_bytes[3] == pytest.approx(16 * (1 - (15 / 16) ** 16) * 1024 * 512)
+    assert k.moved_bytes[3] == 2 * 16 * (1024 + 512)
+    assert found.block.tolist() == [-1, -1, 0, 0, -1, 0]
+    eager = graph_kernels(language_graph(), served=False)
+    assert [ARITHMETIC[i] for i in eager.kernels.arithmetic[:4]] == ["float16"] * 4
+    assert (eager.block == -1).all()
+
+
+def test_a_block_of_experts_is_one_kernel_of_an_engine() -> None:
+    """Its products share the seconds of a whole block by their FLOPs; sorting is inside."""
+    network, device = random_network(1), device_preset("h100")
+    cluster = make_cluster("one", [device_preset("cpu"), device])
+    graph = language_graph()
+    served = MeasuredCosts(network, served=True)
+    found = graph_kernels(graph, served=True)
+    seconds = served(graph, cluster)[:, 1]
+    whole = found.kernels.take(np.array([3]))
+    both = [
+        np.array([getattr(found.kernels, name)[2:4].sum()])
+        for name in ("flop", "held_bytes", "moved_bytes")
+    ]
+    whole = replace(whole, n=whole.k, k=whole.n, flop=both[0], held_bytes=both[1],
+                    moved_bytes=both[2])  # fmt: skip
+    assert seconds[2:4].sum() == pytest.approx(seconds_of(network, whole, np.zeros(VECTOR))[0])
+    assert seconds[2] == pytest.approx(2 * seconds[3])
+    assert seconds[5] == 0
+    assert [d.dispatch_s for d in served.with_runtime_overheads(cluster).devices] == [
+        cluster.devices[0].dispatch_s, 0.0,
+    ]  # fmt: skip
+
+
+def test_products_of_one_input_are_one_product_of_an_engine() -> None:
+    """Queries of 1,024 columns and keys of 256, of 8 rows of 1,024: 1,280 columns that read the
+    input once. An output product reads another tensor and stays alone."""
+    m, k, columns = 8, 1024, (1024, 256)
+    graph = plain_graph(
+        4, [(0, 1), (0, 2), (1, 3)], 2 * m * k, op_types=["mean", *["linear"] * 3],
+        flop=[0.0, *(2.0 * m * k * n for n in (*columns, k))],
+        memory_traffic_bytes=[4.0 * m * k, *(2.0 * (n * k + m * (n + k)) for n in (*columns, k))],
+        detail=[OpDetail("bfloat16", ((m, k),), ((m, k),))]
+        + [OpDetail("bfloat16", ((m, k), (n, k)), ((m, n),)) for n in (*columns, k)],
+    )  # fmt: skip
+    assert graph_kernels(graph, served=True).block.tolist() == [-1, 0, 0, -1]
+    network, cluster = random_network(4), make_cluster("one", [device_preset("h100")])
+    seconds = MeasuredCosts(network, served=True)(graph, cluster)[:, 0]
+    whole = products([m], n=1280, k=k)
+    assert seconds[1:3].sum() == pytest.approx(seconds_of(network, whole, np.zeros(VECTOR))[0])
+    assert seconds[1] == pytest.approx(4 * seconds[2])
+
+
+def test_a_launch_and_its_kernel_overlap_where_ops_are_launched_one_by_one() -> None:
+    network, device = random_network(1), device_preset("h100")
+    cluster = make_cluster("one", [device_preset("cpu"), device])
+    graph, eager = language_graph(), MeasuredCosts(network)
+    own = eager(graph, cluster)[:, 1] + device.dispatch_s
+    found = graph_kernels(graph, served=False)
+    kernel = eager.kernel_seconds(found, device)
+    assert own[found.known] == pytest.approx(np.maximum(kernel, device.dispatch_s)[found.known])
+    assert eager.with_runtime_overheads(cluster) is cluster
+
+
+def test_a_checkpoint_gives_the_network_back(tmp_path) -> None:
+    _, meta = shipped_network() or pytest.fail("no kernel network ships")
+    network = KernelNetwork(random_network(2).weights, {"h100": np.arange(8.0)})
+    save_network(tmp_path / "net", network, meta, "recipe")
+    loaded, told = load_network(tmp_path / "net")
+    kernels = products([1, 64, 4096])
+    np.testing.assert_array_equal(
+        seconds_of(loaded, kernels, loaded.vectors["h100"]),
+        seconds_of(network, kernels, network.vectors["h100"]),
+    )
+    assert told.devices == meta.devices
+
+
+# What ships.
+
+
+def test_presets_say_what_was_measured() -> None:
+    known = [name for name in device_names() if covers(device_preset(name))]
+    assert {"h100", "rtx3090", "mi300x"} <= set(known)
+    assert not {"cpu", "cpu-core", "m2-max"} & set(known)
+    graph = language_graph()
+    for name, words in (("h100", "measured kernels"), ("rtx4090", "other accelerators")):
+        cluster = make_cluster("one", [device_preset("cpu"), device_preset(name)])
+        model, label = resolve_costs(None, cluster, graph)
+        assert isinstance(model, MeasuredCosts)
+        assert label.startswith(f"{name}: learned from")
+        assert words in label
+        plain, told = resolve_costs("datasheet", cluster, graph)
+        assert told == f"roofline from datasheet numbers (cpu, {name})"
+        assert (plain(graph, cluster) == roofline(graph, cluster)).all()
+
+
+@pytest.mark.parametrize("name", ["a100", "h100", "l40s", "rtx4090", "v100", "mi300x"])
+def test_twice_the_rows_never_take_less_time(name: str) -> None:
+    """What ships, on products of all sizes, but for a tenth and a microsecond: kernels of one
+    row are others than those of eight."""
+    network, _ = shipped_network() or pytest.fail("no kernel network ships")
+    silicon = silicon_of(device_preset(name))
+    vector = network.vectors.get(name, np.zeros(VECTOR))[None]
+    for n, k in ((128, 4096), (1024, 1024), (4096, 4096), (14336, 4096), (8192, 28672)):
+        kernels = products([2.0**i for i in range(16)], n, k)
+        zeros = np.zeros(16, dtype=np.int64)
+        seconds = np.exp(network.log_seconds(kernels, [silicon], vector, zeros))
+        assert (seconds[1:] >= 0.9 * seconds[:-1] - 1e-6).all(), (n, k)
+
+
+def test_a_calibration_of_the_device_goes_before_the_network() -> None:
+    """And others of the cluster keep the network."""
+    rates = shipped_for("cpu-core")
+    own = replace(rates, device=msgspec.structs.replace(rates.device, kind="h100", model=""))
+    base = LearnedCosts((own,), any_model=True)
+    cluster = make_cluster("two", [device_preset("h100"), device_preset("a100")])
+    model = MeasuredCosts(random_network(1), base)
+    assert [model.predicts(device) for device in cluster.devices] == [False, True]
+
+
+def test_an_unknown_accelerator_keeps_its_datasheet() -> None:
+    device = Device("x", "brand-new", {"default": 1e13, "float16": 1e14}, 1e12)
+    cluster = make_cluster("one", [device_preset("cpu"), device])
+    _, label = resolve_costs(None, cluster, language_graph())
+    assert label == "roofline from datasheet numbers (cpu, brand-new)"
+    assert silicon_of(device).units == pytest.approx(1e13 / 1.9e9 / 256)
+
+
+def test_the_phases_of_an_engines_request_have_blocks_of_their_own() -> None:
+    """Also where the steps are asked to run once, as for the seconds of one token."""
+    phase = language_graph()
+    ends = plain_graph(
+        8, [(0, 1), *((i + 1, i + 2) for i in range(6))],
+        op_types=["Input", *phase.op_types, "Output"],
+        flop=[0, *phase.flop, 0], memory_traffic_bytes=[0, *phase.memory_traffic_bytes, 0],
+        scope=["", *phase.scope, ""], detail=[OpDetail(), *phase.detail, OpDetail()],
+    )  # fmt: skip
+    request = generation_graph("request", ends, ends, Request(prompt=8, new=4))
+    assert not is_served(request)
+    request = as_served(request)
+    assert is_served(request)
+    for graph in (request, run_once(request)):
+        block = graph_kernels(graph, served=True).block
+        inside = [graph.op_names[op].startswith("step/") for op in np.flatnonzero(block >= 0)]
+        assert inside == [False] * 3 + [True] * 3
+        assert len(set(block[block >= 0].tolist())) == 2
+    cluster = make_cluster("one", [device_preset("cpu"), device_preset("h100")])
+    model, _ = resolve_costs(None, cluster, request)
+    np.testing.assert_allclose(model(request, cluster), model(run_once(request), cluster))

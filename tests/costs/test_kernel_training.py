@@ -1,0 +1,71 @@
+"""Training of the kernel network, on made-up kernels of two devices."""
+
+import numpy as np
+import pytest
+from test_kernel_network import products
+
+from gdp.cluster.presets import device_preset
+from gdp.costs.measured.devices import silicon_of
+from gdp.costs.measured.kernels import Kernels, floor_s
+from pretrain.costs import cache
+from pretrain.costs.tables import NEUSIGHT, SYSTEMS, Rows, _neusight_dims
+from pretrain.costs.train import errors, known_vectors, train
+
+DEVICES = ("h100", "t4")
+
+
+def made_up(count: int = 2000) -> Rows:
+    """Products at 60% of the bandwidth or 70% of the peak, and a launch of 4 us."""
+    rng, parts, seconds = np.random.default_rng(0), [], []
+    for name in DEVICES:
+        silicon = silicon_of(device_preset(name))
+        sizes = 2.0 ** rng.integers(0, 13, count), 2.0 ** rng.integers(7, 13, count)
+        own = Kernels.concatenate([products([m], n) for m, n in zip(*sizes, strict=True)])
+        peak = np.full(count, 0.7 * silicon.flop_per_s[1])
+        seconds.append(floor_s(own, peak, np.full(count, 0.6 * silicon.bytes_per_s)) + 4e-6)
+        parts.append(own)
+    kernels = Kernels.concatenate(parts)
+    shape = (kernels.n * 7).astype(np.int64) * 61
+    return Rows(kernels, np.concatenate(seconds), np.repeat([0, 1], count), DEVICES, shape)
+
+
+def test_training_learns_and_the_same_seed_gives_the_same_weights(tmp_path) -> None:
+    rows = made_up()
+    made = [silicon_of(device_preset(name)) for name in DEVICES]
+    kept = np.ones(len(rows.seconds), dtype=bool)
+    (network, curve), (again, _) = (train(rows, made, kept, 150, 1) for _ in range(2))
+    assert set(network.vectors) == set(DEVICES)
+    for name, array in network.weights.items():
+        np.testing.assert_array_equal(array, again.weights[name])
+    found = errors(network, rows, made, known_vectors(network, rows))["all"]
+    assert found.network < 0.15 < found.roofline
+    # By NumPy the network says what it said in training.
+    assert found.network == pytest.approx(curve[-1][1], rel=1.0)
+    cache.write(tmp_path / "rows.npz", rows)
+    same = cache.read(tmp_path / "rows.npz")
+    assert same.devices == DEVICES
+    np.testing.assert_array_equal(same.kernels.flop, rows.kernels.flop)
+
+
+def test_a_device_that_is_left_out_has_no_vector() -> None:
+    rows = made_up(200)
+    made = [silicon_of(device_preset(name)) for name in DEVICES]
+    network, _ = train(rows, made, rows.device == 0, 2, 0)
+    assert set(network.vectors) == {"h100"}
+    assert (known_vectors(network, rows)[1] == 0).all()
+
+
+def test_sizes_of_neusights_kernels_by_hand() -> None:
+    """A convolution of 10 images of 8 x 8, padded by 1: 8 x 8 positions out; a product; a sum."""
+    kind, conv = _neusight_dims("conv", np.array([[10.0, 3, 16, 3, 8, 1, 1]]))
+    assert (kind, conv["m"][0], conv["n"][0], conv["k"][0]) == ("convolution", 640, 16, 27)
+    assert conv["flop"][0] == 2 * 640 * 16 * 27
+    kind, linear = _neusight_dims("linear", np.array([[2.0, 4, 8, 16]]))
+    assert (kind, linear["m"][0], linear["held"][0]) == ("product", 8, 4 * 8 * 16)
+    kind, added = _neusight_dims("add", np.array([[5.0, 7]]))
+    assert (kind, added["moved"][0]) == ("elementwise", 4 * 3 * 35)
+
+
+def test_every_measured_device_has_a_preset_with_units() -> None:
+    for name in {*SYSTEMS.values(), *NEUSIGHT.values()}:
+        assert silicon_of(device_preset(name)).units >= 10

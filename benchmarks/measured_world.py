@@ -1,7 +1,7 @@
 """Predictions of serving beside public measurements of one GPU.
 
-    python -m benchmarks.measured_world --rows SPLIT.csv [--data FOLDER] [--every K] [--json FILE]
-        [NAME ...]
+    python -m benchmarks.measured_world --rows SPLIT.csv [--data FOLDER] [--every K]
+        [--costs datasheet] [--json FILE] [NAME ...]
 
 The measurements, and the configurations of their models, come with NVIDIA's AIConfigurator;
 nothing of it is installed by gdp or kept here: `pip install aiconfigurator-core==0.12.0`, or unzip
@@ -42,6 +42,7 @@ import gdp
 from benchmarks.tables import head
 from gdp.api.fit import generation_answer
 from gdp.cluster.file import load_cluster
+from gdp.cluster.presets import device_names
 from gdp.cluster.reserve import for_runtime
 from gdp.cluster.types import Cluster
 from gdp.errors import InfeasibleError
@@ -160,7 +161,7 @@ def write_config(folder: Path, data: Path, model: str, precision: str) -> None:
 def machine(data: Path, system: str, folder: Path) -> Cluster:
     """A processor and one GPU: gdp's preset, else the numbers of the package."""
     preset = system.partition("_")[0]
-    if preset in ("h100", "h200", "b200"):
+    if preset in device_names():
         return load_cluster(f"cpu-server-ddr5+{preset}")
     numbers = {}
     for line in (data / "systems" / f"{system}.yaml").read_text().splitlines():
@@ -178,14 +179,14 @@ def machine(data: Path, system: str, folder: Path) -> Cluster:
     return load_cluster(path)
 
 
-def predicted(config: Path, cluster: Cluster, run: Run) -> Predicted:
+def predicted(config: Path, cluster: Cluster, run: Run, costs: str | None = None) -> Predicted:
     """The answer of `--for vllm` for a run, with as many requests at once as have room."""
     batch, why = run.batch, ""
     while batch:
         request = Generation(str(config), prompt=run.prompt, new=run.new, batch=batch)
         graph = load(PLANNERS["vllm"].model(request, cluster))
         try:
-            result = gdp.place(graph, cluster, target="vllm")
+            result = gdp.place(graph, cluster, target="vllm", costs=costs)
         except InfeasibleError as error:
             why, batch = str(error), min(batch - 1, room(graph, cluster, batch))
             continue
@@ -267,10 +268,12 @@ def _installed() -> Path | None:
 @click.option("--rows", type=click.Path(exists=True, dir_okay=False, path_type=Path), required=True)
 @click.option("--data", type=click.Path(exists=True, file_okay=False, path_type=Path))
 @click.option("--every", type=click.IntRange(1), default=1, help="Of the questions, in order.")
+@click.option("--costs", help='Of `gdp place`: "datasheet", or a file; the default is the shipped.')
 @click.option("--json", "path", type=click.Path(path_type=Path), help="File of all runs.")
 def main(
-    names: tuple[str, ...], rows: Path, data: Path | None, every: int, path: Path | None
-) -> None:
+    names: tuple[str, ...], rows: Path, data: Path | None, every: int, costs: str | None,
+    path: Path | None,
+) -> None:  # fmt: skip
     data = data or _installed()
     if data is None or not (data / "systems" / "silicon_sample.csv").is_file():
         raise click.UsageError(GET)
@@ -286,7 +289,7 @@ def main(
             write_config(config, data, run.model, run.precision)
             if run.question not in answers:
                 cluster = machine(data, run.system, Path(root))
-                answers[run.question] = predicted(config, cluster, run)
+                answers[run.question] = predicted(config, cluster, run, costs)
             answer = answers[run.question]
             click.echo(f"{run.name}: {1e3 * answer.token_s:.2f} ms", err=True)
     listed = [answers[run.question] for run in runs]

@@ -41,6 +41,7 @@ def test_maps_are_legal_and_outputs_equal(family: str, tmp_path: Path) -> None:
             graph,
             cluster,
             constraints=Constraints(whole=whole),
+            costs="datasheet",  # by which the second accelerator is worth its way
             method="local_search",
             search=Search(seconds=None, evaluations=60),
         )

@@ -293,6 +293,10 @@ def main(
     output: Path | None, bench: Path | None, cache: Path | None, cap: int, steps: int, held: float,
     without: tuple[str, ...], seed: int,
 ) -> None:  # fmt: skip
+    if output is not None and not without:
+        raise click.UsageError(
+            "-o also says how far off a device is that was never seen: --without"
+        )
     rows = load_rows(cache, bench, cap)
     made = silicon(rows)
     unseen = [left_out(rows, made, name, steps // 3, held, seed) for name in without]

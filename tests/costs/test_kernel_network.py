@@ -248,6 +248,27 @@ def test_twice_the_rows_never_take_less_time(name: str) -> None:
         assert (seconds[1:] >= 0.9 * seconds[:-1] - 1e-6).all(), (n, k)
 
 
+@pytest.mark.parametrize(
+    ("name", "dtype", "learned"),
+    [("v100", "bfloat16", False), ("v100", "float16", True), ("a100", "bfloat16", True),
+     ("a100", "float64", False), ("mi100", "bfloat16", False), ("a100", "float32", True)],
+)  # fmt: skip
+def test_no_type_is_faster_than_the_device_computes_it(
+    name: str, dtype: str, learned: bool
+) -> None:
+    """A product of 8192 x 8192 x 8192 in a type that the device emulates keeps its roofline."""
+    n = 8192
+    graph = plain_graph(
+        1, [], op_types=["mm"], flop=[2.0 * n**3], memory_traffic_bytes=[12.0 * n**2],
+        detail=[OpDetail(dtype, ((n, n), (n, n)), ((n, n),))],
+    )  # fmt: skip
+    device = device_preset(name)
+    cluster = make_cluster("one", [device])
+    seconds = MeasuredCosts(random_network(1))(graph, cluster)[0, 0] + device.dispatch_s
+    assert seconds >= 2.0 * n**3 / device.speed(dtype)
+    assert (seconds > 1.0001 * roofline(graph, cluster)[0, 0]) == learned
+
+
 def test_a_calibration_of_the_device_goes_before_the_network() -> None:
     """And others of the cluster keep the network."""
     rates = shipped_for("cpu-core")

@@ -1,7 +1,8 @@
 """Training of the kernel network, on made-up kernels of two devices."""
 
+import jax.numpy as jnp
 import numpy as np
-import pytest
+from flax import nnx
 from test_kernel_network import products
 
 from gdp.cluster.presets import device_preset
@@ -9,7 +10,14 @@ from gdp.costs.measured.devices import silicon_of
 from gdp.costs.measured.kernels import Kernels, floor_s
 from pretrain.costs import cache
 from pretrain.costs.tables import NEUSIGHT, SYSTEMS, Rows, _neusight_dims
-from pretrain.costs.train import errors, known_vectors, train
+from pretrain.costs.train import (
+    GatedNetwork,
+    _exported,
+    _inputs,
+    errors,
+    known_vectors,
+    train,
+)
 
 DEVICES = ("h100", "t4")
 
@@ -39,12 +47,27 @@ def test_training_learns_and_the_same_seed_gives_the_same_weights(tmp_path) -> N
         np.testing.assert_array_equal(array, again.weights[name])
     found = errors(network, rows, made, known_vectors(network, rows))["all"]
     assert found.network < 0.15 < found.roofline
-    # By NumPy the network says what it said in training.
-    assert found.network == pytest.approx(curve[-1][1], rel=1.0)
+    assert curve[-1][0] == 150
     cache.write(tmp_path / "rows.npz", rows)
     same = cache.read(tmp_path / "rows.npz")
     assert same.devices == DEVICES
     np.testing.assert_array_equal(same.kernels.flop, rows.kernels.flop)
+
+
+def test_numpy_says_what_the_trained_module_says() -> None:
+    rows = made_up(50)
+    made = [silicon_of(device_preset(name)) for name in DEVICES]
+    data = _inputs(rows, made)
+    module = GatedNetwork(data.shown.shape[1], data.told.shape[1], 2, nnx.Rngs(0))
+    for gate in module.gates:
+        gate.kernel[...] = 20 * gate.kernel[...]
+    module.modes.kernel[...] = 20 * module.modes.kernel[...]
+    vectors = np.asarray(module.vectors[...])[rows.device]
+    told = data.told[rows.device]
+    said = module(*map(jnp.asarray, (data.shown, data.floor, told, vectors)))
+    network = _exported(module, data.scales, rows, np.ones(len(rows.seconds), dtype=bool))
+    again = network.log_seconds(rows.kernels, made, known_vectors(network, rows), rows.device)
+    np.testing.assert_allclose(again, said, atol=1e-4)
 
 
 def test_a_device_that_is_left_out_has_no_vector() -> None:

@@ -5,7 +5,7 @@ from dataclasses import dataclass, fields, replace
 from typing import Any
 
 import numpy as np
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 
 from gdp.cluster.presets import presets
 from gdp.cluster.types import Cluster, Device
@@ -75,7 +75,8 @@ class MeasuredCosts:
         columns = []
         for d in chosen:
             device = cluster.devices[d]
-            own = np.where(found.known, self.kernel_seconds(found, device), plain[:, d])
+            learned = found.known & ~_slower_types(graph, device)
+            own = np.where(learned, self.kernel_seconds(found, device), plain[:, d])
             if not self.served and device.dispatch_per == "op":
                 own = np.maximum(own - device.dispatch_s, 0.0)
             columns.append(own)
@@ -87,7 +88,7 @@ class MeasuredCosts:
         inside = found.block >= 0
         if not inside.any():
             return seconds
-        parts = inside & np.isin(found.kernels.kind, [_EXPERTS, _PRODUCT])
+        parts = inside & np.isin(found.kernels.kind, [_EXPERTS, _PRODUCT]) & found.known
         whole, share = _whole_blocks(found.kernels, found.block, parts)
         seconds[inside] = 0.0
         seconds[parts] = self._predicted(whole, device)[found.block[parts]] * share
@@ -114,6 +115,17 @@ class MeasuredCosts:
             return cluster
         devices = (replace(x, dispatch_s=0.0) if self.predicts(x) else x for x in cluster.devices)
         return replace(cluster, devices=tuple(devices))
+
+
+def _slower_types(graph: OpGraph, device: Device) -> Bool[np.ndarray, "N"]:
+    """Ops in a type that the device computes more slowly than the one of that width which was
+    learned: float64 everywhere, bfloat16 on a V100. Their roofline is nearer."""
+    single, half, *_ = silicon_of(device).flop_per_s
+    slower = {
+        dtype: device.speed(dtype) < (half if dtype in ("bfloat16", "float16") else single)
+        for dtype in {detail.dtype for detail in graph.detail}
+    }
+    return np.array([slower[detail.dtype] for detail in graph.detail], dtype=bool)
 
 
 def _whole_blocks(

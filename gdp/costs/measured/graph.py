@@ -252,11 +252,13 @@ def _blocks(graph: OpGraph, kernels: Kernels) -> Int[np.ndarray, "N"]:
     that read one input, such as those of queries, keys and values."""
     steps = [name.startswith(STEP) for name in graph.op_names]
     keys = list(zip(graph.scope, steps, strict=True))
-    scopes = {key for key, kind in zip(keys, graph.op_types, strict=True) if kind in EXPERTS}
+    grouped = kernels.kind == KINDS.index("experts")
+    scopes = {key for key, is_part in zip(keys, grouped.tolist(), strict=True) if is_part}
     ids = {key: i for i, key in enumerate(sorted(scopes))}
     block = np.array([ids.get(key, -1) for key in keys], dtype=np.int64).reshape(graph.num_ops)
     readers: dict[tuple[int, float, float], list[int]] = {}
-    weighted = (kernels.kind == KINDS.index("product")) & (kernels.held_bytes > 0) & (block < 0)
+    weighted = (kernels.kind == KINDS.index("product")) & (kernels.held_bytes > 0)
+    block[weighted] = -1  # a product with weights of its own beside the experts
     for tensor, op in zip(graph.use_tensor.tolist(), graph.use_op.tolist(), strict=True):
         m, k = float(kernels.m[op]), float(kernels.k[op])
         # A smaller tensor belongs to ops that are fused with the product.

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.measured_world import (
+from benchmarks.measured_world.serving import (
     Predicted,
     Run,
     errors,

@@ -216,7 +216,7 @@ def test_gpus_that_nvidia_smi_reports_stand_beside_the_cpu() -> None:
         ("NVIDIA GeForce RTX 4060 Ti", 8, "rtx4060ti-8"),
         ("NVIDIA GeForce RTX 4060 Ti", 16, "rtx4060ti"),
         ("NVIDIA GeForce RTX 4070", 12, "rtx4070"),
-        ("NVIDIA GeForce RTX 4070 Ti SUPER", 16, None),
+        ("NVIDIA GeForce RTX 4070 Ti SUPER", 16, "rtx4070tisuper"),
         ("AMD Instinct MI300X", 192, "mi300x"),
         ("Apple M2 Max", 96, "m2-max"),
     ],

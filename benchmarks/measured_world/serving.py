@@ -1,6 +1,6 @@
 """Predictions of serving beside public measurements of one GPU.
 
-    python -m benchmarks.measured_world --rows SPLIT.csv [--data FOLDER] [--every K]
+    python -m benchmarks.measured_world serving --rows SPLIT.csv [--data FOLDER] [--every K]
         [--costs datasheet] [--json FILE] [NAME ...]
 
 The measurements, and the configurations of their models, come with NVIDIA's AIConfigurator;
@@ -263,7 +263,7 @@ def _installed() -> Path | None:
     return Path(next(iter(places))) if places else None
 
 
-@click.command(help=__doc__)
+@click.command("serving", help=__doc__)
 @click.argument("names", nargs=-1)
 @click.option("--rows", type=click.Path(exists=True, dir_okay=False, path_type=Path), required=True)
 @click.option("--data", type=click.Path(exists=True, file_okay=False, path_type=Path))
@@ -299,7 +299,3 @@ def main(
     click.echo("\n".join(told(runs, listed)))
     if not all(answer.batch for answer in listed):
         raise SystemExit(1)
-
-
-if __name__ == "__main__":
-    main()

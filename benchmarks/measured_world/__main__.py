@@ -1,0 +1,20 @@
+"""Commands of the predictions beside public measurements.
+
+python -m benchmarks.measured_world COMMAND --help
+"""
+
+import click
+
+from benchmarks.measured_world import peaks, serving
+
+
+@click.group(help=__doc__)
+def main() -> None:
+    pass
+
+
+for _command in (serving.main, peaks.main):
+    main.add_command(_command)
+
+if __name__ == "__main__":
+    main()

@@ -8,17 +8,18 @@ share of its memory free on the fullest device.
 
 import itertools
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
 
 import numpy as np
-from jaxtyping import Float, Int, Shaped
+from jaxtyping import Float, Int
 
 from gdp import solve
 from gdp.cluster.types import Cluster, fullness, nearly_full
 from gdp.errors import InfeasibleError
 from gdp.graph.op_graph import OpGraph
+from gdp.methods.intervals import Join, Row, best_row
 from gdp.placement import Placement, make_placement
 from gdp.prepare import prepare_problem
 from gdp.problem.arrays import arrays_of
@@ -34,39 +35,6 @@ ROOMY = 0.75
 """A plan on one device that is no fuller stays there: other devices would add transfers for room
 that nobody misses."""
 EVEN_STEPS = 8  # halvings of the share of memory that the fullest device may fill
-Join = Callable[[np.ndarray, np.ndarray], np.ndarray]
-Row = list[tuple[int, int, int]]
-"""(first block, block behind the last, device) of every stretch."""
-
-
-def best_row(
-    order: Sequence[int],
-    stage: Shaped[np.ndarray, "C C D"],
-    link: Shaped[np.ndarray, "D D C"],
-    join: Join,
-) -> tuple[complex, Row]:
-    """The best cover of all blocks by stretches on devices of this order. O(D C^2 + D^2 C).
-
-    `join` combines the value of a row with that of its next link or stage: the sum, or the maximum.
-    """
-    blocks = stage.shape[0] - 1
-    best: list[np.ndarray] = []  # of each device as the last: value of the blocks before j
-    back: list[tuple[np.ndarray, np.ndarray]] = []  # where its stretch begins; the device before
-    for k, device in enumerate(order):
-        heads = [np.where(np.arange(blocks + 1) == 0, 0.0, np.inf)]
-        heads += [join(best[b], link[order[b], device]) for b in range(k)]
-        head, before = np.min(heads, axis=0), np.argmin(heads, axis=0) - 1
-        values = join(head[:, None], stage[:, :, device])
-        best.append(values.min(axis=0))
-        back.append((values.argmin(axis=0), before))
-    k = int(np.argmin([values[blocks] for values in best]))
-    value, j = complex(best[k][blocks]), blocks
-    row: Row = []
-    while k >= 0 and np.isfinite(value):
-        start = int(back[k][0][j])
-        row.append((start, j, order[k]))
-        j, k = start, int(back[k][1][start])
-    return value, row[::-1]
 
 
 @dataclass(frozen=True, eq=False)
@@ -122,7 +90,7 @@ class ModuleBlocks:
     def best_of_orders(self, share: float, join: Join, fill: float = 1.0) -> tuple[float, Row]:
         """Value and row of the best row over all orders of the devices; empty where none fits."""
         seconds, link_s = self.fitting_s(share, fill), self.link_s
-        plans = (best_row(order, seconds, link_s, join) for order in self.orders)
+        plans = (best_row(order, lambda d: seconds[:, :, d], link_s, join) for order in self.orders)
         value, row = min(plans, key=lambda plan: plan[0].real)
         return value.real, row
 

@@ -36,6 +36,7 @@ from gdp.methods.exact.cp_sat import (
     run_cp,
     ticks,
 )
+from gdp.methods.intervals import best_row
 from gdp.methods.pipeline.elements import Contraction, contract, linear_orders, random_order
 from gdp.problem.problem import Problem
 from gdp.problem.symmetry import same
@@ -335,6 +336,7 @@ def ladder_positions(
 
 
 _MOST_ORDERS = 40
+_CPUS = -1  # in an order of calls: the CPUs together, each element on its fastest
 _STEPS_PER_OP, _MOST_STEPS = 1000, 200_000
 _HOT, _COLD = 0.02, 1e-5  # shares of the latency
 
@@ -382,53 +384,23 @@ def _serial_plan(
     cpu = is_cpu(problem)
     moved_s = _moved_s(problem, at, m)
     on_cpu_s, home = _cpu_steps(problem, at, m, np.flatnonzero(cpu))
-    best = np.full(m + 1, np.inf)
-    best[0] = 0.0
-    tables = [_with_cpus(best, on_cpu_s)]
-    origins: list[np.ndarray] = []
+    on_cpus_s = np.full((m + 1, m + 1), np.inf)
+    for i in range(m):
+        on_cpus_s[i, i + 1 :] = np.cumsum(on_cpu_s[i:])
+
+    def stage_s(a: int) -> Float[np.ndarray, "S S"]:
+        return on_cpus_s if a == _CPUS else _call_s(problem, at, m, a, moved_s)
+
+    calls = [_CPUS]
     for a in np.flatnonzero(~cpu).tolist():
-        cost_s = _call_s(problem, at, m, a, moved_s)
-        total_s = tables[-1][:, None] + cost_s  # [i, j]
-        origin = total_s.argmin(axis=0)
-        origins.append(origin)
-        called = np.minimum(tables[-1], total_s[origin, np.arange(m + 1)])
-        tables.append(_with_cpus(called, on_cpu_s))
-    if not np.isfinite(tables[-1][m]):
+        calls += [a, _CPUS]
+    _, row = best_row(calls, stage_s)
+    if m and not row:
         return None
     where = np.full(m + 1, problem.cluster.host)
-    _walk_back(tables, origins, on_cpu_s, home, np.flatnonzero(~cpu), where)
+    for start, stop, a in row:
+        where[start:stop] = home[start:stop] if a == _CPUS else a
     return where[at].astype(np.int64)
-
-
-def _with_cpus(best: Float[np.ndarray, "S"], on_cpu_s: Float[np.ndarray, "M"]) -> np.ndarray:
-    """The table after any number of further elements on CPUs."""
-    best = best.copy()
-    for j, seconds in enumerate(on_cpu_s.tolist()):
-        best[j + 1] = min(best[j + 1], best[j] + seconds)
-    return best
-
-
-def _walk_back(
-    tables: list[np.ndarray],
-    origins: list[np.ndarray],
-    on_cpu_s: Float[np.ndarray, "M"],
-    home: Int[np.ndarray, "M"],
-    accelerators: Int[np.ndarray, "A"],
-    where: Int[np.ndarray, "S"],
-) -> None:
-    """Write the device of every place into `where`."""
-    j, level = len(on_cpu_s), len(origins)
-    while j > 0:
-        now = tables[level][j]
-        if tables[level][j - 1] + on_cpu_s[j - 1] == now:
-            j -= 1
-            where[j] = home[j]
-        elif tables[level - 1][j] == now:
-            level -= 1
-        else:
-            i = int(origins[level - 1][j])
-            where[i:j] = accelerators[level - 1]
-            j, level = i, level - 1
 
 
 def _cpu_steps(
@@ -443,7 +415,8 @@ def _cpu_steps(
 
 
 def _moved_s(problem: Problem, at: Int[np.ndarray, "N"], m: int) -> Float[np.ndarray, "S S"]:
-    """[i, j]: seconds of the transfers between the places i to j - 1 and all others."""
+    """[i, j]: seconds of the transfers between the places i to j - 1 and all others; inf where that
+    is none."""
     graph = problem.graph
     made = at[graph.producer]
     send_s = np.array(problem.tensor_s, dtype=float)
@@ -464,7 +437,7 @@ def _moved_s(problem: Problem, at: Int[np.ndarray, "N"], m: int) -> Float[np.nda
         kept = (made < j) & (last >= j)
         stores = np.bincount(made[kept], weights=send_s[kept], minlength=m + 1)
         total[:, j] += np.cumsum(stores[::-1])[::-1][: m + 1]
-    return total
+    return np.where(np.tri(m + 1, dtype=bool), np.inf, total)
 
 
 def _call_s(
@@ -481,7 +454,6 @@ def _call_s(
     cost_s = moved_s + done_s[None] - done_s[:, None]
     room = float(problem.cluster.memory_bytes[a])
     cannot = (barred[None] > barred[:, None]) | (bytes_[None] - bytes_[:, None] > room)
-    cannot |= np.tril(np.ones((m + 1, m + 1), dtype=bool))
     return np.where(cannot, np.inf, cost_s)
 
 

@@ -245,9 +245,9 @@ def _best_cuts(
 ) -> Iterator[tuple[Int[np.ndarray, "D"], Int[np.ndarray, "D"]]]:
     """(order, ends) of the splits of least largest stage, for latency of least sum of stages, per
     order of the devices."""
-    from gdp.methods.heuristics.blocks_kernels import best_cuts, fill_block_inputs, least_sum_cuts
+    from gdp.methods.heuristics.blocks_kernels import best_cuts, fill_block_inputs
 
-    best = best_cuts if objective_of(problem).pipelined else least_sum_cuts
+    in_turn = not objective_of(problem).pipelined
     a = arrays_of(problem)
     cuts = _candidate_cuts(work_s)
     off, busy = ~np.eye(problem.num_devices, dtype=bool), problem.cluster.queues
@@ -260,14 +260,14 @@ def _best_cuts(
     fill_block_inputs(a, sequence, cuts, latency_s, s_per_byte, place, counted, receive_s, openers)
     for capacity in _capacities(problem):
         rooms = [capacity * share for share in (1.0, 0.8, 0.6, 0.4)]
-        if best is least_sum_cuts:
+        if in_turn:
             needed = _working_bytes(problem)
             rooms[1:1] = [capacity - needed, capacity - 2 * needed]
         for room in rooms:
             for order in orders:
-                seconds, ends = best(
+                seconds, ends = best_cuts(
                     np.ascontiguousarray(work_s[:, cuts]), bytes_up_to[cuts], receive_s, openers,
-                    order, a.segment_s, room,
+                    order, a.segment_s, room, in_turn,
                 )  # fmt: skip
                 if np.isfinite(seconds):
                     yield order, cuts[ends]

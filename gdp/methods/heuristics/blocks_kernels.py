@@ -61,13 +61,13 @@ def fill_block_inputs(
 
 @numba.njit(cache=KEEP, nogil=True)
 @no_type_check
-def best_cuts(work_s, weight_bytes, receive_s, openers, order, segment_s, room_bytes):
-    """The cut points of least largest stage. O(D K^2).
+def best_cuts(work_s, weight_bytes, receive_s, openers, order, segment_s, room_bytes, in_turn):
+    """The cut points of least largest stage, or where stages run in turn of least sum. O(D K^2).
 
     `work_s` [D, K] and `weight_bytes` [K] are sums up to each cut. least[j, y] = min over x <= y of
-    max(least[j - 1, x], stage(order[j], x, y)), where a stage is busy computing or receiving,
-    whichever takes longer, and infinite over its memory. Empty stages cost nothing.
-    Returns (period, ends [D]); the period is infinite where nothing fits.
+    least[j - 1, x] and stage(order[j], x, y), added or the larger of them. A stage computes and
+    receives, of many samples at the same time; it is infinite over its memory. Empty stages cost
+    nothing. Returns (seconds, ends [D]); the seconds are infinite where nothing fits.
     """
     num_devices, num_cuts = order.shape[0], receive_s.shape[0]
     least = np.full((num_devices + 1, num_cuts), np.inf)
@@ -79,48 +79,17 @@ def best_cuts(work_s, weight_bytes, receive_s, openers, order, segment_s, room_b
             least[j + 1, y], best_from[j + 1, y] = least[j, y], y
             for x in range(y - 1, -1, -1):
                 busy = work_s[d, y] - work_s[d, x]
-                if busy >= least[j + 1, y]:
-                    break  # an earlier start only adds work
+                if busy >= least[j + 1, y] or weight_bytes[y] - weight_bytes[x] > room_bytes[d]:
+                    break  # an earlier start only adds to both
                 if least[j, x] >= least[j + 1, y]:
                     continue
-                if weight_bytes[y] - weight_bytes[x] > room_bytes[d]:
-                    break
-                busy += segment_s[d] * openers[x, y]
-                stage = max(busy, receive_s[x, y], least[j, x])
-                if stage < least[j + 1, y]:
-                    least[j + 1, y], best_from[j + 1, y] = stage, x
-    ends = np.zeros(num_devices, np.int64)
-    y = num_cuts - 1
-    for j in range(num_devices, 0, -1):
-        ends[j - 1] = y
-        y = best_from[j, y]
-    return least[num_devices, num_cuts - 1], ends
-
-
-@numba.njit(cache=KEEP, nogil=True)
-@no_type_check
-def least_sum_cuts(work_s, weight_bytes, receive_s, openers, order, segment_s, room_bytes):
-    """The cut points of least sum over all stages. O(D K^2).
-
-    Like `best_cuts`, for one sample that passes the stages in turn:
-    least[j, y] = min over x <= y of least[j - 1, x] + stage(order[j], x, y), where a stage computes
-    and receives. Returns (seconds, ends [D]); the seconds are infinite where nothing fits.
-    """
-    num_devices, num_cuts = order.shape[0], receive_s.shape[0]
-    least = np.full((num_devices + 1, num_cuts), np.inf)
-    best_from = np.zeros((num_devices + 1, num_cuts), np.int64)
-    least[0, 0] = 0.0
-    for j in range(num_devices):
-        d = order[j]
-        for y in range(num_cuts):
-            least[j + 1, y], best_from[j + 1, y] = least[j, y], y
-            for x in range(y - 1, -1, -1):
-                stage = work_s[d, y] - work_s[d, x]
-                if stage >= least[j + 1, y] or weight_bytes[y] - weight_bytes[x] > room_bytes[d]:
-                    break  # an earlier start only adds to both
-                total = least[j, x] + stage + segment_s[d] * openers[x, y] + receive_s[x, y]
-                if total < least[j + 1, y]:
-                    least[j + 1, y], best_from[j + 1, y] = total, x
+                opened_s = segment_s[d] * openers[x, y]
+                if in_turn:
+                    value = least[j, x] + busy + opened_s + receive_s[x, y]
+                else:
+                    value = max(busy + opened_s, receive_s[x, y], least[j, x])
+                if value < least[j + 1, y]:
+                    least[j + 1, y], best_from[j + 1, y] = value, x
     ends = np.zeros(num_devices, np.int64)
     y = num_cuts - 1
     for j in range(num_devices, 0, -1):

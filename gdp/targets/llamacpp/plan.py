@@ -18,6 +18,7 @@ from jaxtyping import Float, Int
 from gdp.cluster.types import Cluster
 from gdp.errors import ArgumentError, InfeasibleError, PlacementError
 from gdp.graph.op_graph import OpGraph
+from gdp.methods.intervals import best_row
 from gdp.placement import Placement, make_placement
 from gdp.prepare import prepare_problem
 from gdp.problem.arrays import arrays_of
@@ -30,7 +31,6 @@ from gdp.targets.rows import (
     EQUAL,
     EVEN_STEPS,
     MEMORY_SHARES,
-    best_row,
     evened,
     first_that_fits,
 )
@@ -293,7 +293,7 @@ def _llama_devices(
     link = np.zeros((cluster.num_devices, cluster.num_devices, count + 1), dtype=complex)
     for before, device in itertools.combinations(order, 2):
         link[before, device] = value(blocks.move_s(before, device, blocks.flow_bytes))
-    total, row = best_row(order, stage, link, np.add)
+    total, row = best_row(order, lambda d: stage[:, :, d], link)
     if not row:
         return None
     devices = np.full(graph.num_ops, cpu)

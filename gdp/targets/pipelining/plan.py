@@ -12,6 +12,7 @@ import numpy as np
 
 from gdp.costs.offload import resident
 from gdp.errors import ArgumentError, PlacementError
+from gdp.methods.intervals import Row, best_row
 from gdp.methods.simplify import SHARE
 from gdp.question import Question
 from gdp.result import Result
@@ -20,8 +21,6 @@ from gdp.targets.pipelining.export import export_pipelining
 from gdp.targets.rows import (
     MEMORY_SHARES,
     ModuleBlocks,
-    Row,
-    best_row,
     first_that_fits,
     module_blocks,
 )
@@ -77,13 +76,13 @@ def _pipeline_row(blocks: ModuleBlocks, memory_share: float, simplicity: float) 
     """The row of stages that sends the fewest bytes among those of nearly the least period; empty
     where nothing fits."""
     seconds, link_s, orders = blocks.fitting_s(memory_share), blocks.link_s, blocks.orders
-    least_s = min(best_row(order, seconds, link_s, np.maximum)[0].real for order in orders)
+    least_s, _ = blocks.best_of_orders(memory_share, np.maximum)
     if not np.isfinite(least_s):
         return []
     limit_s = least_s * (1 + simplicity) * (1 + 1e-9)
     allowed_links = np.where(link_s <= limit_s, blocks.cut_bytes.astype(float), np.inf)
     allowed = np.where(seconds <= limit_s, 0.0, np.inf)
-    plans = [best_row(order, allowed, allowed_links, np.add) for order in orders]
+    plans = [best_row(order, lambda d: allowed[:, :, d], allowed_links) for order in orders]
     return min(plans, key=lambda plan: plan[0].real)[1]
 
 

@@ -1,0 +1,1 @@
+"""Layers of a decoder divided among devices that compute each op together."""

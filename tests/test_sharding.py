@@ -1,0 +1,186 @@
+"""Members of a split: what each has, what all have together, and what is refused."""
+
+from dataclasses import fields, replace
+
+import numpy as np
+import pytest
+
+from gdp.cluster.types import Device, make_cluster
+from gdp.costs.base import roofline
+from gdp.errors import ModelError
+from gdp.graph.op_graph import OpGraph
+from gdp.splits.division import Role, division_of
+from gdp.splits.sharding import Shares, exchanges, member_graph
+from tests.decoders import ITEM, Sizes, decoder
+
+DENSE, MIXTURE = Sizes(), Sizes(experts=8)
+
+
+def members(graph: OpGraph, shares: Shares) -> list[OpGraph]:
+    division = division_of(graph)
+    return [member_graph(division, shares, rank) for rank in range(shares.size)]
+
+
+def by_name(graph: OpGraph, values: np.ndarray) -> dict[str, float]:
+    return dict(zip(graph.op_names, values.tolist(), strict=True))
+
+
+def test_a_split_of_one_is_the_graph_itself() -> None:
+    graph = decoder()
+    (alone,) = members(graph, Shares((3,)))
+    for field in fields(OpGraph):
+        assert np.array_equal(getattr(alone, field.name), getattr(graph, field.name))
+    assert alone.digest == graph.digest
+
+
+def test_weights_caches_and_flops_of_half_a_layer_counted_by_hand() -> None:
+    graph = decoder(DENSE)
+    first, _ = members(graph, Shares((1, 1)))
+    weights = by_name(first, first.weight_bytes - first.cache_bytes)
+    at = "m.layers.1"
+    assert weights[f"{at}.attn.q/linear"] == ITEM * 64 * (8 * 16 // 2)
+    assert weights[f"{at}.attn.k/linear"] == ITEM * 64 * (4 * 16 // 2)
+    assert weights[f"{at}.attn.o/linear"] == ITEM * (8 * 16 // 2) * 64
+    assert weights[f"{at}.mlp.gate/linear"] == weights[f"{at}.mlp.down/linear"] == ITEM * 64 * 48
+    assert weights["head/linear"] == weights["m.embed/embedding"] == ITEM * 64 * 64
+    caches = by_name(first, first.cache_bytes)
+    assert caches[f"step/{at}.attn/scaled_dot_product_attention"] == 2 * ITEM * 2 * 16 * 12
+    flop = by_name(first, first.flop)
+    assert flop[f"{at}.mlp.down/linear"] == 2 * 8 * 64 * 48
+    assert flop[f"{at}/add"] == by_name(graph, graph.flop)[f"{at}/add"]
+
+
+def test_what_moves_is_everything_columns_read_and_rows_make() -> None:
+    graph = decoder(DENSE)
+    first, _ = members(graph, Shares((1, 1)))
+    moved = by_name(first, first.memory_traffic_bytes)
+    tokens = 8
+    assert moved["m.layers.0.mlp.gate/linear"] == ITEM * (tokens * 64 + 64 * 48 + tokens * 48)
+    assert moved["m.layers.0.mlp.down/linear"] == ITEM * (tokens * 48 + 64 * 48 + tokens * 64)
+    assert moved["m.layers.0.mlp/mul"] == ITEM * 3 * tokens * 48
+    # One token reads the mean of 10 cached tokens, and writes its own.
+    seen = ITEM * (2 * 4 * 16 + 2 * 2 * 16 + 2 * 2 * 16 * 10)
+    assert moved["step/m.layers.0.attn/scaled_dot_product_attention"] == seen
+
+
+def test_shapes_are_those_of_the_member() -> None:
+    graph = decoder(DENSE)
+    first, _ = members(graph, Shares((1, 1)))
+    detail = dict(zip(first.op_names, first.detail, strict=True))
+    assert detail["m.layers.0.attn.q/linear"].input_shapes == ((1, 8, 64), (64, 64))
+    assert detail["m.layers.0.attn.o/linear"].input_shapes == ((1, 8, 64), (64, 64))
+    assert detail["m.layers.0.attn.o/linear"].output_shapes == ((1, 8, 64),)
+    attends = detail["step/m.layers.0.attn/scaled_dot_product_attention"]
+    assert attends.input_shapes == ((1, 4, 1, 16), (1, 2, 11, 16), (1, 2, 11, 16))
+    assert detail["m.layers.0.mlp/mul"].output_shapes == ((1, 8, 48),)
+
+
+@pytest.mark.parametrize("experts", [False, True])
+@pytest.mark.parametrize("parts", [(1, 1), (1, 1, 1, 1), (3, 1), (1, 2, 1)])
+@pytest.mark.parametrize("sizes", [DENSE, MIXTURE])
+def test_members_add_up_to_the_whole(sizes: Sizes, parts: tuple[int, ...], experts: bool) -> None:
+    graph = decoder(sizes)
+    division, own = division_of(graph), members(graph, Shares(parts, experts))
+    role = (division.experts if experts else division.columns).role
+    divided = role != Role.WHOLE
+    for name in ("weight_bytes", "cache_bytes"):
+        total = np.sum([getattr(member, name) for member in own], axis=0)
+        assert (total[divided] == getattr(graph, name)[divided]).all(), name
+    computed = np.sum([member.flop for member in own], axis=0)
+    divided &= role != Role.LOOK_UP
+    np.testing.assert_allclose(computed[divided], graph.flop[divided])
+    moved = np.sum([member.memory_traffic_bytes for member in own], axis=0)
+    assert (moved >= graph.memory_traffic_bytes * (1 - 1e-12)).all()
+    for member in own:
+        assert (member.memory_traffic_bytes <= graph.memory_traffic_bytes * (1 + 1e-12)).all()
+
+
+def test_unlike_shares_are_whole_heads_and_blocks_of_columns() -> None:
+    graph = decoder(replace(DENSE, inner=128))
+    large, small = members(graph, Shares((7, 3)))
+    weights = [by_name(m, m.weight_bytes) for m in (large, small)]
+    assert [w["m.layers.0.attn.k/linear"] // (ITEM * 64 * 16) for w in weights] == [3, 1]
+    assert [w["m.layers.0.mlp.up/linear"] // (ITEM * 64) for w in weights] == [96, 32]
+
+
+def test_heads_of_keys_are_copied_where_members_are_more() -> None:
+    graph = decoder(DENSE)
+    own = members(graph, Shares((1,) * 8))
+    for member in own:
+        weights, caches = by_name(member, member.weight_bytes), by_name(member, member.cache_bytes)
+        assert weights["m.layers.0.attn.q/linear"] == ITEM * 64 * 16
+        assert weights["m.layers.0.attn.k/linear"] == ITEM * 64 * 16
+        assert caches["step/m.layers.0.attn/scaled_dot_product_attention"] == 2 * ITEM * 16 * 12
+
+
+def test_experts_are_divided_by_columns_or_as_a_whole() -> None:
+    graph = decoder(MIXTURE)
+    for experts, shapes in ((False, ((16, 64), (8, 64, 96))), (True, ((8, 64), (4, 64, 192)))):
+        first, _ = members(graph, Shares((1, 1), experts))
+        weights = by_name(first, first.weight_bytes)
+        assert weights["m.layers.0.mlp.experts/gate_up"] == ITEM * 8 * 64 * 192 // 2
+        assert weights["m.layers.0.mlp.router/linear"] == ITEM * 64 * 8
+        detail = dict(zip(first.op_names, first.detail, strict=True))
+        assert detail["m.layers.0.mlp.experts/gate_up"].input_shapes == shapes
+
+
+def test_members_add_up_what_rows_make_and_gather_logits() -> None:
+    graph = decoder(MIXTURE)
+    told = [
+        (graph.op_names[e.op], e.operation, e.size_bytes)
+        for e in exchanges(division_of(graph)) if not graph.op_names[e.op].startswith("step/")
+    ]  # fmt: skip
+    tensor = ITEM * 8 * 64
+    assert told == [
+        ("m.embed/embedding", "all_reduce", tensor),
+        ("m.layers.0.attn.o/linear", "all_reduce", tensor),
+        ("m.layers.0.mlp.experts/sum", "all_reduce", tensor),
+        ("m.layers.1.attn.o/linear", "all_reduce", tensor),
+        ("m.layers.1.mlp.experts/sum", "all_reduce", tensor),
+        ("head/linear", "all_gather", ITEM * 8 * 128),
+    ]
+
+
+def test_a_norm_of_all_queries_adds_up_their_squares() -> None:
+    graph = decoder(replace(DENSE, norm_of_all=True))
+    small = [e for e in exchanges(division_of(graph)) if "q_norm" in graph.op_names[e.op]]
+    assert [e.size_bytes for e in small] == [ITEM * 8] * 2 + [ITEM] * 2
+
+
+def test_latents_are_whole_on_every_member() -> None:
+    graph = decoder(replace(DENSE, latent=32))
+    first, second = members(graph, Shares((1, 1)))
+    for member in (first, second):
+        weights = by_name(member, member.weight_bytes)
+        assert weights["m.layers.0.attn.kv_a/linear"] == ITEM * 64 * 32
+        assert weights["m.layers.0.attn.k/linear"] == ITEM * 32 * 32
+
+
+def test_every_cost_model_reads_a_member() -> None:
+    """Half of a product of weights alone takes half of the seconds."""
+    graph = decoder(replace(DENSE, hidden=512, inner=4096))
+    gpu = Device("g", "gpu", {"default": 1e15}, 1e12)
+    cluster = make_cluster("one", [gpu])
+    seconds = [roofline(g, cluster)[:, 0] for g in (graph, *members(graph, Shares((1, 1))))]
+    op = graph.op_index["step/m.layers.0.mlp.up/linear"]
+    assert seconds[1][op] == pytest.approx(seconds[0][op] / 2, rel=1e-3)
+    assert (seconds[1] <= seconds[0]).all()
+
+
+@pytest.mark.parametrize(
+    ("parts", "said"),
+    [((1, 1, 1), "3 GPUs do not divide 4 heads of keys evenly"),
+     ((1,) * 16, "16 GPUs do not divide 8 heads evenly"),
+     ((100, 1), "leave a member without a piece of 4")],
+)  # fmt: skip
+def test_shares_that_cut_a_head_are_refused(parts: tuple[int, ...], said: str) -> None:
+    with pytest.raises(ModelError, match=said):
+        members(decoder(), Shares(parts))
+
+
+def test_layers_of_unknown_form_are_refused_by_name() -> None:
+    graph = decoder()
+    odd = graph.op_index["m.layers.1.mlp.down/linear"]
+    kinds = ["einsum" if op == odd else kind for op, kind in enumerate(graph.op_types)]
+    with pytest.raises(ModelError, match=r"an unknown use of linear in 'm\.layers\.1\.mlp"):
+        division_of(replace(graph, op_types=tuple(kinds)))

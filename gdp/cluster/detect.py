@@ -7,7 +7,7 @@ import re
 import shutil
 import subprocess
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
@@ -17,11 +17,15 @@ import numpy as np
 from gdp.cluster.presets import (
     CORE_BYTES_PER_S,
     CORE_LATENCY_S,
+    NVLINK_BYTES_PER_S,
+    NVLINK_LATENCY_S,
+    PATHS,
     PCIE_BYTES_PER_S,
     PCIE_LATENCY_S,
     device_names,
     device_preset,
     preset_of_model,
+    presets,
 )
 from gdp.cluster.reserve import reserved
 from gdp.cluster.types import CORE_KIND, Cluster, Device, Link, make_cluster
@@ -61,7 +65,8 @@ def local_cluster(*, max_cores: int = MAX_CORES, run: Run | None = None) -> Clus
         # The preset has 8 cores; arithmetic scales with cores, memory bandwidth does not.
         flop_per_s={"default": base.flop_per_s["default"] * count / PRESET_CORES},
     )
-    links = read_topology(run(["nvidia-smi", "topo", "-m"]) or "", [g.name for g in gpus])
+    matrix = run(["nvidia-smi", "topo", "-m"]) or ""
+    links = read_topology(matrix, [g.name for g in gpus], [g.kind for g in gpus])
     joined = {(link.src, link.dst) for link in links}
     devices = [cpu, *gpus]
     for a in devices:
@@ -204,24 +209,16 @@ def _gpu(name: str, model: str, size_bytes: int) -> Device:
     return replace(_sized(base, size_bytes or base.total_bytes), model=model)
 
 
-# One direction. NV#: bonded NVLinks of 25 GB/s each (NVLink 2 to 4: NVIDIA V100, A100 and H100
-# datasheets, 50 GB/s per link both ways). The rest starts from PCIe 4 x16; what host bridges and
-# the interconnect between sockets take off is an assumption, to be overridden in a TOML file.
-NVLINK_BYTES_PER_S = 25e9
-PATHS = {
-    "PIX": (31.5e9, 8e-6),
-    "PXB": (28e9, 9e-6),
-    "PHB": (25e9, 10e-6),
-    "NODE": (22e9, 11e-6),
-    "SYS": (16e9, 13e-6),
-}
-
-
-def read_topology(text: str, names: list[str]) -> list[Link]:
-    """The links among the GPUs of a `nvidia-smi topo -m` matrix, named in order by `names`.
+def read_topology(text: str, names: list[str], kinds: Sequence[str] = ()) -> list[Link]:
+    """The links among the GPUs of a `nvidia-smi topo -m` matrix.
 
     Empty text has no links. Raises `ClusterError` when the matrix and `names` disagree or a cell
     is unknown. Pairs that cross sockets (SYS) share one channel each way.
+
+    Args:
+        text: The matrix.
+        names: Of the GPUs, in its order.
+        kinds: Presets of the GPUs, of which the fifth generation has links twice as fast.
     """
     rows = [
         line.split() for line in text.splitlines() if re.match(r"\s*GPU\d+\s+(X|NV|P|N|S)", line)
@@ -230,17 +227,24 @@ def read_topology(text: str, names: list[str]) -> list[Link]:
         return []
     if len(rows) != len(names):
         raise ClusterError(f"the topology has {len(rows)} GPUs, the cluster {len(names)}")
+    fifth = [(presets()[kind].nvlink_bytes_per_s or 0.0) >= NVLINK5_BYTES_PER_S for kind in kinds]
+    nvlink = NVLINK_BYTES_PER_S * (2 if fifth and all(fifth) else 1)
     links = []
     for i, row in enumerate(rows):
         for j, cell in enumerate(row[1 : len(rows) + 1]):
             if i != j:
-                links.append(_topology_link(names[i], names[j], cell))
+                links.append(_topology_link(names[i], names[j], cell, nvlink))
     return links
 
 
-def _topology_link(src: str, dst: str, cell: str) -> Link:
+NVLINK5_BYTES_PER_S = 900e9
+"""Of 18 links of the fifth generation, 50 GB/s each way (NVIDIA Blackwell architecture, 2024)."""
+
+
+def _topology_link(src: str, dst: str, cell: str, nvlink_bytes_per_s: float) -> Link:
     if match := re.fullmatch(r"NV(\d+)", cell):
-        return Link(src, dst, int(match[1]) * NVLINK_BYTES_PER_S, 5e-6, one_way=True)
+        speed = int(match[1]) * nvlink_bytes_per_s
+        return Link(src, dst, speed, NVLINK_LATENCY_S, one_way=True)
     if cell not in PATHS:
         raise ClusterError(
             f"topology: {src} to {dst} is {cell!r}; known are NV#, {', '.join(PATHS)}"

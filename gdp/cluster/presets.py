@@ -16,6 +16,18 @@ from gdp.units import parse_bytes
 PCIE_BYTES_PER_S = {"pcie3": 15.75e9, "pcie4": 31.5e9, "pcie5": 63.0e9}
 PCIE_LATENCY_S = 10e-6
 NVLINK_LATENCY_S = 5e-6
+# One direction of one link, of which GPUs bond several (NVLink 2 to 4: NVIDIA V100, A100 and H100
+# datasheets, 50 GB/s per link both ways).
+NVLINK_BYTES_PER_S = 25e9
+# Paths of `nvidia-smi topo -m` that are no NVLink start from PCIe 4 x16; what host bridges and the
+# interconnect between sockets take off is an assumption, to be overridden in a TOML file.
+PATHS = {
+    "PIX": (31.5e9, 8e-6),
+    "PXB": (28e9, 9e-6),
+    "PHB": (25e9, 10e-6),
+    "NODE": (22e9, 11e-6),
+    "SYS": (16e9, 13e-6),
+}
 # Cores of one machine hand over a pointer: what it costs is waking the reader, and that the data
 # lie in the other core's cache. Measured between two ONNX Runtime sessions (`gdp profile`).
 CORE_BYTES_PER_S = 2e10
@@ -54,6 +66,28 @@ def device_names() -> list[str]:
     return sorted(presets())
 
 
+def link_family(cluster: Cluster, src: int, dst: int) -> str:
+    """Family of a link between two accelerators whose numbers are gdp's own: "nvlink" or "pcie".
+
+    "" for links whose bandwidth or latency somebody else gave, for those of unknown devices and of
+    processors. Presets and detection know no more of a link than its datasheet.
+    """
+    ends = cluster.devices[src], cluster.devices[dst]
+    if src == dst or any(device.is_cpu for device in ends):
+        return ""
+    speed = float(cluster.link_bytes_per_s[src, dst])
+    numbers = (speed, float(cluster.link_latency_s[src, dst]))
+    if numbers in _PCIE_NUMBERS:
+        return "pcie"
+    known = [presets().get(device.kind) for device in ends]
+    most = min((preset.nvlink_bytes_per_s or 0.0) if preset else 0.0 for preset in known)
+    whole = speed in (most, NVLINK_BYTES_PER_S * round(speed / NVLINK_BYTES_PER_S))
+    return "nvlink" if whole and speed <= most and numbers[1] == NVLINK_LATENCY_S else ""
+
+
+_PCIE_NUMBERS = frozenset(
+    (*((speed, PCIE_LATENCY_S) for speed in PCIE_BYTES_PER_S.values()), *PATHS.values())
+)
 _VARIANTS = r"(?![0-9a-z])(?![ -]*(?:ti|super|laptop|mobile|max-q)\b)"
 _CAPACITY = re.compile(r"-\d+$")
 

@@ -76,7 +76,7 @@ def transformer_step() -> Any:
 def row(graph: Any, cluster: str, objective: str, seconds: float, bound_s: float) -> dict[str, Any]:
     """One model on one cluster."""
     machine = Cluster.load(cluster)
-    problem = prepare_problem(Question(graph, machine, objective=objective, costs=roofline)).problem
+    problem = prepare_problem(Question(graph, machine, objective=objective, costs=roofline))
     began_s = time.perf_counter()
     bound = max(all_bounds(problem, bound_s), key=lambda b: b.value_s)
     took_s = time.perf_counter() - began_s

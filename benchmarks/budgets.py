@@ -22,11 +22,12 @@ from gdp.clock import COMPILE, WorkClock, waited_s
 from gdp.cluster.types import Cluster
 from gdp.methods.base import Answer, Search
 from gdp.methods.portfolio import HEURISTICS, PROGRAMS, auto, memory_fill
-from gdp.methods.scoring import best_of, score_of
+from gdp.methods.scoring import best_of
 from gdp.methods.search.local_search import improve
 from gdp.problem.problem import Problem
 from gdp.problem.ticks import in_ticks
 from gdp.question import Question
+from gdp.sim.score import score_of
 
 CORPUS = "data/corpus/{}/{}.json.gz"
 GRAPHS = (
@@ -49,7 +50,7 @@ def problem_of(graph: str, cluster: str, objective: str, over: float) -> Problem
     loaded = gdp.load(CORPUS.format(graph.split("-")[0], graph))
     prepared = prepare_problem(
         Question(loaded, Cluster.load(cluster), objective=objective, costs=roofline)
-    ).problem
+    )
     problem = replace(prepared, replicas=False)
     return in_ticks(tight(problem, over) if over else problem)
 

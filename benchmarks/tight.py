@@ -132,7 +132,7 @@ def main(objective: str, over: float, evaluations: int, models: str, clusters: s
         for cluster in clusters.split(","):
             prepared = prepare_problem(
                 Question(graph, Cluster.load(cluster), objective=objective, costs=roofline)
-            ).problem
+            )
             problem = tight(replace(prepared, replicas=False), over)
             r = row(problem, evaluations)
             gains.append(r["auto_s"] / r["long_s"])

@@ -39,7 +39,8 @@ from gdp.measure.measuring import measure as measure_contenders
 from gdp.measure.plan import make_plan
 from gdp.methods.base import Search
 from gdp.models import load
-from gdp.problem.problem import make_problem
+from gdp.placement import Assignment
+from gdp.problem.problem import Origin, make_problem
 from gdp.question import Question
 from gdp.sim.prediction import Prediction
 from gdp.sim.segments import segment_values, segments
@@ -130,8 +131,9 @@ def prediction(
         cluster = costs.with_runtime_overheads(cluster)
     else:
         seconds = costs(fused.graph, cluster)
-    problem = make_problem(fused.graph, cluster, seconds, "throughput")
-    return Prediction(problem, where, fused.group_of)
+    origin = Origin(fused.group_of)
+    problem = make_problem(fused.graph, cluster, seconds, "throughput", origin=origin)
+    return Prediction(problem, Assignment(where))
 
 
 def predicted(

@@ -1,7 +1,7 @@
 """Candidates of a free search beside those of its methods, and their scores as devices run them.
 
 Plans of other programs enter a search as methods. Where kernels were cut between modules
-(`PreparedProblem.is_relaxed`), times of the problem may be too short, so that the best candidates
+(`Origin.is_relaxed`), times of the problem may be too short, so that the best candidates
 are simulated again with the kernels that each device fuses.
 """
 
@@ -13,7 +13,6 @@ import numpy as np
 from gdp.graph.op_graph import OpGraph
 from gdp.methods.base import Answer, Assignment, Method, Search
 from gdp.placement import Placement, make_placement
-from gdp.prepare import PreparedProblem
 from gdp.problem.problem import Problem
 from gdp.sim.objectives import Score
 
@@ -21,16 +20,17 @@ Plans = Callable[[], Iterable[Placement]]
 """Makes placements, the most promising first."""
 
 
-def planned_method(graph: OpGraph, prepared: PreparedProblem, planner: Plans) -> Method:
+def planned_method(graph: OpGraph, planner: Plans) -> Method:
     """A method that answers the first placement of a planner that fits."""
     from gdp.methods.repair import repair_and_select
-    from gdp.methods.scoring import expand, nearest_allowed, score_of
+    from gdp.methods.scoring import expand, nearest_allowed
+    from gdp.sim.score import score_of
 
     # A group goes where its largest weights are: what else is fused with them may be elsewhere.
     order = np.argsort(graph.weight_bytes, kind="stable")
 
     def method(problem: Problem, search: Search) -> Answer:
-        group = problem.group[prepared.group_of][order]
+        group = problem.group[problem.origin.group_of][order]
         closest = None
         for placement in planner():
             group_device = np.zeros(problem.num_groups, dtype=np.int64)
@@ -45,13 +45,12 @@ def planned_method(graph: OpGraph, prepared: PreparedProblem, planner: Plans) ->
     return method
 
 
-def expanded(
-    graph: OpGraph, prepared: PreparedProblem, assignment: Assignment, made_by: str
-) -> Placement:
+def expanded(graph: OpGraph, problem: Problem, assignment: Assignment, made_by: str) -> Placement:
     """The placement of a model by an assignment of its fused ops."""
-    rank = None if assignment.rank is None else prepared.expand(assignment.rank)
+    expand = problem.origin.expand
+    rank = None if assignment.rank is None else expand(assignment.rank)
     return make_placement(
-        graph, prepared.problem.cluster, prepared.expand(assignment.device), rank,
+        graph, problem.cluster, expand(assignment.device), rank,
         made_by=made_by, teams=assignment.teams,
     )  # fmt: skip
 

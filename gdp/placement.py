@@ -158,6 +158,15 @@ def _difference(own: Cluster, given: Cluster) -> str:
 
 
 @dataclass(frozen=True, eq=False)
+class Assignment:
+    """A device and a priority for every op of a problem, as arrays."""
+
+    device: Int[np.ndarray, "N"]
+    rank: Int[np.ndarray, "N"] | None = None  # None: first ready first
+    teams: Teams = ()  # of replicated stages; their ops are on the first member
+
+
+@dataclass(frozen=True, eq=False)
 class Placement:
     """A device, and a priority, for every op of one graph."""
 

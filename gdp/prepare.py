@@ -1,8 +1,7 @@
 """Prepare the problem of a model on a cluster: fused ops, costs, constraints, placements."""
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, replace
-from typing import NamedTuple
+from dataclasses import replace
 
 import numpy as np
 from jaxtyping import Float, Int
@@ -17,62 +16,16 @@ from gdp.graph.fuse import Fused, class_parts, fuse, group_seconds
 from gdp.graph.generation import request_of
 from gdp.graph.groups import all_per_group, first_members, joined, merge_ids, sum_per_group
 from gdp.graph.op_graph import OpGraph
-from gdp.placement import Placement
-from gdp.problem.problem import Problem, make_problem
+from gdp.placement import Assignment, Placement
+from gdp.problem.problem import Origin, Problem, make_problem
 from gdp.question import Question
 from gdp.sim.objectives import find_objective
 from gdp.sim.prediction import Prediction
 
 
-class TimedParts(NamedTuple):
-    """Inputs of a problem's times: drawing other costs changes nothing else of it."""
-
-    graph: OpGraph  # with the caches of all requests
-    fused: Fused
-    cluster: Cluster  # without the overheads of a runtime
-
-
-@dataclass(frozen=True, eq=False)
-class PreparedProblem:
-    """A problem over fused ops, and the way back to the ops of the model."""
-
-    problem: Problem
-    group_of: Int[np.ndarray, "N"]  # the fused op that holds each op of the model
-    costs: str
-    model: CostModel  # that the label `costs` is of
-    parts: TimedParts
-    # True where kernels are cut between modules, so that these are free of each other: times are
-    # then at most those of `prepare_placement`, but for `slack_s`.
-    is_relaxed: bool = False
-    slack_s: float = 0.0  # by which a time may exceed that of `prepare_placement`
-
-    def drawn(self, seeds: Iterable[int]) -> Iterator[Problem]:
-        """The problem under draws of the costs that were learned; empty where none were.
-
-        Base costs are computed once; a draw is a multiplication.
-        """
-        model, (graph, fused, cluster) = self.model, self.parts
-        if not isinstance(model, AdaptedCosts):
-            return
-        unfused = model.reads_unfused
-        base_s = model.base(graph if unfused else fused.graph, cluster)
-        for seed in seeds:
-            draw = replace(model, adaptation=model.adaptation.sampled(seed))
-            seconds = base_s * draw.factors(graph if unfused else fused.graph, cluster)
-            seconds = group_seconds(fused, seconds) if unfused else seconds
-            machine = draw.with_runtime_overheads(cluster)
-            tensor_s = _tensor_s(fused.graph, machine, self.problem.objective)
-            machine, seconds = _all_runs(fused.graph, machine, seconds)
-            yield replace(self.problem, cluster=machine, compute_s=seconds, tensor_s=tensor_s)
-
-    def expand(self, values: Int[np.ndarray, "M"]) -> Int[np.ndarray, "N"]:
-        """Values of the fused ops, for the ops of the model."""
-        return values[self.group_of]
-
-
 def prepare_problem(
     question: Question, *, keep_apart: Int[np.ndarray, "N"] | None = None, replicas: bool = False
-) -> PreparedProblem:
+) -> Problem:
     """Placement problem of a question, with the ops that runtimes fuse merged.
 
     Args:
@@ -96,7 +49,7 @@ def prepare_problem(
         labels = np.unique(np.stack([labels, borders]), axis=1, return_inverse=True)[1].reshape(-1)
     if keep_apart is not None:
         labels = np.unique(np.stack([labels, keep_apart]), axis=1, return_inverse=True)[1]
-    graph = _with_caches(graph, requests_in_flight(graph, cluster, objective))
+    graph = _with_all_caches(question)
     kernels = fused = fuse(graph, apart=labels.reshape(-1).astype(np.int64))
     if keep_apart is None and (graph.repeats != 1).any():
         apart = class_parts(graph, fused, merge_ids(graph.colocate, together))
@@ -107,7 +60,6 @@ def prepare_problem(
     seconds = _fused_seconds(model, fused, graph, cluster)
     kernel_s = seconds if kernels is fused else _fused_seconds(model, kernels, graph, cluster)
     ties = None if together is None else joined(fused.group_of, together)
-    parts = TimedParts(graph, fused, cluster)
     if isinstance(model, RuntimeOverheads):
         cluster = model.with_runtime_overheads(cluster)
     tensor_s = _tensor_s(fused.graph, cluster, objective)
@@ -117,7 +69,7 @@ def prepare_problem(
         whole_s = _all_runs(kernels.graph, cluster, kernel_s)[1]
         kernel_of = kernels.group_of[first_members(fused.group_of)]
         seconds, slack_s = _as_one_kernel(seconds, whole_s, kernel_of, cluster)
-    problem = make_problem(
+    return make_problem(
         fused.graph,
         machine,
         seconds,
@@ -126,10 +78,29 @@ def prepare_problem(
         together=ties,
         tensor_s=tensor_s,
         replicas=replicas and constraints.replicas,
+        origin=Origin(fused.group_of, label, model, kernels is not fused, slack_s),
     )
-    return PreparedProblem(
-        problem, fused.group_of, label, model, parts, kernels is not fused, slack_s
-    )
+
+
+def drawn_problems(question: Question, problem: Problem, seeds: Iterable[int]) -> Iterator[Problem]:
+    """The problem of a question under draws of the costs that were learned; empty where none were.
+
+    Base costs are computed once; a draw is a multiplication.
+    """
+    model, cluster = problem.origin.model, question.cluster
+    if not isinstance(model, AdaptedCosts):
+        return
+    unfused = model.reads_unfused
+    rows = _with_all_caches(question) if unfused else problem.graph
+    base_s = model.base(rows, cluster)
+    for seed in seeds:
+        draw = replace(model, adaptation=model.adaptation.sampled(seed))
+        seconds = base_s * draw.factors(rows, cluster)
+        seconds = sum_per_group(seconds, problem.origin.group_of) if unfused else seconds
+        machine = draw.with_runtime_overheads(cluster)
+        tensor_s = _tensor_s(problem.graph, machine, problem.objective)
+        machine, seconds = _all_runs(problem.graph, machine, seconds)
+        yield replace(problem, cluster=machine, compute_s=seconds, tensor_s=tensor_s)
 
 
 def _fused_seconds(
@@ -180,8 +151,10 @@ def requests_in_flight(graph: OpGraph, cluster: Cluster, objective: str) -> int:
     return max(1, sum(computing))
 
 
-def _with_caches(graph: OpGraph, count: int) -> OpGraph:
-    """The graph with the caches of so many requests."""
+def _with_all_caches(question: Question) -> OpGraph:
+    """The graph with the caches of all requests in flight."""
+    graph = question.graph
+    count = requests_in_flight(graph, question.cluster, question.objective)
     if count < 2 or not graph.cache_bytes.any():
         return graph
     more = (count - 1) * graph.cache_bytes
@@ -245,20 +218,17 @@ def prepare_placement(question: Question, placement: Placement) -> Prediction:
         PlacementError: The costs give an op no time where it is.
     """
     free = replace(question, constraints=Constraints())
-    prepared = prepare_problem(free, keep_apart=placement.device)
-    size = prepared.problem.num_ops
+    problem = prepare_problem(free, keep_apart=placement.device)
+    origin, size = problem.origin, problem.num_ops
     device, rank = np.zeros(size, np.int64), np.zeros(size, np.int64)
-    device[prepared.group_of] = placement.device
-    rank[prepared.group_of] = placement.rank
-    never = np.flatnonzero(np.isinf(prepared.problem.compute_s[np.arange(size), device]))
+    device[origin.group_of] = placement.device
+    rank[origin.group_of] = placement.rank
+    never = np.flatnonzero(np.isinf(problem.compute_s[np.arange(size), device]))
     if never.size:
         op = int(never[0])
         raise PlacementError(
             f"{never.size} ops cannot run where they are placed, first "
-            f"{prepared.problem.graph.op_names[op]!r} on "
-            f"{question.cluster.device_names[device[op]]}: {prepared.costs} gives it no time there"
+            f"{problem.graph.op_names[op]!r} on "
+            f"{question.cluster.device_names[device[op]]}: {origin.costs} gives it no time there"
         )
-    return Prediction(
-        prepared.problem, device, prepared.group_of, placement.teams, rank, prepared.costs,
-        prepared.model,
-    )  # fmt: skip
+    return Prediction(problem, Assignment(device, rank, placement.teams))

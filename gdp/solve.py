@@ -26,7 +26,7 @@ from gdp.errors import ArgumentError, InfeasibleError
 from gdp.methods.base import Answer, Assignment, Method, Search
 from gdp.methods.shares import BOUND_SHARE, DEVIATION_SHARE, SIMPLIFY_SHARE
 from gdp.placement import Placement, require
-from gdp.prepare import PreparedProblem, prepare_placement, prepare_problem, requests_in_flight
+from gdp.prepare import drawn_problems, prepare_placement, prepare_problem, requests_in_flight
 from gdp.problem.problem import Problem
 from gdp.problem.ticks import in_ticks
 from gdp.question import Question
@@ -59,36 +59,35 @@ def solve(question: Question, planners: Mapping[str, Plans] = MappingProxyType({
     require_method(question)
     start_up(question.objective)
     clock, started_s = search.budget(), time.perf_counter()
-    prepared = prepare_problem(question, replicas=True)
+    problem = prepare_problem(question, replicas=True)
     phases.ended("costs")
-    learned = prepared.model.adaptation if isinstance(prepared.model, AdaptedCosts) else None
+    costs = problem.origin.model
+    learned = costs.adaptation if isinstance(costs, AdaptedCosts) else None
     deviation_share = 0.0 if learned is None else DEVIATION_SHARE
     kept = BOUND_SHARE + deviation_share
     if not clock.is_counted:
         limit = clock.part(1 - kept - SIMPLIFY_SHARE)
         search = replace(search, seconds=limit.seconds, clock=limit)
     curve: list[tuple[float, float]] = []
-    problem = in_ticks(prepared.problem)
-    planned = [(k, planned_method(question.graph, prepared, plan)) for k, plan in planners.items()]
+    ticks = in_ticks(problem)
+    planned = [(k, planned_method(question.graph, plan)) for k, plan in planners.items()]
     table = methods(question.checkpoint, planned)
-    answer = table[question.method](
-        problem, _recorded(search, curve, started_s, problem.unit.seconds)
-    )
+    answer = table[question.method](ticks, _recorded(search, curve, started_s, ticks.unit.seconds))
     phases.ended("search")
     part, found = clock.part(SIMPLIFY_SHARE / (SIMPLIFY_SHARE + kept)), answer.assignment
-    answer = simpler(problem, answer, search, part, learned).in_seconds(problem.unit.seconds)
-    executed = partial(_executed, question, prepared)
-    if prepared.is_relaxed:
+    answer = simpler(ticks, answer, search, part, learned).in_seconds(ticks.unit.seconds)
+    executed = partial(_executed, question, problem)
+    if problem.origin.is_relaxed:
         answer = best_executed(answer, found, executed)
     phases.ended("simplify")
     placed, assignment = _fitting(executed, answer, question, phases.seconds)
     deviation_s = _deviation_s(
-        prepared, assignment, placed.value_s, clock.part(deviation_share / kept)
+        question, problem, assignment, placed.value_s, clock.part(deviation_share / kept)
     )
     phases.ended("deviation")
-    bound = _bound(prepared, answer, clock, placed.value_s)
+    bound = _bound(problem, answer, clock, placed.value_s)
     phases.ended("bound")
-    result = _result(question, prepared, answer, assignment, placed, bound)
+    result = _result(question, problem, answer, assignment, placed, bound)
     phases.ended("counts")
     return replace(
         result, curve=tuple(curve), deviation_s=deviation_s,
@@ -146,21 +145,19 @@ def start_up(objective: str) -> None:
     with waiting_for(COMPILE):
         tiny = tiny_problem(objective if find_objective(objective).on_links else "latency")
         question = Question(tiny.graph, tiny.cluster, objective=tiny.objective)
-        problem = in_ticks(prepare_problem(question).problem)
+        problem = in_ticks(prepare_problem(question))
         alone = Assignment(np.zeros(problem.num_ops, dtype=np.int64))
         simpler(problem, Answer(alone), Search(evaluations=1))
         best_bound(problem, COUNTED_BOUND_S)
 
 
-def _executed(question: Question, prepared: PreparedProblem, assignment: Assignment) -> Score:
+def _executed(question: Question, problem: Problem, assignment: Assignment) -> Score:
     """The score of an assignment; of a relaxed problem with the kernels that devices fuse."""
-    from gdp.sim.score import score
+    from gdp.sim.score import score_of
 
-    if not prepared.is_relaxed:
-        return score(prepared.problem, assignment.device, assignment.rank, assignment.teams)
-    return prepare_placement(
-        question, expanded(question.graph, prepared, assignment, "gdp")
-    ).score()
+    if not problem.origin.is_relaxed:
+        return score_of(problem, assignment)
+    return prepare_placement(question, expanded(question.graph, problem, assignment, "gdp")).score()
 
 
 DRAWS, LEAST_DRAWS = 8, 4
@@ -168,19 +165,18 @@ DRAWS, LEAST_DRAWS = 8, 4
 
 
 def _deviation_s(
-    prepared: PreparedProblem, assignment: Assignment, value_s: float, clock: Clock
+    question: Question, problem: Problem, assignment: Assignment, value_s: float, clock: Clock
 ) -> float | None:
     """Standard deviation of a value over draws of the costs that were learned of the machine; None
     where nothing was."""
-    from gdp.sim.score import score
+    from gdp.sim.score import score_of
 
-    costs = prepared.model
+    costs = problem.origin.model
     if not isinstance(costs, AdaptedCosts):
         return None
     drawn: list[float] = []
-    for problem in prepared.drawn(range(DRAWS)):
-        scored = score(problem, assignment.device, assignment.rank, assignment.teams)
-        drawn.append(scored.value_s)
+    for draw in drawn_problems(question, problem, range(DRAWS)):
+        drawn.append(score_of(draw, assignment).value_s)
         if clock.is_over() and len(drawn) >= LEAST_DRAWS:
             break
     # What no effect explains is another for each device, roughly.
@@ -254,12 +250,12 @@ def _fitting(
 
 
 def _result(
-    question: Question, prepared: PreparedProblem, answer: Answer, assignment: Assignment,
+    question: Question, problem: Problem, answer: Answer, assignment: Assignment,
     placed: Score, bound: tuple[float, str],
 ) -> Result:  # fmt: skip
     """The result of an answer that fits, without its seconds."""
     made_by = f"gdp {question.method} seed={question.search.seed}"
-    placement = expanded(question.graph, prepared, assignment, made_by)
+    placement = expanded(question.graph, problem, assignment, made_by)
     (bound_s, bound_by), value_s = bound, placed.value_s
     return Result(
         question=question,
@@ -270,13 +266,13 @@ def _result(
         # Bound and value are sums in different orders; rounding must not put one past the other.
         bound_s=min(bound_s, value_s),
         bound_by=bound_by,
-        proven_optimal=(answer.proven_optimal and not prepared.is_relaxed)
+        proven_optimal=(answer.proven_optimal and not problem.origin.is_relaxed)
         or bound_s >= value_s * (1 - 1e-9),
         candidates=answer.candidates,
         evaluations=answer.evaluations,
         seconds=0.0,
         seed=question.search.seed,
-        costs=prepared.costs,
+        costs=problem.origin.costs,
         notes=(*answer.messages, *_nearly_full(question.cluster, placed)),
         counts=counts_of(question.graph, placement),
     )
@@ -287,27 +283,25 @@ def _nearly_full(cluster: Cluster, scored: Score) -> list[str]:
     return [note] if note else []
 
 
-def _bound(
-    prepared: PreparedProblem, answer: Answer, clock: Clock, found_s: float
-) -> tuple[float, str]:
+def _bound(problem: Problem, answer: Answer, clock: Clock, found_s: float) -> tuple[float, str]:
     """The better of the method's own bound and those of `gdp.bounds.best`."""
     from gdp.bounds.best import best_bound
 
     seconds, cap_s = COUNTED_BOUND_S, math.inf
     if clock.seconds is not None:
         seconds, cap_s = clock.seconds * BOUND_SHARE, max(0.0, clock.remaining_s())
-    problem = in_ticks(prepared.problem)
-    bound = best_bound(problem, seconds, found_s=found_s / problem.unit.seconds, cap_s=cap_s)
-    bound_s, bound_by = bound.value_s * problem.unit.seconds, bound.argument
+    ticks = in_ticks(problem)
+    bound = best_bound(ticks, seconds, found_s=found_s / ticks.unit.seconds, cap_s=cap_s)
+    bound_s, bound_by = bound.value_s * ticks.unit.seconds, bound.argument
     if bound_s <= answer.bound_s:
         bound_s, bound_by = answer.bound_s, answer.bound_by
-    return max(0.0, bound_s - prepared.slack_s), bound_by
+    return max(0.0, bound_s - problem.origin.slack_s), bound_by
 
 
-def bound_of(prepared: PreparedProblem, clock: Clock, value_s: float) -> tuple[float, str]:
+def bound_of(problem: Problem, clock: Clock, value_s: float) -> tuple[float, str]:
     """A lower bound of a problem's value in seconds and its argument, within the rest of a clock;
     `value_s` is that of a known placement."""
-    return _bound(prepared, Answer(None), clock, value_s)
+    return _bound(problem, Answer(None), clock, value_s)
 
 
 def simulate(question: Question, placement: Placement) -> Score:
@@ -355,7 +349,7 @@ def evaluate(question: Question, placement: Placement) -> Result:
         evaluations=1,
         seconds=time.perf_counter() - started_s,
         seed=0,
-        costs=prediction.costs,
+        costs=prediction.problem.origin.costs,
         notes=(
             *filter(None, [shared_overflow(cluster, scored.peak_bytes)]),
             *_nearly_full(cluster, scored),
@@ -370,16 +364,13 @@ def view_of(question: Question, placement: Placement) -> PlacementView:
     from gdp.sim.latency import simulate as simulate_latency
     from gdp.sim.score import cycle_length, devices_of_sample
 
-    placed = prepare_placement(replace(question, objective="latency"), placement)
+    problem, placed = prepare_placement(replace(question, objective="latency"), placement)
     views: list[PlacementView] = []
     for sample in range(min(cycle_length(placement.teams), MAX_WAYS)):
-        way = devices_of_sample(placed.problem, placed.device, placement.teams, sample)
-        schedule = simulate_latency(placed.problem, way, placed.rank)
+        way = devices_of_sample(problem, placed.device, placement.teams, sample)
+        schedule = simulate_latency(problem, way, placed.rank)
         since_s = views[-1].since_s + views[-1].schedule.latency_s if views else 0.0
         views.append(
-            PlacementView(
-                question.graph, placed.problem, schedule, way, placed.group_of, placement.teams,
-                (), since_s,
-            )
-        )  # fmt: skip
+            PlacementView(question.graph, problem, schedule, way, placement.teams, (), since_s)
+        )
     return replace(views[0], others=tuple(views[1:]))

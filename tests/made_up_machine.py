@@ -41,11 +41,13 @@ def use(monkeypatch: pytest.MonkeyPatch, factor: Slowness, width: float = 0.02) 
 def true_s(request: RunRequest, prediction: Prediction) -> tuple[float, list[float]]:
     """Seconds of a sample and of every segment of a placement, by the shipped costs."""
     plan = make_plan(prediction, request.objective)
-    placed = make_placement(request.graph, request.cluster, prediction.device[prediction.group_of])
+    origin = prediction.problem.origin
+    device = origin.expand(prediction.assignment.device)
+    placed = make_placement(request.graph, request.cluster, device)
     problem = prepare_placement(
         Question(request.graph, request.cluster, objective=request.objective, costs=SHIPPED), placed
     ).problem
-    cut = segment_problem(problem, plan.segment[first_members(prediction.group_of)])
+    cut = segment_problem(problem, plan.segment[first_members(origin.group_of)])
     dispatch_s = np.array([d.dispatch_s for d in cut.cluster.devices])[plan.segment_device]
     seconds = cut.compute_s[np.arange(len(plan.segment_device)), plan.segment_device] + dispatch_s
     return score(cut, plan.segment_device, None).latency_s, seconds.tolist()

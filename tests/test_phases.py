@@ -99,15 +99,16 @@ def test_costs_are_drawn_without_preparing_the_problem_again(
 ) -> None:
     """The draws equal problems that are prepared with the drawn costs, to the last bit."""
     graph, cluster, costs = layers(), gdp.Cluster.load("2xcpu-core"), learned()
-    prepared = prepare.prepare_problem(Question(graph, cluster, costs=costs), replicas=True)
+    question = Question(graph, cluster, costs=costs)
+    problem = prepare.prepare_problem(question, replicas=True)
     others = [AdaptedCosts(roofline, costs.adaptation.sampled(seed)) for seed in range(3)]
     again = [
-        prepare.prepare_problem(Question(graph, cluster, costs=other), replicas=True).problem
+        prepare.prepare_problem(Question(graph, cluster, costs=other), replicas=True)
         for other in others
     ]
     fused: list[object] = []
     monkeypatch.setattr(prepare, "fuse", lambda *args, **_: fused.append(args))
-    drawn = list(prepared.drawn(range(3)))
+    drawn = list(prepare.drawn_problems(question, problem, range(3)))
     assert not fused
     assert len(drawn) == 3
     for one, other in zip(drawn, again, strict=True):

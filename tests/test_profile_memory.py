@@ -40,10 +40,10 @@ def profiled(path: Path, name: str, slower: float, busy: float = 1.0) -> Profile
     """A model whose every kernel takes a multiple of what shipped costs predict."""
     FILES[name](path / name)
     graph = gdp.load(str(path / name), {"batch": 64} if name == "towers.onnx" else {})
-    prepared = prepare_problem(Question(graph, one_core(cpu_model()), costs="shipped"))
-    seconds = prepared.problem.compute_s[:, 0] * slower
+    problem = prepare_problem(Question(graph, one_core(cpu_model()), costs="shipped"))
+    seconds, group_of = problem.compute_s[:, 0] * slower, problem.origin.group_of
     kernels = tuple(
-        Kernel(f"k{g}", "Op", tuple(np.flatnonzero(prepared.group_of == g).tolist()), float(s))
+        Kernel(f"k{g}", "Op", tuple(np.flatnonzero(group_of == g).tolist()), float(s))
         for g, s in enumerate(seconds)
         if s > 0
     )
@@ -68,9 +68,9 @@ def test_a_profile_teaches_the_machine_what_its_kernels_take(tmp_path: Path, fol
     assert off < 0.2
     measured_s = given.models[0].latency_s
     for name in (cpu_model(), ""):
-        prepared = prepare_problem(Question(given.models[0].graph, one_core(name)))
-        assert "tuned on 2 models" in prepared.costs
-        assert prepared.problem.compute_s[:, 0].sum() == pytest.approx(measured_s, rel=0.15)
+        problem = prepare_problem(Question(given.models[0].graph, one_core(name)))
+        assert "tuned on 2 models" in problem.origin.costs
+        assert problem.compute_s[:, 0].sum() == pytest.approx(measured_s, rel=0.15)
 
 
 def test_a_profile_of_a_busy_machine_is_refused(tmp_path: Path, folder: Path) -> None:

@@ -136,7 +136,7 @@ def graph_of(name: str) -> OpGraph:
 def problem_of(name: str, cluster: str) -> Problem:
     """The workload on a cluster, prepared once."""
     machine = Cluster.load(cluster_of(name, cluster))
-    return prepare_problem(Question(graph_of(name), machine, costs=roofline)).problem
+    return prepare_problem(Question(graph_of(name), machine, costs=roofline))
 
 
 def cluster_of(name: str, cluster: str) -> str:

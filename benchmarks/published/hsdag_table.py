@@ -103,7 +103,7 @@ def graph(model: str) -> OpGraph:
 def prepared(model: str, cluster: str) -> Problem:
     """The model on a cluster, prepared once."""
     # Datasheet numbers: what ships for JAX on processors was measured on one machine.
-    return prepare_problem(Question(graph(model), Cluster.load(cluster), costs=roofline)).problem
+    return prepare_problem(Question(graph(model), Cluster.load(cluster), costs=roofline))
 
 
 def run(case: Case) -> Row:

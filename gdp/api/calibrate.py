@@ -163,10 +163,10 @@ def _observed(model: ProfiledModel, cluster: Cluster) -> _Observed:
     are scaled to the whole model's seconds."""
     graph, device = model.graph, cluster.devices[0]
     base, label = resolve_costs(SHIPPED, cluster, graph)
-    prepared = prepare_problem(Question(graph, cluster, costs=base))
+    problem = prepare_problem(Question(graph, cluster, costs=base))
     unfused = bool(getattr(base, "reads_unfused", False))
-    rows = graph if unfused else prepared.problem.graph
-    group = np.arange(graph.num_ops) if unfused else prepared.group_of
+    rows = graph if unfused else problem.graph
+    group = np.arange(graph.num_ops) if unfused else problem.origin.group_of
     seconds = base(rows, cluster)[:, 0]
     keys = op_keys(rows)
     works = ~rows.is_io & np.isfinite(seconds) & (seconds > 0)
@@ -177,7 +177,7 @@ def _observed(model: ProfiledModel, cluster: Cluster) -> _Observed:
         component_s, of_group = [model.latency_s], dict.fromkeys(np.flatnonzero(works).tolist(), 0)
     pieces = _pieces(of_group, component_s, seconds, keys, device, model.latency_s)
     return _Observed(
-        model, graph.digest, base, label, _predicted_s_of(prepared.problem.compute_s),
+        model, graph.digest, base, label, _predicted_s_of(problem.compute_s),
         Run(model.name, pieces),
     )  # fmt: skip
 
@@ -208,7 +208,7 @@ def _pieces(
 
 def _predicted_s(one: _Observed, costs: AdaptedCosts, cluster: Cluster) -> float:
     question = Question(one.model.graph, cluster, costs=costs)
-    return _predicted_s_of(prepare_problem(question).problem.compute_s)
+    return _predicted_s_of(prepare_problem(question).compute_s)
 
 
 def _predicted_s_of(compute_s: np.ndarray) -> float:

@@ -83,7 +83,7 @@ def explained(
     problem, now = predicted.problem, predicted.score()
     lead = {d: team[0] for team in placement.teams for d in team}  # holds the ops of its group
     view = solve.view_of(question, placement)
-    kernels = np.unique(view.group_of[chosen])
+    kernels = np.unique(view.problem.origin.group_of[chosen])
     allowed = _allowed(question)
 
     def row_of(d: int) -> dict[str, Any]:
@@ -106,7 +106,7 @@ def explained(
         "devices": rows,
         "transfers": _transfers(view, kernels),
         "limits": _limits(rows, cluster, now, len(chosen), placement.simplicity_cost),
-        "costs": predicted.costs,
+        "costs": problem.origin.costs,
     }
 
 

@@ -74,6 +74,6 @@ def finetuned(
     from gdp.learn.finetune import finetune as tune
 
     return tune(
-        prepare_problem(question).problem, question.checkpoint, out=out, force=force, config=config,
+        prepare_problem(question), question.checkpoint, out=out, force=force, config=config,
         seed=seed, progress=progress,
     )  # fmt: skip

@@ -134,12 +134,14 @@ def generation_answer(
         return None
     once = run_once(graph)
     predicted = prepare_placement(replace(question, graph=once, objective="latency"), placement)
-    schedule = simulate(predicted.problem, predicted.device, predicted.rank)
-    first = int(predicted.group_of[once.op_index[NEXT_TOKEN]])
+    problem, placed = predicted
+    schedule = simulate(problem, placed.device, placed.rank)
+    group_of = problem.origin.group_of
+    first = int(group_of[once.op_index[NEXT_TOKEN]])
     first_s = float(schedule.finish_s[first])
     token_s = max(schedule.latency_s - first_s, 0.0)
-    stepping = np.zeros(predicted.problem.num_ops, dtype=bool)
-    stepping[predicted.group_of[graph.repeats > 1]] = True
+    stepping = np.zeros(problem.num_ops, dtype=bool)
+    stepping[group_of[graph.repeats > 1]] = True
     stepping[first] = False  # it takes the first token, too
     shares = _shares(predicted, ~stepping, first_s), _shares(predicted, stepping, token_s)
     count = requests_in_flight(graph, cluster, question.objective)
@@ -168,7 +170,7 @@ def _shares(
 ) -> tuple[TimePart, ...]:
     """Parts of a phase, the largest first: bandwidth, arithmetic, dispatch or streaming of each
     device; the rest is transfers. Where devices work at once, parts of the sum of all work."""
-    problem, device = predicted.problem, predicted.device
+    problem, device = predicted.problem, predicted.assignment.device
     graph, seconds = problem.graph, dict[tuple[str, str], float]()
     sends = (sent_bytes(graph) > 0) & offloads(graph, problem.cluster)
     for d, entry in enumerate(problem.cluster.devices):

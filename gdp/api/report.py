@@ -14,7 +14,7 @@ from gdp.costs.adapt import adapt, learned_rows
 from gdp.costs.base import CostModel
 from gdp.measure.cycle import steady_state
 from gdp.models import Model
-from gdp.placement import Placed, Placement
+from gdp.placement import Assignment, Placed, Placement
 from gdp.prepare import prepare_problem
 from gdp.question import Question, question_about
 from gdp.result import Result
@@ -60,12 +60,12 @@ def write_page(
     if all(candidate.method != "single" for candidate in result.candidates):
         from gdp.methods.portfolio import heuristic_candidates
 
-        yardsticks = heuristic_candidates(prepare_problem(question).problem, result.seed)
+        yardsticks = heuristic_candidates(prepare_problem(question), result.seed)
         result = replace(result, candidates=(*result.candidates, *yardsticks))
     view = solve.view_of(question, result.placement)
     steady = None
     if find_objective(result.objective).pipelined:
-        drawn = steady_state(Prediction(view.problem, view.device, view.group_of, view.teams))
+        drawn = steady_state(Prediction(view.problem, Assignment(view.device, None, view.teams)))
         steady = None if drawn is None else asdict(drawn)
     answer = generation_answer(question, result.placement, result.score)
     generation = None if answer is None else answer.to_json()

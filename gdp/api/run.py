@@ -119,11 +119,12 @@ def execute(
     prediction = executor.predict(placed)
     seed = question.search.seed
     report = executor.run(placed, prediction, measuring or Measuring(seed=seed))
-    if not isinstance(prediction.model, AdaptedCosts):
+    origin = prediction.problem.origin
+    if not isinstance(origin.model, AdaptedCosts):
         report = rescaled(report)
     if note := too_large_alone(prediction):
         report = without_rivals(report, note)
-    return report.to_json() | {"cluster": question.cluster.name, "costs": prediction.costs}
+    return report.to_json() | {"cluster": question.cluster.name, "costs": origin.costs}
 
 
 @dataclass(frozen=True, eq=False)

@@ -37,7 +37,8 @@ from gdp.measure.statistics import Estimate
 from gdp.methods.base import Assignment, Search
 from gdp.models import Model, with_dims
 from gdp.placement import Placement, make_placement
-from gdp.prepare import PreparedProblem, prepare_problem
+from gdp.prepare import prepare_problem
+from gdp.problem.problem import Problem
 from gdp.question import Question
 from gdp.sim.objectives import find_objective
 from gdp.sim.prediction import Prediction
@@ -140,7 +141,7 @@ class _Session:
     executor: Executor
     base: CostModel
     label: str
-    fused: PreparedProblem
+    problem: Problem
     measuring: Measuring
     predicted: dict[bytes, Prediction] = field(default_factory=dict)
     unmeasured: list[Unmeasured] = field(default_factory=list)
@@ -158,7 +159,7 @@ class _Session:
         question, runtime = self.executor.question, self.executor.runtime
         search, method = replace(question.search, seed=seed), question.method
         if start is not None and method == "auto" and runtime.planner is None:
-            first = first_members(self.fused.group_of)
+            first = first_members(self.problem.origin.group_of)
             begin = Assignment(start.device[first], start.rank[first], start.teams)
             search, method = replace(search, start=begin), "local_search"
         question = replace(question, search=search, method=method, costs=self.costs(adaptation))
@@ -301,8 +302,8 @@ def _session(executor: Executor, measuring: Measuring) -> _Session:
     question = executor.question
     costs = SHIPPED if question.costs is None else question.costs
     base, label = resolve_costs(costs, question.cluster, question.graph)
-    fused = prepare_problem(replace(question, costs=base), replicas=True)
-    return _Session(executor, base, label, fused, measuring)
+    problem = prepare_problem(replace(question, costs=base), replicas=True)
+    return _Session(executor, base, label, problem, measuring)
 
 
 def _scouted(session: _Session) -> list[Run]:

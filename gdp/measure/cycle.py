@@ -179,7 +179,7 @@ def steady_state(prediction: Prediction) -> SteadyState | None:
 def _segment_of(prediction: Prediction, plan: ExecutionPlan) -> np.ndarray:
     """Segment of each fused op."""
     segment = np.zeros(prediction.problem.num_ops, np.int64)
-    segment[prediction.group_of] = plan.segment
+    segment[prediction.problem.origin.group_of] = plan.segment
     return segment
 
 

@@ -45,7 +45,7 @@ def observed_run(
     shares = _shares(graph, cluster, base, prediction, plan)
     fused = prediction.problem.graph
     ops = np.bincount(
-        plan.segment[first_members(prediction.group_of)][~fused.is_io],
+        _segment_of_fused(prediction, plan)[~fused.is_io],
         fused.repeats[~fused.is_io], len(plan.segment_device),
     )  # fmt: skip
     runs = np.ones(len(plan.segment_device), dtype=np.int64)
@@ -79,6 +79,11 @@ def observed_run(
     return Run(report.model, tuple(pieces), sent)
 
 
+def _segment_of_fused(prediction: Prediction, plan: ExecutionPlan) -> Int[np.ndarray, "M"]:
+    """The segment of every fused op."""
+    return plan.segment[first_members(prediction.problem.origin.group_of)]
+
+
 def _measured(plan: ExecutionPlan, report: RunReport) -> tuple[dict[int, float], bool]:
     """Seconds of every segment, and whether other devices were busy meanwhile."""
     full = find_objective(report.objective).pipelined
@@ -110,7 +115,7 @@ def _shares(
         rows, segment = graph, plan.segment
     else:
         rows = prediction.problem.graph
-        segment = plan.segment[first_members(prediction.group_of)]
+        segment = _segment_of_fused(prediction, plan)
     seconds = base(rows, cluster)[np.arange(rows.num_ops), plan.segment_device[segment]]
     seconds = seconds * rows.repeats
     counted = ~rows.is_io & np.isfinite(seconds) & (seconds > 0)
@@ -132,9 +137,9 @@ def _transfers(
     """Links of a sample alone: what its latency is above the schedule of the measured pieces is
     theirs, spread evenly over the transfers."""
     problem = prediction.problem
-    segment = plan.segment[first_members(prediction.group_of)]
+    segment = _segment_of_fused(prediction, plan)
     cut = segment_problem(problem, segment)
-    where = segment_values(prediction.device, segment)
+    where = segment_values(prediction.assignment.device, segment)
     compute_s = _with_measured(cut.compute_s, where, measured)
     idle = tuple(replace(device, dispatch_s=0.0) for device in cut.cluster.devices)
     timed = replace(cut, compute_s=compute_s, cluster=replace(cut.cluster, devices=idle))

@@ -9,11 +9,12 @@ from gdp.cluster.types import Cluster
 from gdp.costs.base import roofline
 from gdp.graph.op_graph import OpGraph
 from gdp.measure.report import SegmentTime
-from gdp.placement import Teams
-from gdp.problem.problem import make_problem
+from gdp.placement import Assignment, Teams
+from gdp.problem.problem import Origin, make_problem
 from gdp.sim.latency import shares_processor
 from gdp.sim.objectives import find_objective
 from gdp.sim.prediction import Prediction
+from gdp.sim.score import score, score_of
 from gdp.sim.segments import (
     border_tensors,
     latency_segments,
@@ -31,8 +32,11 @@ def roofline_prediction(
     from gdp.graph.fuse import fuse
 
     fused = fuse(graph, apart=device)
-    problem = make_problem(fused.graph, cluster, roofline(fused.graph, cluster), objective)
-    return Prediction(problem, segment_values(device, fused.group_of), fused.group_of)
+    problem = make_problem(
+        fused.graph, cluster, roofline(fused.graph, cluster), objective,
+        origin=Origin(fused.group_of),
+    )  # fmt: skip
+    return Prediction(problem, Assignment(segment_values(device, fused.group_of)))
 
 
 @dataclass(frozen=True, eq=False)
@@ -73,9 +77,9 @@ def make_plan(prediction: Prediction, objective: str) -> ExecutionPlan:
     """Segments for an objective, as the simulator runs them: few for throughput, those that let
     other devices start early for latency."""
     from gdp.sim.latency import simulate
-    from gdp.sim.score import score
 
-    problem, device, teams = prediction.problem, prediction.device, prediction.teams
+    problem, placed = prediction
+    device, teams = placed.device, placed.teams
     if not find_objective(objective).pipelined:
         segment = latency_segments(problem, device)
     else:
@@ -87,7 +91,7 @@ def make_plan(prediction: Prediction, objective: str) -> ExecutionPlan:
     dispatch_s = np.array([d.dispatch_s for d in cut.cluster.devices])
     seconds = cut.compute_s[np.arange(len(where)), where] + dispatch_s[where]
     return ExecutionPlan(
-        segment=segment[prediction.group_of],
+        segment=problem.origin.expand(segment),
         segment_device=where,
         # Ids are topological, so they decide between segments that start together.
         order=tuple(np.lexsort((np.arange(len(where)), schedule.start_s)).tolist()),
@@ -105,7 +109,7 @@ def uncut_s(prediction: Prediction, objective: str, d: int) -> tuple[float, floa
     device = np.where(problem.graph.is_io, problem.cluster.host, d)
     if not np.isfinite(problem.compute_s[np.arange(problem.num_ops), device]).all():
         return None
-    plan = make_plan(prediction._replace(device=device, teams=()), objective)
+    plan = make_plan(Prediction(problem, Assignment(device)), objective)
     return plan.latency_s, plan.period_s
 
 
@@ -134,7 +138,7 @@ def too_large_alone(prediction: Prediction) -> str:
         device = np.where(is_io, cluster.host, d)
         if not np.isfinite(problem.compute_s[ops, device]).all():
             continue
-        alone = prediction._replace(device=device, teams=(), rank=None).score()
+        alone = score_of(problem, Assignment(device))
         if alone.feasible:
             return ""
         fullest.append((int(alone.peak_bytes[d]), d))

@@ -4,25 +4,13 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Protocol, runtime_checkable
 
-import numpy as np
-from jaxtyping import Int
-
 from gdp.clock import Clock, WorkClock
 from gdp.errors import ArgumentError
-from gdp.placement import Teams
+from gdp.placement import Assignment as Assignment
 from gdp.problem.problem import Problem
 
 SEEDS = 1 << 63
 """Seeds lie in 0..SEEDS - 1."""
-
-
-@dataclass(frozen=True, eq=False)
-class Assignment:
-    """A device and a priority for every op, as arrays."""
-
-    device: Int[np.ndarray, "N"]
-    rank: Int[np.ndarray, "N"] | None = None  # None: first ready first
-    teams: Teams = ()  # of replicated stages; their ops are on the first member
 
 
 @dataclass(frozen=True, eq=False)

@@ -18,7 +18,7 @@ from gdp.methods.priorities import RULES, rank_under
 from gdp.problem.arrays import arrays_of
 from gdp.problem.problem import Problem, cached_on_problem, make_problem
 from gdp.sim.objectives import link_objectives, objective_of
-from gdp.sim.score import Score, score
+from gdp.sim.score import score_of
 from gdp.units import format_bytes
 
 # Ops simulated between two looks at the clock: about 50 ms.
@@ -44,11 +44,6 @@ class Evaluated:
     def __lt__(self, other: "Evaluated") -> bool:
         """The better of two comes first: `min` and `sorted` need no key."""
         return self.key < other.key
-
-
-def score_of(problem: Problem, assignment: Assignment) -> Score:
-    """The simulator's score of an assignment, replica groups included."""
-    return score(problem, assignment.device, assignment.rank, assignment.teams)
 
 
 def unsupported(problem: Problem, name: str) -> Answer | None:

@@ -28,11 +28,11 @@ from gdp.costs.adapt import LEAST_S, Adaptation, Effects, dispatch_effects, link
 from gdp.graph.groups import components, lists
 from gdp.methods.base import Answer, Assignment, Search
 from gdp.methods.heuristics.simple import single_assignments
-from gdp.methods.scoring import score_all, score_of
+from gdp.methods.scoring import score_all
 from gdp.problem.arrays import arrays_of
 from gdp.problem.problem import Problem
 from gdp.sim.objectives import objective_of
-from gdp.sim.score import score, values
+from gdp.sim.score import score, score_of, values
 from gdp.sim.segments import segments
 
 SHARE = 0.02

@@ -2,13 +2,14 @@
 
 import functools
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Concatenate, NamedTuple, ParamSpec, TypeVar
 
 import numpy as np
 from jaxtyping import Bool, Float, Int
 
 from gdp.cluster.types import Cluster
+from gdp.costs.base import CostModel
 from gdp.errors import InfeasibleError
 from gdp.graph.groups import all_per_group, joined, merge_ids, sum_per_group
 from gdp.graph.op_graph import OpGraph
@@ -33,6 +34,28 @@ SECONDS = TimeUnit()
 
 
 @dataclass(frozen=True, eq=False)
+class Origin:
+    """Origin of a problem: the ops that its ops are fused from, and its costs. Axis: A ops of the
+    model."""
+
+    group_of: Int[np.ndarray, "A"]  # the fused op that holds each op of the model
+    costs: str = ""  # which cost model, and why it
+    model: CostModel | None = None  # that the label `costs` is of
+    # True where kernels are cut between modules, so that these are free of each other: times are
+    # then at most those of `gdp.prepare.prepare_placement`, but for `slack_s`.
+    is_relaxed: bool = False
+    slack_s: float = 0.0  # by which a time may exceed that of `prepare_placement`
+
+    def expand(self, values: Int[np.ndarray, "N"]) -> Int[np.ndarray, "A"]:
+        """Values of the fused ops, for the ops of the model."""
+        return values[self.group_of]
+
+    def coarser(self, part: Int[np.ndarray, "N"]) -> "Origin":
+        """The origin of a problem whose op m stands for the fused ops of part m."""
+        return replace(self, group_of=part[self.group_of])
+
+
+@dataclass(frozen=True, eq=False)
 class Problem:
     """Input of every method. Axes: N ops, T tensors, E uses, D devices.
 
@@ -48,6 +71,7 @@ class Problem:
     group: Int[np.ndarray, "N"]  # ops of one group share a device; ids 0..G-1
     # Over a link in one sample. Devices hold `graph.held_bytes`, however often an op runs.
     sent_bytes: Int[np.ndarray, "T"]
+    origin: Origin  # the way back to the model; no method needs it
     # Time to move a tensor between an accelerator and host memory, whatever the devices; only
     # max_load and block_latency have it, the event simulator uses the cluster's links.
     tensor_s: Float[np.ndarray, "T"] | None = None
@@ -115,10 +139,12 @@ def make_problem(
     tensor_s: Float[np.ndarray, "T"] | None = None,
     replicas: bool = False,
     unit: TimeUnit = SECONDS,
+    origin: Origin | None = None,
 ) -> Problem:
     """A problem; `allowed` and `together` (ids, ops of one id share a device) are the user's.
     `compute_s` is of all runs of an op in one sample (`graph.repeats`). `unit` is that of all times
     given; seconds by default.
+    Without an `origin` the ops are those of the model.
 
     Raises `InfeasibleError` when some op, or some group that must share a device, can run on no
     device at all; the message names it.
@@ -142,8 +168,9 @@ def make_problem(
                 f"first {graph.op_names[op]!r}; relax a pin or a forbidden device"
             )
     group = merge_ids(graph.colocate, together)
+    origin = origin or Origin(np.arange(graph.num_ops))
     problem = Problem(
-        graph, cluster, compute_s, objective, possible, group, graph.sent_bytes, tensor_s,
+        graph, cluster, compute_s, objective, possible, group, graph.sent_bytes, origin, tensor_s,
         replicas, unit,
     )  # fmt: skip
     torn = np.flatnonzero(~problem.group_allowed.any(axis=1))
@@ -179,4 +206,5 @@ def contracted(
         allowed=all_per_group(problem.allowed, part),
         together=joined(part, problem.group),
         unit=problem.unit,
+        origin=problem.origin.coarser(part),
     )

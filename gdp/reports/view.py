@@ -30,7 +30,6 @@ class PlacementView:
     problem: Problem  # over fused ops
     schedule: Schedule  # of one sample or training step
     device: Int[np.ndarray, "M"]
-    group_of: Int[np.ndarray, "N"]  # the fused op that holds each op of the model
     teams: Teams = ()  # of replicated stages, whose members take samples in turn
     others: tuple[
         "PlacementView", ...
@@ -51,7 +50,7 @@ class PlacementView:
     @cached_property
     def ops_in(self) -> Int[np.ndarray, "M"]:
         """Number of the model's ops in each fused op; inputs and outputs count as none."""
-        real = self.group_of[~self.model.is_io]
+        real = self.problem.origin.group_of[~self.model.is_io]
         return np.bincount(real, minlength=self.problem.num_ops)
 
     @cached_property

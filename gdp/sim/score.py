@@ -36,7 +36,7 @@ from jaxtyping import Float, Int
 
 from gdp.cluster.types import ALONE, overflow_bytes
 from gdp.errors import ArgumentError
-from gdp.placement import Teams, team_faults
+from gdp.placement import Assignment, Teams, team_faults
 from gdp.problem.problem import Problem
 from gdp.problem.ticks import in_ticks, seconds_per_unit
 from gdp.sim.engine import arrays
@@ -58,6 +58,11 @@ def score(
     if teams:
         return replicated_score(problem, device, rank, teams)
     return objective_of(problem).score(problem, device, rank)
+
+
+def score_of(problem: Problem, assignment: Assignment) -> Score:
+    """The score of an assignment, replica groups included."""
+    return score(problem, assignment.device, assignment.rank, assignment.teams)
 
 
 def values(

@@ -236,6 +236,7 @@ def _contract(
         all_per_group(problem.allowed, segment),
         np.arange(count),
         problem.sent_bytes[kept],
+        problem.origin.coarser(segment),
         tensor_s,
         unit=problem.unit,
     )

@@ -127,13 +127,13 @@ def module_blocks(question: Question, block: Int[np.ndarray, "N"]) -> ModuleBloc
     """Seconds, weights and crossing bytes of all stretches of blocks; `block` ascends with ops."""
     graph, cluster = question.graph, question.cluster
     # Stretches pay their dispatch as the stages of a pipeline do.
-    prepared = prepare_problem(replace(question, objective="throughput"), keep_apart=block)
-    flat = arrays_of(prepared.problem)
+    problem = prepare_problem(replace(question, objective="throughput"), keep_apart=block)
+    flat = arrays_of(problem)
     count = int(block.max()) + 1
-    per_op = np.where(prepared.problem.allowed, flat.compute_s, np.inf)
+    per_op = np.where(problem.allowed, flat.compute_s, np.inf)
     per_op[flat.is_io] = 0.0
-    fused_block = np.zeros(prepared.problem.num_ops, dtype=np.int64)
-    fused_block[prepared.group_of] = block
+    fused_block = np.zeros(problem.num_ops, dtype=np.int64)
+    fused_block[problem.origin.group_of] = block
     seconds = np.zeros((count, cluster.num_devices))
     np.add.at(seconds, fused_block, per_op)
     # Sums of stretches; what is not allowed would make all behind it inf minus inf.

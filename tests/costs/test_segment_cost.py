@@ -45,7 +45,7 @@ def test_devices_that_pay_for_segments_are_charged_what_was_measured() -> None:
     assert [d.dispatch_s for d in charged.devices] == [7e-5, 7e-5, 5e-6]
     problem = prepare_problem(
         Question(chain(4), Cluster.load("2xcpu-core"), objective="throughput", costs=costs)
-    ).problem
+    )
     assert {d.dispatch_s for d in problem.cluster.devices} == {7e-5}
     before = Cluster.load("2xcpu-core")
     assert LearnedCosts((replace(calibration, segment_s=None),)).with_runtime_overheads(
@@ -56,12 +56,12 @@ def test_devices_that_pay_for_segments_are_charged_what_was_measured() -> None:
 def test_two_large_pieces_are_worth_more_than_eight_small_ones() -> None:
     """Sixteen equal layers balance two cores either way; each further cut costs both something."""
     costs = LearnedCosts((replace(shipped()[0], segment_s=7e-5),))
-    prepared = prepare_problem(
+    problem = prepare_problem(
         Question(chain(16), Cluster.load("2xcpu-core"), objective="throughput", costs=costs)
     )
-    assert prepared.problem.num_ops == 16
+    assert problem.num_ops == 16
     halves, eighths = (np.arange(16) // run % 2 for run in (8, 2))
-    two_s, eight_s = periods(prepared.problem, np.stack([halves, eighths]))[0]
+    two_s, eight_s = periods(problem, np.stack([halves, eighths]))[0]
     assert eight_s - two_s == pytest.approx(3 * 7e-5)
 
 

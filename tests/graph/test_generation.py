@@ -116,8 +116,8 @@ def test_what_reads_nothing_waits_for_the_token() -> None:
 
 def test_a_step_takes_its_time_for_every_token(joint: OpGraph) -> None:
     """On one device: 8 + 8, then five times 3 + 3 and twice the 2 of taking a token."""
-    problem = prepare_problem(Question(joint, unit_cluster(1), costs=roofline)).problem
-    once = prepare_problem(Question(run_once(joint), unit_cluster(1), costs=roofline)).problem
+    problem = prepare_problem(Question(joint, unit_cluster(1), costs=roofline))
+    once = prepare_problem(Question(run_once(joint), unit_cluster(1), costs=roofline))
     nowhere = np.zeros(problem.num_ops, dtype=np.int64)
     assert simulate(problem, nowhere).latency_s == pytest.approx(16 + 5 * (6 + 2 + 2))
     assert simulate(once, nowhere).latency_s == pytest.approx(16 + 6 + 2 + 2)
@@ -130,10 +130,10 @@ def test_a_border_is_crossed_once_and_by_every_step(joint: OpGraph) -> None:
     work, 4 + 5 + 5 s and eleven latencies, of which the simulator sees three of (1 + 5) / 2 each.
     """
     cluster = unit_cluster(2, latency_s=0.5)
-    prepared = prepare_problem(Question(joint, cluster, costs=roofline))
-    names = prepared.problem.graph.op_names
+    problem = prepare_problem(Question(joint, cluster, costs=roofline))
+    names = problem.graph.op_names
     on_d1 = ["n/" in name or NEXT_TOKEN in name for name in names]
-    run = simulate(prepared.problem, np.array(on_d1, dtype=np.int64))
+    run = simulate(problem, np.array(on_d1, dtype=np.int64))
     last = 5 * 1.0 + 3 * 0.5  # the tokens, to the host
     assert run.latency_s == pytest.approx(66 + 4 + 5 + 5 + 3 * 3 * 0.5 + last)
 
@@ -142,8 +142,8 @@ def test_dispatch_is_paid_by_every_run(joint: OpGraph) -> None:
     cluster = unit_cluster(1)
     slow = replace(cluster.devices[0], dispatch_s=1.0)
     cluster = replace(cluster, devices=(slow,))
-    problem = prepare_problem(Question(joint, cluster, costs=roofline)).problem
-    plain = prepare_problem(Question(joint, unit_cluster(1), costs=roofline)).problem
+    problem = prepare_problem(Question(joint, cluster, costs=roofline))
+    plain = prepare_problem(Question(joint, unit_cluster(1), costs=roofline))
     more = problem.compute_s - plain.compute_s
     steps = problem.graph.repeats > 1
     assert more[steps & ~problem.graph.is_io].ravel().tolist() == [4.0] * 4
@@ -153,11 +153,11 @@ def test_dispatch_is_paid_by_every_run(joint: OpGraph) -> None:
 def test_every_request_of_a_pipeline_has_its_cache(joint: OpGraph) -> None:
     two = prepare_problem(
         Question(joint, unit_cluster(2), objective="throughput", costs=roofline)
-    ).problem.graph
+    ).graph
     assert two.weight_bytes.sum() == 150 + 2 * 15
     one = prepare_problem(
         Question(joint, unit_cluster(2), objective="latency", costs=roofline)
-    ).problem.graph
+    ).graph
     assert one.weight_bytes.sum() == 150 + 15
 
 
@@ -199,7 +199,7 @@ def test_memory_does_not_grow_with_the_tokens_that_are_written(joint: OpGraph) -
     many = replace(joint, repeats=np.where(joint.repeats > 1, 10**6, 1))
     peaks = []
     for graph in (joint, many):
-        problem = prepare_problem(Question(graph, unit_cluster(2), costs=roofline)).problem
+        problem = prepare_problem(Question(graph, unit_cluster(2), costs=roofline))
         placed = np.where(problem.graph.is_io, 0, 1)
         peaks.append(simulate(problem, placed).peak_bytes.tolist())
     assert peaks[0] == peaks[1]

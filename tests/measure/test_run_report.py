@@ -23,6 +23,7 @@ from gdp.measure.report import (
     without_rivals,
 )
 from gdp.measure.statistics import estimate
+from gdp.placement import Assignment
 from gdp.problem.problem import make_problem
 from gdp.sim.prediction import Prediction
 
@@ -197,7 +198,7 @@ def test_the_whole_model_on_a_device_and_on_all_is_predicted() -> None:
     problem = make_problem(
         plain_graph(2, [(0, 1)]), unit_cluster(2), np.array([[1.0, 3.0]] * 2), "throughput"
     )
-    predict = Prediction(problem, np.array([0, 1]), np.arange(2))
+    predict = Prediction(problem, Assignment(np.array([0, 1])))
     assert uncut_s(predict, "throughput", 1) == (6.0, 6.0)
     assert replicas_s(predict, "throughput") == (2.0, pytest.approx(1.5))
     problem.compute_s[1, 1] = np.inf
@@ -256,7 +257,7 @@ def test_a_model_that_no_device_holds_alone_is_said_to_be_so(
     )
     cluster = replace(cluster, devices=devices)
     problem = make_problem(graph, cluster, np.ones((2, 2)), "latency")
-    told = too_large_alone(Prediction(problem, np.array([0, 1]), np.arange(2)))
+    told = too_large_alone(Prediction(problem, Assignment(np.array([0, 1]))))
     assert (told == "") == fits
     assert fits or f"(8 B of {room[0]} B on {cluster.device_names[0]})" in told
 

@@ -8,6 +8,7 @@ from tiny import plain_graph, unit_cluster
 
 from gdp.graph.op_graph import INPUT
 from gdp.measure.cycle import Bar, SteadyState, steady_state
+from gdp.placement import Assignment
 from gdp.problem.problem import make_problem
 from gdp.sim.prediction import Prediction
 
@@ -20,7 +21,7 @@ def shown(device: list[int], seconds: list[float], teams=(), devices: int = 2) -
     )
     compute_s = np.tile(np.array([0.0, *seconds])[:, None], (1, devices))
     problem = make_problem(graph, unit_cluster(devices), compute_s, "throughput")
-    found = steady_state(Prediction(problem, np.array([0, *device]), np.arange(ops + 1), teams))
+    found = steady_state(Prediction(problem, Assignment(np.array([0, *device]), None, teams)))
     assert found is not None
     return found
 
@@ -67,7 +68,7 @@ def test_a_slow_link_sets_the_period_where_it_is_the_bottleneck() -> None:
     graph = plain_graph(3, [(0, 1), (1, 2)], [1, 5, 1], op_types=ops)
     compute_s = np.array([[0.0, 0.0], [1.0, 1.0], [2.0, 2.0]])
     problem = make_problem(graph, unit_cluster(2), compute_s, "throughput")
-    found = steady_state(Prediction(problem, np.array([0, 0, 1]), np.arange(3)))
+    found = steady_state(Prediction(problem, Assignment(np.array([0, 0, 1]))))
     assert found is not None
     assert found.period_s == pytest.approx(5.0)
     own = [bar for bar in found.bars if bar.device == 0]
@@ -77,4 +78,4 @@ def test_a_slow_link_sets_the_period_where_it_is_the_bottleneck() -> None:
 def test_nothing_is_drawn_of_what_takes_no_time() -> None:
     graph = plain_graph(2, [(0, 1)], 1, op_types=[INPUT, "Op"])
     problem = make_problem(graph, unit_cluster(1), np.zeros((2, 1)), "throughput")
-    assert steady_state(Prediction(problem, np.zeros(2, int), np.arange(2))) is None
+    assert steady_state(Prediction(problem, Assignment(np.zeros(2, int)))) is None

@@ -14,8 +14,8 @@ from gdp.methods.exact.method import exact
 from gdp.methods.fix_and_optimise import latency as latency_program
 from gdp.methods.fix_and_optimise import period as period_program
 from gdp.methods.fix_and_optimise.latency import solve_s
-from gdp.methods.scoring import score_of
 from gdp.problem.problem import Problem
+from gdp.sim.score import score_of
 
 COUNTED = sorted(set(solve.methods()) - {"exact", "hsdag"})  # exact has a test of its own
 

@@ -7,7 +7,7 @@ import numpy as np
 from tiny import plain_graph, unit_cluster
 
 from gdp.graph.op_graph import INPUT
-from gdp.problem.problem import make_problem
+from gdp.problem.problem import Origin, make_problem
 from gdp.reports.view import PlacementView
 from gdp.sim.latency import simulate
 
@@ -44,6 +44,6 @@ def shown_view() -> PlacementView:
     fused = replace(fused, op_names=("in", "a", NASTY, "c"))
     model = plain_graph(5, [(0, 1), (1, 2), (2, 3), (3, 4)], op_types=[INPUT, *["Op"] * 4])
     compute_s = np.array([[0.0, np.inf], [1.0, 1.0], [2.0, 2.0], [3.0, 3.0]])
-    problem = make_problem(fused, unit_cluster(2, memory_bytes=10), compute_s)
-    group_of = np.array([0, 1, 2, 3, 3])
-    return PlacementView(model, problem, simulate(problem, DEVICE), DEVICE, group_of)
+    origin = Origin(np.array([0, 1, 2, 3, 3]))
+    problem = make_problem(fused, unit_cluster(2, memory_bytes=10), compute_s, origin=origin)
+    return PlacementView(model, problem, simulate(problem, DEVICE), DEVICE)

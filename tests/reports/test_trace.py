@@ -71,8 +71,7 @@ def random_view(seed: int) -> PlacementView:
     rng = np.random.default_rng(seed)
     rows = [rng.choice(np.flatnonzero(row)) for row in problem.group_allowed]
     device = np.array(rows)[problem.group]
-    every = np.arange(problem.num_ops)
-    return PlacementView(problem.graph, problem, simulate(problem, device), device, every)
+    return PlacementView(problem.graph, problem, simulate(problem, device), device)
 
 
 @pytest.mark.parametrize("seed", range(20))
@@ -136,7 +135,7 @@ def test_copies_that_overlap_are_on_tracks_of_their_own() -> None:
     tracks, names = [], []
     for machine in (cluster, free):
         problem = make_problem(graph, machine, compute_s)
-        view = PlacementView(graph, problem, simulate(problem, device), device, np.arange(6))
+        view = PlacementView(graph, problem, simulate(problem, device), device)
         events = trace_events(view)
         assert violations(events) == []
         tracks.append([e["tid"] for e in events if e["ph"] == "X" and e["cat"] == "transfer"])

@@ -25,7 +25,7 @@ def modules(scopes: list[str]) -> PlacementView:
     graph = plain_graph(n, [(i, i + 1) for i in range(n - 1)], scope=scopes)
     problem = make_problem(graph, unit_cluster(), np.ones((n, 2)))
     device = np.zeros(n, dtype=np.int64)
-    return PlacementView(graph, problem, simulate(problem, device), device, np.arange(n))
+    return PlacementView(graph, problem, simulate(problem, device), device)
 
 
 @pytest.mark.parametrize(

@@ -256,8 +256,8 @@ def _bound_beside_caches(question: Question, count: int, value_s: float) -> tupl
             for host, other in enumerate(cluster.devices):
                 if pool and host != d and other.memory_pool == pool:
                     cluster = _with_memory(cluster, host, caches)
-    prepared = prepare_problem(replace(question, cluster=cluster), replicas=True)
-    return solve.bound_of(prepared, question.search.budget(), value_s)
+    problem = prepare_problem(replace(question, cluster=cluster), replicas=True)
+    return solve.bound_of(problem, question.search.budget(), value_s)
 
 
 def cluster_with_offload(cluster: Cluster, offload: str | None, reserved_bytes: int = 0) -> Cluster:

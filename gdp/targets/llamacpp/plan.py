@@ -217,11 +217,11 @@ def _llama_blocks(question: Question, slots: Slots) -> _LlamaBlocks:
     piece = np.full(graph.num_ops, len(pieces))
     for number, ops in enumerate(pieces):
         piece[ops] = number
-    prepared = prepare_problem(replace(question, objective="latency"), keep_apart=piece)
-    problem, count = prepared.problem, len(slots.layers)
+    problem = prepare_problem(replace(question, objective="latency"), keep_apart=piece)
+    count = len(slots.layers)
     per_op = [d.dispatch_s if d.dispatch_per == "op" else 0.0 for d in problem.cluster.devices]
     of_group = np.zeros(problem.num_ops, dtype=np.int64)
-    of_group[prepared.group_of] = piece
+    of_group[problem.origin.group_of] = piece
     seconds = np.zeros((len(pieces) + 1, cluster.num_devices))
     np.add.at(seconds, of_group, np.where(problem.allowed, problem.compute_s + per_op, np.inf))
     if not np.isfinite(seconds[0, cpu]):

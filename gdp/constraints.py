@@ -173,7 +173,7 @@ def streamed_bytes(graph: OpGraph, constraints: Constraints) -> int:
     """Bytes that stream at most at once: the largest module that stays whole, each weight once,
     and the tensors that one op reads and makes."""
     labels = whole_labels(constraints, graph)
-    first = np.unique(graph.weight_id, return_index=True)[1]
+    first = graph.weight_holders()
     weights = np.bincount(labels[first], graph.weight_bytes[first])
     tensors = np.bincount(graph.use_op, graph.held_bytes[graph.use_tensor], graph.num_ops)
     tensors += np.bincount(graph.producer, graph.held_bytes, graph.num_ops)

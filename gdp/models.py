@@ -295,7 +295,6 @@ def summary(graph: OpGraph) -> dict[str, Any]:
     """Totals of a graph and a row per op type, costliest first."""
     types = np.array(graph.op_types)
     counts = Counter(graph.op_types)
-    first_of_weight = np.unique(graph.weight_id, return_index=True)[1]
     rows = [
         {
             "op_type": op_type,
@@ -312,6 +311,6 @@ def summary(graph: OpGraph) -> dict[str, Any]:
         "num_tensors": graph.num_tensors,
         "flop": float(graph.flop.sum()),
         "memory_traffic_bytes": float(graph.memory_traffic_bytes.sum()),
-        "weight_bytes": int(graph.weight_bytes[first_of_weight].sum()),
+        "weight_bytes": int(graph.weight_bytes[graph.weight_holders()].sum()),
         "op_types": rows,
     }

@@ -89,8 +89,7 @@ def work(graph: OpGraph) -> Float[np.ndarray, "N R"]:
         axes = detail.attributes.get("axes", ())
         across = isinstance(axes, tuple) and axes and rank - 1 not in axes
         columns["reduction_across" if across else "reduction"][op] = graph.flop[op]
-    _, first = np.unique(graph.weight_id, return_index=True)
-    held = first[graph.weight_bytes[first] > 0]
+    held = graph.weight_holders(np.flatnonzero(graph.weight_bytes))
     columns["array"][held] = 1.0
     total = float(graph.weight_bytes[held].sum())
     cold = max(0.0, 1.0 - _CACHE_BYTES / (total + 1.0))

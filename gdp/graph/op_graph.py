@@ -101,6 +101,24 @@ class OpGraph:
         """E, the (tensor, op) pairs."""
         return len(self.use_tensor)
 
+    def weight_holders(
+        self, ops: Int[np.ndarray, "M"] | None = None, owner: Int[np.ndarray, "N"] | None = None
+    ) -> Int[np.ndarray, "W"]:
+        """One op for every distinct weight, sorted by owner and weight id.
+
+        Of the ops that hold a weight it is the one with the most bytes, as the largest is what a
+        device holds where they disagree; of equal ones the first.
+
+        Args:
+            ops: Those that are asked about; None: all.
+            owner: Of every op, such as its device: a weight has one holder for each. None: one.
+        """
+        ops = np.arange(self.num_ops) if ops is None else ops
+        key = self.weight_id if owner is None else np.stack([self.weight_id, owner])
+        order = ops[np.lexsort((-self.weight_bytes[ops], *np.atleast_2d(key)[:, ops]))]
+        keys = np.atleast_2d(key)[:, order]
+        return order[np.append(True, (np.diff(keys) != 0).any(axis=0))[: len(order)]]
+
     @functools.cached_property
     def digest(self) -> str:
         """SHA-256 (hex) of all that an answer depends on: the identity a placement carries.

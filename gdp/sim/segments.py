@@ -212,7 +212,7 @@ def _contract(
     number = np.zeros(graph.num_tensors, dtype=np.int64)
     number[kept] = np.arange(len(kept))
     _, first = np.unique(segment, return_index=True)
-    held = _once_per_segment(graph, segment)
+    held = graph.weight_holders(owner=segment)  # tied weights count once in a segment
     io = graph.is_io[first]
     quotient = make_graph(
         graph.name,
@@ -244,14 +244,6 @@ def _contract(
 
 def _pairs(first: Int[np.ndarray, "M"], second: Int[np.ndarray, "M"]) -> list[tuple[int, int]]:
     return list(zip(first.tolist(), second.tolist(), strict=True))
-
-
-def _once_per_segment(graph: OpGraph, segment: Int[np.ndarray, "N"]) -> Bool[np.ndarray, "N"]:
-    """True for the first op of a segment that holds a weight; tied weights count once there."""
-    pairs = np.stack([segment, graph.weight_id])
-    held = np.zeros(graph.num_ops, dtype=bool)
-    held[np.unique(pairs, axis=1, return_index=True)[1]] = True
-    return held
 
 
 def _latency_s(

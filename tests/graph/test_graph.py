@@ -51,6 +51,17 @@ def test_work_without_a_finite_sum_is_an_error() -> None:
         make_graph("g", ["a", "b"], ["X", "X"], [], [], flop=[1e308, 1e308])
 
 
+def test_a_weight_has_one_holder_for_each_owner() -> None:
+    """Ops 0, 1 and 3 share a weight, of which op 1 holds most; ops 2 and 4 one of equal bytes."""
+    graph = make_graph(
+        "g", [*"abcde"], ["X"] * 5, [], [], weight_bytes=[5, 7, 4, 7, 4], weight_id=[3, 3, 1, 3, 1]
+    )
+    assert graph.weight_holders().tolist() == [2, 1]
+    assert graph.weight_holders(np.array([4, 0, 2])).tolist() == [4, 0]
+    assert graph.weight_holders(owner=np.array([0, 0, 0, 1, 1])).tolist() == [2, 1, 4, 3]
+    assert graph.weight_holders(np.array([], dtype=int)).tolist() == []
+
+
 def test_digest_depends_on_bytes_but_not_on_the_name() -> None:
     one, two, three = (
         make_graph(name, ["a", "b"], ["X", "X"], [(0, size)], [(0, 1)])

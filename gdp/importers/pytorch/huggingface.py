@@ -11,8 +11,6 @@ from collections.abc import Mapping
 from dataclasses import astuple, replace
 from typing import Any
 
-import numpy as np
-
 from gdp.graph.op_graph import OpGraph
 from gdp.graph.serving import Served
 from gdp.importers.program import Traced
@@ -123,7 +121,7 @@ def quantisation_note(text: str, graph: OpGraph) -> str:
         return ""
     spec, path = parse_config_spec(text), config_file(text)
     scheme = quantization_of(without_code(check_config(path)), spec.quantize, str(path))
-    first = np.unique(graph.weight_id, return_index=True)[1].tolist()
+    first = graph.weight_holders().tolist()
     own = graph.weight_bytes - graph.cache_bytes
     return experts_left(((graph.scope[op], int(own[op])) for op in first), scheme)
 

@@ -60,8 +60,7 @@ def _require_weights(module: Any, graph: OpGraph) -> None:
         block = _BLOCK.match(path)
         if block and block[1] in lists and block[0] not in blocks and parts[path].state_dict():
             raise _of_another(graph, f"it has no weights in {path!r}, as the module has")
-    ops = np.flatnonzero(own)
-    ops = ops[np.unique(graph.weight_id[ops], return_index=True)[1]]
+    ops = graph.weight_holders(np.flatnonzero(own))
     planned = int((graph.weight_bytes - graph.cache_bytes)[ops].sum())
     # An op may read the weights of a part that is not called itself.
     sizes = [_bytes_below([parts[path] for path in read], deep) for deep in (False, True)]

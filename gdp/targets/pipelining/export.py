@@ -60,10 +60,9 @@ def stages_of(
             raise _cannot(f"{cluster.device_names[where]!r} has two stretches of the program")
         used.add(where)
         own = ops[start:stop]
-        first = np.unique(graph.weight_id[own], return_index=True)[1]
         stages.append(
             RankStage(cuts[op] if start else "", cluster.device_names[where], names[where],
-                  len(own), int(graph.weight_bytes[own[first]].sum()))
+                  len(own), int(graph.weight_bytes[graph.weight_holders(own)].sum()))
         )  # fmt: skip
     if len(stages) < 2:
         where = f"everything is on {stages[0].device!r}, there is nothing to split"

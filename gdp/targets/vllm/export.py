@@ -193,9 +193,8 @@ def vllm_options(
     moved = _tied_bytes(graph, placement, row, ranks)
     tokens = []
     for d in ranks:
-        mine = np.flatnonzero((placement.device == d) & (graph.weight_bytes > 0))
-        once = mine[np.unique(graph.weight_id[mine], return_index=True)[1]]
-        cache = int(graph.cache_bytes[once].sum())
+        mine = graph.weight_holders(np.flatnonzero(placement.device == d))
+        cache = int(graph.cache_bytes[mine].sum())
         held = int(peak_bytes[d]) - cache + (moved if d == ranks[-1] else 0)
         room = share * cluster.devices[d].total_bytes - held
         per_token = cache / request.held / request.batch

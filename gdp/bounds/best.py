@@ -29,7 +29,7 @@ from gdp.bounds.loads import (
     worst_points,
 )
 from gdp.bounds.path_program import path_program_size, rows_bind
-from gdp.bounds.work import earliest_ends, shared_work_s
+from gdp.bounds.work import earliest_ends, shared_work_s, work_over_speed_s
 from gdp.costs.offload import is_offload
 from gdp.problem.arrays import arrays_of
 from gdp.problem.problem import Problem, TimeUnit
@@ -252,8 +252,8 @@ def _linear(
 def _max_load(problem: Problem, budget: WorkBudget, found_s: float) -> list[Bound]:
     """Compute alone, without transfers through host memory."""
     del budget, found_s
-    work_s = float(_fastest_s(problem).sum())
-    return [Bound(work_s / problem.num_devices, "work over all devices")]
+    work_s = work_over_speed_s(np.where(problem.allowed, problem.compute_s, np.inf))
+    return [Bound(work_s, "work over the speed of all devices, or the largest op")]
 
 
 def _block_latency(problem: Problem, budget: WorkBudget, found_s: float) -> list[Bound]:

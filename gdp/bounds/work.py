@@ -42,6 +42,33 @@ def shared_work_s(op_s: Float[np.ndarray, "M D"]) -> tuple[float, Float[np.ndarr
     return max(best_s, 0.0), best
 
 
+def fastest_work(
+    op_s: Float[np.ndarray, "M D"],
+) -> tuple[Float[np.ndarray, "M"], Float[np.ndarray, "D"]]:
+    """(seconds of each op where it is fastest, price of each device in these seconds).
+
+    In L seconds device d does at most L / price(d) of fastest work, whatever it is given; where the
+    price is infinite, none.
+    """
+    fastest_s = op_s.min(axis=1)
+    works = (fastest_s > 0) & np.isfinite(fastest_s)
+    ratio = op_s[works] / fastest_s[works, None]
+    return fastest_s, ratio.min(axis=0) if works.any() else np.ones(op_s.shape[1])
+
+
+def work_over_speed_s(op_s: Float[np.ndarray, "M D"]) -> float:
+    """Bound of the largest load: work over the speed of all devices, and the dearest op.
+
+    The shares of `shared_work_s` that are proportional to 1 / price, with the least cost of an op
+    rounded down to that of its fastest work. O(M D).
+
+    >>> work_over_speed_s(np.array([[1.0, 2.0], [2.0, 4.0]]))
+    2.0
+    """
+    fastest_s, price = fastest_work(op_s)
+    return max(float(fastest_s.sum()) / float((1.0 / price).sum()), float(fastest_s.max()))
+
+
 def window_s(
     op_s: Float[np.ndarray, "V D"],
     start_s: Float[np.ndarray, "V"],

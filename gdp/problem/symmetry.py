@@ -72,14 +72,14 @@ def is_host(problem: Problem) -> Bool[np.ndarray, "D"]:
 
 
 @cached_on_problem
-def twins(problem: Problem) -> Int[np.ndarray, "D"]:
-    """For each device the next lower one that is exactly alike, or -1.
+def interchangeable(problem: Problem) -> Bool[np.ndarray, "D D"]:
+    """Pairs of devices whose exchange changes no score of any placement.
 
-    Alike: same costs, constraints, memory and dispatch, and exchanging the two leaves every link
-    and the sharing of channels, memories and processors as they are.
+    They have the same costs, constraints, memory and dispatch, and exchanging the two leaves every
+    link and the sharing of channels, memories and processors as they are.
     """
     devices = problem.cluster.devices
-    alike = links_alike(problem) & same(
+    return links_alike(problem) & same(
         problem.compute_s,
         problem.allowed,
         problem.cluster.memory_bytes,
@@ -87,18 +87,20 @@ def twins(problem: Problem) -> Int[np.ndarray, "D"]:
         np.array([device.dispatch_per == "op" for device in devices]),
         is_host(problem),
     )
-    lower = [np.flatnonzero(alike[d, :d]) for d in range(len(devices))]
+
+
+def twins(problem: Problem) -> Int[np.ndarray, "D"]:
+    """For each device the next lower one that is interchangeable with it, or -1."""
+    alike = interchangeable(problem)
+    lower = [np.flatnonzero(alike[d, :d]) for d in range(problem.num_devices)]
     return np.array([ids[-1] if len(ids) else -1 for ids in lower], dtype=np.int64)
 
 
 def canonical(
     problem: Problem, device: Int[np.ndarray, "N"], order: Int[np.ndarray, "N"]
 ) -> Int[np.ndarray, "N"]:
-    """Rename devices that are alike by first use, ops taken in `order`."""
-    twin = twins(problem)
-    label = np.arange(problem.num_devices)
-    for i in np.flatnonzero(twin >= 0):
-        label[i] = label[twin[i]]
+    """Rename interchangeable devices by first use, ops taken in `order`."""
+    label = interchangeable(problem).argmax(axis=1)  # the first device that is alike
     name = np.full(problem.num_devices, -1, dtype=np.int64)
     for used in (*device[order].tolist(), *range(problem.num_devices)):
         if name[used] < 0:

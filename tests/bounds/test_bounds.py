@@ -328,3 +328,13 @@ def test_more_work_branches_more() -> None:
     largest = [WorkBudget(s).entries for s in (0.1, 1.0, 10.0)]
     assert largest == sorted(set(largest))
     assert [WorkBudget(1.0).programs(k * largest[1] // 4) for k in (1, 2, 4, 5)] == [9, 3, 1, 0]
+
+
+def test_the_bound_of_loads_knows_how_fast_devices_are() -> None:
+    """Four ops of 1 s, on the second device of 3: three of them on the first take as long as one
+    on the second."""
+    problem = make_problem(
+        plain_graph(4, []), unit_cluster(2), np.array([[1.0, 3.0]] * 4), "max_load",
+        tensor_s=np.zeros(4),
+    )  # fmt: skip
+    assert best_bound(problem, 1.0).value_s == pytest.approx(3.0, rel=1e-9)

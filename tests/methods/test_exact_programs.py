@@ -10,6 +10,7 @@ from host_memory import assignments, load_problem
 from tiny import plain_graph, random_problem
 
 from gdp.bounds.linear_program import PlacementSolution
+from gdp.bounds.work import work_over_speed_s
 from gdp.clock import Clock
 from gdp.cluster.types import Device, make_cluster
 from gdp.methods.base import Answer, Search
@@ -23,7 +24,6 @@ from gdp.methods.exact.max_load import (
     polish,
     reduce_model,
     solve_loads,
-    work_bound_s,
 )
 from gdp.methods.exact.method import PROGRAMS, ProofState, close_gap, least_block_latency
 from gdp.problem.problem import Problem, make_problem
@@ -101,7 +101,7 @@ def test_reductions_keep_what_is_below_the_known_value() -> None:
         assert best_s == pytest.approx(least_load_s(problem), rel=1e-12)
         if not np.isfinite(best_s) or best_s == 0.0:
             continue
-        assert work_bound_s(model.work_s) <= best_s * (1 + 1e-12)
+        assert work_over_speed_s(model.work_s) <= best_s * (1 + 1e-12)
         for factor in (1.001, 1.2, 3.0):
             for named in (True, False):
                 small = reduce_model(model, best_s * factor, FOREVER, named)

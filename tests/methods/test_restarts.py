@@ -1,6 +1,7 @@
 """Searches begun again: how often, from where, which of them counts, and what they cost."""
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -104,6 +105,15 @@ def test_devices_of_a_kind_are_renamed_to_agree_with_another_placement() -> None
     problem, (one, other) = pair_of([0, 0, 1, 1, 2, 2], [2, 2, 2, 0, 0, 1])
     names = align_device_names(problem, other.assignment.device, one.assignment.device)
     assert names.tolist() == [0, 0, 0, 1, 1, 2]
+
+
+def test_devices_that_pay_each_op_differently_keep_their_names() -> None:
+    problem, (one, other) = pair_of([0, 0, 1, 1, 2, 2], [2, 2, 1, 1, 0, 0])
+    devices = list(problem.cluster.devices)
+    devices[2] = replace(devices[2], dispatch_s=1.0, dispatch_per="op")
+    problem = replace(problem, cluster=replace(problem.cluster, devices=tuple(devices)))
+    names = align_device_names(problem, other.assignment.device, one.assignment.device)
+    assert names.tolist() == [2, 2, 1, 1, 0, 0]
 
 
 def test_unlike_devices_keep_their_names() -> None:

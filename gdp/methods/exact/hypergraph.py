@@ -31,6 +31,7 @@ import numpy as np
 from jaxtyping import Bool, Float, Int
 
 from gdp.bounds.loads import owned_weights
+from gdp.bounds.work import fastest_work
 from gdp.clock import Clock
 from gdp.problem.problem import Problem
 from gdp.problem.symmetry import classes_of, same
@@ -133,25 +134,6 @@ def merge(model: LoadHypergraph, target: Int[np.ndarray, "V"]) -> LoadHypergraph
         held_bytes=held,
         shared=tuple(shared),
     )
-
-
-def shares(
-    work_s: Float[np.ndarray, "V D"],
-) -> tuple[Float[np.ndarray, "V"], Float[np.ndarray, "D"]]:
-    """(seconds of each node where it is fastest, seconds that each device takes for one of those).
-
-    Device d does at most seconds / price(d) of fastest work, whatever it is given; inf: none.
-    """
-    fastest_s = work_s.min(axis=1)
-    works = fastest_s > 0
-    ratio = work_s[works] / fastest_s[works, None]
-    return fastest_s, ratio.min(axis=0) if works.any() else np.ones(work_s.shape[1])
-
-
-def work_bound_s(work_s: Float[np.ndarray, "V D"]) -> float:
-    """A bound of the largest load: work over the speed of all devices, and the dearest node."""
-    fastest_s, price = shares(work_s)
-    return max(float(fastest_s.sum()) / float((1.0 / price).sum()), float(fastest_s.max()))
 
 
 def equal_devices(model: LoadHypergraph) -> list[list[int]]:
@@ -377,7 +359,7 @@ def _never_apart(network: _Network, classes: list[list[int]], u: int, v: int) ->
 
 def spare_s(model: LoadHypergraph, upper_s: float) -> float:
     """Seconds that all devices together have for transfers when none is busy for `upper_s`."""
-    fastest_s, price = shares(model.work_s)
+    fastest_s, price = fastest_work(model.work_s)
     paid = price[model.pays]
     if not np.isfinite(paid).any():
         return 0.0

@@ -33,6 +33,7 @@ from gdp.bounds.linear_program import (
     read_solution,
     solve,
 )
+from gdp.bounds.work import work_over_speed_s
 from gdp.clock import Clock
 from gdp.methods.base import Search
 from gdp.methods.exact.hypergraph import (
@@ -42,7 +43,6 @@ from gdp.methods.exact.hypergraph import (
     load_model,
     merge,
     reduce_model,
-    work_bound_s,
 )
 from gdp.methods.exact.targets import ProofState, close_gap
 from gdp.methods.shares import (
@@ -71,7 +71,7 @@ def least_load(problem: Problem, search: Search) -> ProofState:
     model = load_model(problem)
     groups = _good_groups(problem, model, search)
     device = None if groups is None else groups[problem.group]
-    value_s, bound_s = load_value_s(problem, device), work_bound_s(model.work_s)
+    value_s, bound_s = load_value_s(problem, device), work_over_speed_s(model.work_s)
     state = ProofState(device, value_s, bound_s, "work over the speed of all devices")
 
     nodes = None if search.evaluations is None else _COUNTED_NODES

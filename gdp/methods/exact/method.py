@@ -29,10 +29,10 @@ import numpy as np
 from jaxtyping import Int
 
 from gdp.bounds.loads import NO_POINTS
+from gdp.bounds.work import work_over_speed_s
 from gdp.clock import Clock, WorkClock
 from gdp.errors import MissingExtraError
 from gdp.methods.base import Answer, Assignment, Method, Search
-from gdp.methods.exact.hypergraph import work_bound_s
 from gdp.methods.exact.max_load import least_load
 from gdp.methods.exact.targets import CLOSE, ProofState, close_gap
 from gdp.methods.scoring import (
@@ -271,7 +271,7 @@ def least_period(problem: Problem, search: Search) -> Answer:
     clock, first = _start(problem, search)
     if isinstance(first, Answer):
         return first
-    bound_s, work = work_bound_s(group_seconds(problem)), "work over the speed of all devices"
+    bound_s, work = work_over_speed_s(group_seconds(problem)), "work over the speed of all devices"
     points = NO_POINTS
     limits = RoundLimits(nodes=_COUNTED_NODES) if is_counted(search) else RoundLimits()
 

@@ -18,9 +18,8 @@ from gdp.methods.annealing.annealer import AnnealConfig, anneal, annealer_of, ma
 from gdp.methods.base import SEEDS, Assignment, Search, inner_seed
 from gdp.methods.scoring import Evaluated, best_of, group_seconds, is_compiling
 from gdp.methods.search.local_search import improve
-from gdp.problem.arrays import arrays_of
 from gdp.problem.problem import Problem
-from gdp.problem.symmetry import classes_of, links_alike, same
+from gdp.problem.symmetry import classes_of, interchangeable
 
 RESTART_FACTOR = 2.0
 """Times what the devices take for the work alone: beyond that `multi_restart` searches again."""
@@ -141,14 +140,10 @@ def align_device_names(
     """A placement, its devices of a kind renamed to agree with another one on most ops."""
     from scipy.optimize import linear_sum_assignment
 
-    a = arrays_of(problem)
     shared = np.zeros((problem.num_devices, problem.num_devices))
     np.add.at(shared, (device, like), 1.0)
     name = np.arange(problem.num_devices)
-    alike = links_alike(problem) & same(
-        problem.compute_s, problem.allowed, a.memory_bytes, a.segment_s
-    )
-    for kind in classes_of(alike):
+    for kind in classes_of(interchangeable(problem)):
         row, column = linear_sum_assignment(shared[np.ix_(kind, kind)], maximize=True)
         name[np.array(kind)[row]] = np.array(kind)[column]
     return name[device]

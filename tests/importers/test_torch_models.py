@@ -9,6 +9,7 @@ import pytest
 
 from gdp.errors import ModelError
 from gdp.graph.op_graph import INPUT, OUTPUT, OpGraph
+from gdp.importers.pytorch.export import exported
 from gdp.importers.pytorch.model import TorchModel, trace_torch
 from gdp.models import inspect_model, summary
 
@@ -55,6 +56,17 @@ def test_a_small_network_by_hand() -> None:
     assert graph.memory_traffic_bytes[1] == 64 + 512 + 64 + 128
     assert graph.tensor_bytes.tolist() == [64, 128, 128, 32]
     assert graph.scope == ("", "up", "", "down", "")
+
+
+def test_lines_of_code_are_not_written_down_and_are_again_afterwards() -> None:
+    def stacks(program: Any) -> list[bool]:
+        nodes = [node for node in program.graph.nodes if node.op == "call_function"]
+        return [bool(node.stack_trace) for node in nodes]
+
+    assert stacks(exported(Mlp(), (meta(2, 8),), {}, label="mlp")) == [False] * 3
+    with pytest.raises(ModelError):
+        exported(Branches(), (meta(4),), {}, label="branches")
+    assert stacks(torch.export.export(Mlp(), (torch.zeros(2, 8),))) == [True] * 3
 
 
 def test_views_are_their_base_and_copies_are_ops() -> None:

@@ -44,7 +44,7 @@ def exported(
     """
     torch = import_torch()
 
-    with users_code(), torch.set_grad_enabled(train):
+    with users_code(), torch.set_grad_enabled(train), _without_stacks():
         try:
             program = _exported(module, tuple(args), dict(kwargs), dynamic_shapes, train, notes)
             if any(map(_writes, _all_nodes(program.graph_module))):
@@ -56,6 +56,24 @@ def exported(
         except (Exception, SystemExit) as error:
             raise ModelError(f"{label}: torch.export failed: {_advised(error)}") from error
     return program
+
+
+@contextlib.contextmanager
+def _without_stacks() -> Iterator[None]:
+    """Without the lines of code that led to every op: nobody reads them here, and writing them down
+    takes a fifth of a trace."""
+    import torch.fx
+
+    config = getattr(torch.fx, "config", None)
+    before = getattr(config, "do_not_emit_stack_traces", None)
+    if before is None:  # of another version
+        yield
+        return
+    config.do_not_emit_stack_traces = True  # pyright: ignore[reportOptionalMemberAccess]
+    try:
+        yield
+    finally:
+        config.do_not_emit_stack_traces = before  # pyright: ignore[reportOptionalMemberAccess]
 
 
 def _require_real_constants(program: Any, label: str) -> None:

@@ -1,7 +1,7 @@
 """The cost model of accelerators by the kernel network."""
 
 import functools
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -13,7 +13,7 @@ from gdp.costs.base import CostModel, can_run, roofline
 from gdp.costs.learned import LearnedCosts
 from gdp.costs.measured.devices import silicon_of
 from gdp.costs.measured.graph import GraphKernels, graph_kernels
-from gdp.costs.measured.kernels import KINDS, Kernels
+from gdp.costs.measured.kernels import KINDS, Kernels, Silicon
 from gdp.costs.measured.network import VECTOR, KernelNetwork
 from gdp.graph.fuse import fuse
 from gdp.graph.groups import first_members
@@ -73,10 +73,14 @@ class MeasuredCosts:
         found = graph_kernels(graph, served=self.served)
         plain = roofline(graph, cluster)
         columns = []
+        alike: dict[tuple[str, Silicon], Float[np.ndarray, "N"]] = {}
         for d in chosen:
             device = cluster.devices[d]
+            key = device.kind, silicon_of(device)
+            if key not in alike:
+                alike[key] = self.kernel_seconds(found, device)
             learned = found.known & ~_slower_types(graph, device)
-            own = np.where(learned, self.kernel_seconds(found, device), plain[:, d])
+            own = np.where(learned, alike[key], plain[:, d])
             if not self.served and device.dispatch_per == "op":
                 own = np.maximum(own - device.dispatch_s, 0.0)
             columns.append(own)
@@ -84,7 +88,9 @@ class MeasuredCosts:
 
     def kernel_seconds(self, found: GraphKernels, device: Device) -> Float[np.ndarray, "N"]:
         """Seconds of the kernels of a graph on a device."""
-        seconds = self._predicted(found.kernels, device)
+        # Layers of a model are alike, so few kernels differ.
+        first, which = np.unique(found.row, return_index=True, return_inverse=True)[1:]
+        seconds = self._predicted(found.kernels.take(first), device)[which]
         inside = found.block >= 0
         if not inside.any():
             return seconds
@@ -95,16 +101,11 @@ class MeasuredCosts:
         return seconds
 
     def _predicted(self, kernels: Kernels, device: Device) -> Float[np.ndarray, "K"]:
-        # Layers of a model are alike, so few kernels differ.
-        columns = np.column_stack([getattr(kernels, f.name) for f in fields(Kernels)])
-        _, first, which = np.unique(columns, axis=0, return_index=True, return_inverse=True)
         vector = self.network.vectors.get(device.kind, np.zeros(VECTOR))
-        zeros = np.zeros(len(first), dtype=np.int64)
-        logs = self.network.log_seconds(
-            kernels.take(first), [silicon_of(device)], vector[None], zeros
-        )
+        zeros = np.zeros(len(kernels), dtype=np.int64)
+        logs = self.network.log_seconds(kernels, [silicon_of(device)], vector[None], zeros)
         # Rounded, as processors differ in the last bits of a product of matrices.
-        return np.exp(np.round(logs, 9))[which.reshape(-1)]
+        return np.exp(np.round(logs, 9))
 
     def with_runtime_overheads(self, cluster: Cluster) -> Cluster:
         """The cluster whose devices have no dispatch beside the kernels of an engine."""

@@ -43,6 +43,7 @@ class GraphKernels:
     """The kernels of a graph's ops, and the ops of which nothing of the kind was measured."""
 
     kernels: Kernels  # of all N ops
+    row: Int[np.ndarray, "N"]  # ops of one row have equal kernels
     known: Bool[np.ndarray, "N"]
     # Of an engine: ops of a block of experts are one kernel, and so are products of one input.
     block: Int[np.ndarray, "N"]  # id of the block, -1 outside
@@ -89,7 +90,7 @@ def graph_kernels(graph: OpGraph, *, served: bool) -> GraphKernels:
         ),
     )  # fmt: skip
     block = _blocks(graph, kernels) if served else np.full(graph.num_ops, -1)
-    return GraphKernels(kernels, known & ~graph.is_io, block)
+    return GraphKernels(kernels, which, known & ~graph.is_io, block)
 
 
 def type_of_products(graph: OpGraph) -> str | None:

@@ -2,20 +2,24 @@
 
 python benchmarks/costs.py report PROFILE             the shipped calibration on held-out families
 python benchmarks/costs.py blind PROFILE              the shipped calibration on all of a profile
+python benchmarks/costs.py transfer PROFILE           the shipped calibration, scaled to a device
+                                                      of as many cores, on all of a profile
 python benchmarks/costs.py quick QUICK PROFILE        the shipped costs fitted to a quick profile
                                                       of this processor, on other models
 """
 
 import argparse
+from dataclasses import replace
 
 from gdp.cluster.presets import device_preset
 from gdp.costs.calibrate import HELD_OUT, evaluate, refit, report_text
 from gdp.costs.default import shipped
 from gdp.costs.features import kernel_features
 from gdp.costs.learned import Calibration
+from gdp.costs.processors import transferred
 from gdp.costs.profile import Profile, load_profile
 
-WHAT = ("report", "blind", "quick")
+WHAT = ("report", "blind", "transfer", "quick")
 
 
 def report(profile: Profile) -> str:
@@ -29,6 +33,21 @@ def blind(profile: Profile) -> str:
     """The shipped calibration on models that were measured after all choices were made."""
     text = report_text(evaluate(_calibration(), profile.models, device_preset("cpu-core")))
     return text.partition("\n\n")[2]  # the first line says what was fitted: nothing here
+
+
+def transfer(profile: Profile) -> str:
+    """The shipped costs of one core, scaled by FLOP/s alone to the cores of a profile, and as they
+    are; bandwidth counts as that of one core, as cores share it."""
+    core, cores = device_preset("cpu-core"), profile.threads
+    speeds = {name: cores * speed for name, speed in core.flop_per_s.items()}
+    device = replace(core, kind=profile.device.kind, flop_per_s=speeds)
+    rows = {"scaled": transferred(_calibration(), device), "as of one core": _calibration()}
+    roofline, lines = "", [f"{cores} x {core.speed('float32') / 1e9:.0f} GFLOP/s"]
+    for name, calibration in rows.items():
+        report = report_text(evaluate(calibration, profile.models, device))
+        *_, learned, roofline = report.splitlines()
+        lines.append(f"{name}, {learned}")
+    return "\n".join([*lines, roofline])
 
 
 def quick(few: Profile, others: Profile) -> str:
@@ -68,6 +87,8 @@ def main() -> None:
         print(report(profiles[0]))
     elif arguments.what == "blind":
         print(blind(profiles[0]))
+    elif arguments.what == "transfer":
+        print(transfer(profiles[0]))
     else:
         print(quick(profiles[0], profiles[1]))
 

@@ -128,7 +128,7 @@ def _devices() -> Iterator[Check]:
         else:
             yield Check(
                 "costs", device.name, WARN, "no calibration matches: datasheet numbers",
-                "measure it: gdp profile --quick -o P; gdp calibrate P --base shipped -o COSTS",
+                "gdp profile --quick learns it in half a minute",
             )  # fmt: skip
 
 

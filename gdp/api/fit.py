@@ -260,6 +260,7 @@ class FitRow:
     context: int | None = None  # tokens of a sequence that caches are reserved for
     longest_context: int | None = None  # that the plan has room for
     note: str = ""  # what a scheme leaves of the weights as they are
+    costs: str = ""  # where the seconds come from, and how far off they may be
 
     def to_json(self) -> dict[str, Any]:
         """Plain data with the field names of the command line's `--json`."""
@@ -324,7 +325,8 @@ def fit(
             except InfeasibleError as error:
                 rows[j, scheme, prompt, batch] = replace(row, limit=str(error))
                 continue
-            row = replace(row, note=quantisation_note(request, result.question.graph))
+            note = quantisation_note(request, result.question.graph)
+            row = replace(row, note=note, costs=result.costs)
             rows[j, scheme, prompt, batch] = _Fitted(
                 row, result.question, result.placement, result.score, result.bound_s
             )

@@ -126,30 +126,43 @@ def inspect(model: options.ModelOptions, ops: bool) -> None:
 def devices(cluster: options.ClusterOptions, outputs: options.Outputs, presets: bool) -> None:
     """Show what this machine (or a cluster) has.
 
-    Of this machine the bandwidth of main memory is measured, for a second, and written with -o.
+    Of this machine the bandwidth of main memory and the arithmetic of its cores are measured, for a
+    second each, and written with -o. Costs of a processor that none ship of are scaled by them.
     """
-    from gdp.cli.text import bandwidth_text, cluster_json, cluster_text, presets_text, shown
-    from gdp.cluster.detect import measure_bandwidth, with_bandwidth
+    from gdp.cli.text import cluster_json, cluster_text, presets_text, shown, speeds_text
+    from gdp.cluster.detect import (
+        measure_arithmetic,
+        measure_bandwidth,
+        with_arithmetic,
+        with_bandwidth,
+    )
     from gdp.cluster.file import write_cluster
+    from gdp.cluster.presets import device_preset
     from gdp.cluster.presets import presets as all_presets
     from gdp.cores import num_cores
+    from gdp.costs.default import source_of
 
     if presets:
-        show({name: asdict(entry) for name, entry in all_presets().items()}, presets_text)
+        rows = {
+            name: asdict(entry) | {"costs": source_of(device_preset(name))}
+            for name, entry in all_presets().items()
+        }
+        show(rows, presets_text)
         return
     machine, measured = cluster.load(), None
     outputs.require(cluster.cluster)
     if cluster.cluster is None:
-        measured = measure_bandwidth(num_cores())
-        machine = with_bandwidth(machine, measured)
+        measured = measure_bandwidth(num_cores()), measure_arithmetic(num_cores())
+        machine = with_arithmetic(with_bandwidth(machine, measured[0]), measured[1])
     if path := outputs.paths.get("cluster"):
         write_cluster(machine, path)
     plain = cluster_json(machine)
     if measured is None:
         show(plain, lambda: cluster_text(machine))
     else:
-        plain["measured_bytes_per_s"] = measured._asdict()
-        show(plain, lambda: shown([cluster_text(machine), bandwidth_text(measured)]))
+        for name, speeds in zip(("bytes_per_s", "flop_per_s"), measured, strict=True):
+            plain[f"measured_{name}"] = speeds._asdict()
+        show(plain, lambda: shown([cluster_text(machine), speeds_text(*measured)]))
 
 
 @click.command()

@@ -270,4 +270,5 @@ def fit_text(rows: "Sequence[FitRow]") -> str:
         if row.limit
     )
     notes = dict.fromkeys(f"note: {row.quantize}: {row.note}" for row in rows if row.note)
-    return shown([table(header, body), "", *reasons, *notes])
+    costs = dict.fromkeys(f"costs of {row.cluster}: {row.costs}" for row in rows if row.costs)
+    return shown([table(header, body), "", *reasons, *notes, *costs])

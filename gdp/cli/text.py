@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from gdp.cluster.detect import Bandwidth
+from gdp.cluster.detect import Arithmetic, Bandwidth
 from gdp.cluster.presets import device_preset, presets
 from gdp.cluster.types import UNLIMITED_BYTES, Cluster, Device
+from gdp.costs.default import source_of
 from gdp.graph.op_graph import OpGraph
 from gdp.result import Result
 from gdp.sim.objectives import find_objective
@@ -251,6 +252,7 @@ def cluster_json(cluster: Cluster) -> dict[str, Any]:
                 "memory_pool": d.memory_pool or None,
                 "dispatch_s": d.dispatch_s,
                 "dispatch_per": d.dispatch_per,
+                "costs": source_of(d),
             }
             for d in cluster.devices
         ],
@@ -297,15 +299,18 @@ def cluster_text(cluster: Cluster) -> str:
             f"links {speeds.min():.4g} to {speeds.max():.4g} GB/s, "
             f"{delays.min():.3g} to {delays.max():.3g} us, " + _channels_text(cluster)
         )
+    text += dict.fromkeys(f"costs of {d.kind}: {source_of(d)}" for d in cluster.devices)
     return shown(text)
 
 
-def bandwidth_text(measured: Bandwidth) -> str:
-    """Text of a measured memory bandwidth."""
-    one, every = (f"{speed / 1e9:.1f} GB/s" for speed in measured[:2])
+def speeds_text(memory: Bandwidth, arithmetic: Arithmetic) -> str:
+    """Text of a measured memory bandwidth and of measured products of matrices."""
+    one, every = (f"{speed / 1e9:.1f} GB/s" for speed in memory[:2])
+    alone, together = (f"{speed / 1e9:.0f} GFLOP/s" for speed in arithmetic[:2])
     return (
-        f"main memory was read at {one} by one core and {every} by {measured.cores}, measured now; "
-        "-o writes this machine with it"
+        f"main memory was read at {one} by one core and {every} by {memory.cores}; products in "
+        f"float32 took place at {alone} on one core and {together} on {arithmetic.cores}; both "
+        "measured now; -o writes this machine with them"
     )
 
 
@@ -319,11 +324,12 @@ def presets_text() -> str:
             [
                 name, entry.memory, format_bytes(device.total_bytes), _reserve(device),
                 f"{entry.bytes_per_s / 1e9:.0f}", f"{speeds['default'] / 1e12:.2f}",
-                "-" if half is None else f"{half / 1e12:.1f}", entry.source,
+                "-" if half is None else f"{half / 1e12:.1f}", source_of(device), entry.source,
             ]
         )  # fmt: skip
     header = [
-        "preset", "printed", "reported", "reserve", "GB/s", "TFLOP/s", "in float16", "source"
+        "preset", "printed", "reported", "reserve", "GB/s", "TFLOP/s", "in float16", "costs",
+        "source",
     ]  # fmt: skip
     return table(header, rows)
 

@@ -1,11 +1,13 @@
-"""Detection of this machine: its cores, the GPUs that installed tools report, and the bandwidth of
-main memory, measured by reading arrays that no cache holds."""
+"""Detection of this machine: its cores, the GPUs that installed tools report, the bandwidth of main
+memory, measured by reading arrays that no cache holds, and the arithmetic of its cores, by products
+of matrices."""
 
 import logging
 import os
 import re
 import shutil
 import subprocess
+import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -34,6 +36,8 @@ from gdp.errors import ClusterError
 
 LOG = logging.getLogger(__name__)
 MAX_CORES = 8
+AVX512_UNITS = 2.0
+"""Width of two units of 512 bits over that of two of 256, as the core of the preset has."""
 PRESET_CORES = 8
 """Cores of the preset "cpu"."""
 ARRAY_BYTES = 128 << 20
@@ -104,7 +108,10 @@ def cpu_model() -> str:
 
 
 def _cores(max_cores: int) -> Cluster:
-    cores = usable_cores()
+    cores, model = usable_cores(), cpu_model()
+    core = device_preset("cpu-core")
+    if model.endswith("avx512"):
+        core = replace(core, flop_per_s={k: AVX512_UNITS * v for k, v in core.flop_per_s.items()})
     if len(cores) > max_cores:
         LOG.info(
             "using %d of %d cores; name a cluster such as 16xcpu-core for more",
@@ -113,8 +120,8 @@ def _cores(max_cores: int) -> Cluster:
         )
     devices = [
         replace(
-            _sized(device_preset("cpu-core", f"core{i}"), memory_bytes()),
-            model=cpu_model(),
+            _sized(replace(core, name=f"core{i}"), memory_bytes()),
+            model=model,
             memory_pool="ram",
         )
         for i in range(min(len(cores), max_cores))
@@ -284,6 +291,69 @@ def measure_bandwidth(cores: int, seconds: float = SECONDS) -> Bandwidth:
     one = best(1)
     # Two threads of one core never read more than one does.
     return Bandwidth(one, max(one, best(cores)) if cores > 1 else one, cores)
+
+
+class Arithmetic(NamedTuple):
+    """FLOP/s of products of float32 matrices, of the best round: others use the cores, too."""
+
+    one_core: float
+    all_cores: float
+    cores: int
+
+
+PRODUCT = 1024
+"""Rows and columns of the matrices that are multiplied, which outer caches hold."""
+_THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "BLIS_NUM_THREADS")
+_MULTIPLY = """
+import time, numpy as np
+a = np.ones(({size}, {size}), np.float32); b = a.copy(); c = a @ b
+best, end = 1e9, time.perf_counter() + {seconds}
+while True:
+    start = time.perf_counter(); np.matmul(a, b, out=c); now = time.perf_counter()
+    best = min(best, now - start)
+    if now >= end: break
+print(best)
+"""
+
+
+def measure_arithmetic(cores: int, seconds: float = SECONDS) -> Arithmetic:
+    """FLOP/s of one thread and of one per core, each measured for half of the seconds.
+
+    In processes of their own, as libraries of linear algebra read their number of threads once.
+
+    Raises:
+        ClusterError: NumPy multiplies in no process of its own.
+    """
+
+    def flop_per_s(threads: int) -> float:
+        program = _MULTIPLY.format(size=PRODUCT, seconds=seconds / 2)
+        environment = os.environ | dict.fromkeys(_THREADS, str(threads))
+        done = subprocess.run(
+            [sys.executable, "-c", program], env=environment, capture_output=True, text=True,
+            check=False,
+        )  # fmt: skip
+        try:
+            return 2.0 * PRODUCT**3 / float(done.stdout)
+        except ValueError:
+            reason = (done.stderr.strip().splitlines() or ["no output"])[-1]
+            raise ClusterError(f"arithmetic cannot be measured: {reason}") from None
+
+    one = flop_per_s(1)
+    return Arithmetic(one, max(one, flop_per_s(cores)) if cores > 1 else one, cores)
+
+
+def with_arithmetic(cluster: Cluster, measured: Arithmetic) -> Cluster:
+    """The cluster with processors that compute as fast as measured, in float32 and whatever else
+    has no speed of its own."""
+    cores = sum(device.kind == CORE_KIND for device in cluster.devices)
+    of_core = min(measured.one_core, measured.all_cores / max(1, cores))
+    devices = [
+        replace(d, flop_per_s={"default": of_core if d.kind == CORE_KIND else measured.all_cores})
+        if d.is_cpu
+        else d
+        for d in cluster.devices
+    ]
+    return replace(cluster, devices=tuple(devices))
 
 
 def with_bandwidth(cluster: Cluster, measured: Bandwidth) -> Cluster:

@@ -172,7 +172,7 @@ def _networks(meta: _Meta, arrays: Mapping[str, np.ndarray]) -> KernelNetworks:
                 if name.startswith("layer_")
             },
         ),
-        meta.scale, meta.transfer,
+        scale=meta.scale, transfer=meta.transfer,
     )  # fmt: skip
 
 

@@ -13,6 +13,7 @@ from gdp.costs.measured.costs import MeasuredCosts, covers
 from gdp.costs.measured.graph import type_of_products
 from gdp.costs.measured.shipped import shipped_network, told_of
 from gdp.costs.op_offload import OpOffloadCosts
+from gdp.costs.processors import ERROR, transferred, with_processors
 from gdp.costs.profile import ProfileError
 from gdp.costs.work_rates import WorkRates
 from gdp.errors import ArgumentError
@@ -74,7 +75,8 @@ def _shipped_costs(cluster: Cluster, graph: OpGraph | None) -> tuple[CostModel, 
         return _described(LearnedCosts((rates,)), cluster, graph)
     if graph is not None and graph.source == "gguf":  # llama.cpp's kernels were not measured
         return _datasheets(cluster, graph)
-    return _with_network(LearnedCosts(shipped()), cluster, graph)
+    known = with_processors(shipped(), cluster, graph)
+    return _with_network(LearnedCosts(known), cluster, graph)
 
 
 def _with_network(
@@ -99,6 +101,19 @@ def _datasheets(cluster: Cluster, graph: OpGraph | None) -> tuple[CostModel, str
     model, label = _described(LearnedCosts(()), cluster, graph)
     stored = graph is not None and graph.source == "gguf"
     return (OpOffloadCosts(model) if stored else model), label
+
+
+def source_of(device: Device) -> str:
+    """Where the default seconds of a device come from, of models whose ops were measured."""
+    calibration = LearnedCosts(shipped()).of(device)
+    if calibration is not None:
+        return calibration.label()
+    found = shipped_network()
+    if found is not None and covers(device):
+        return told_of(found[1], device.kind).partition(": ")[2]
+    if device.is_cpu and shipped():
+        return f"{transferred(shipped()[0], device).label()} for ONNX models, else datasheet"
+    return "datasheet"
 
 
 @functools.cache
@@ -153,7 +168,9 @@ def _described(
             label += f", as no such op was measured, and overheads {calibration.label()}"
         elif calibration is not None:
             label = calibration.label()
-            if calibration.mean_error is not None:
+            if calibration.speeds is not None:
+                label += f", expect {ERROR:.0%} off"
+            elif calibration.mean_error is not None:
                 label += f", whole models held out {calibration.mean_error:.1%} off in the mean"
         names = by_label.setdefault(label, [])
         if device.kind not in names:

@@ -35,6 +35,12 @@ as long as one. They are marked so (`Device.processor`), and the simulator adds 
 CACHE_BYTES = (1 << 18, 1 << 23)
 """Cache sizes; traffic beyond each has a rate of its own."""
 
+OF_ARITHMETIC_AND_TRAFFIC = np.array(
+    [(1, 0), (0, 1), (0, 1), (0, 1), (1, 0), (0, 1), (0, 1), (0.25, 0.25), (0, 0)]
+)
+"""Share of arithmetic and of traffic in each of the terms of `log_terms`: the root of the roofline
+is half of it in the log, of arithmetic and traffic alike."""
+
 
 @dataclass(frozen=True)
 class Ensemble:
@@ -111,14 +117,21 @@ def _elu(z: np.ndarray) -> np.ndarray:
     return np.where(z > 0, z, np.expm1(np.minimum(z, 0.0)))
 
 
-def predict(ensemble: Ensemble, features: KernelFeatures) -> Float[np.ndarray, "K"]:
-    """Log seconds of each kernel; one of an unseen type gets its roofline."""
+def predict(
+    ensemble: Ensemble, features: KernelFeatures, arithmetic: float = 1.0, traffic: float = 1.0
+) -> Float[np.ndarray, "K"]:
+    """Log seconds of each kernel; one of an unseen type gets its roofline.
+
+    `arithmetic` and `traffic` are a device's FLOP/s and bandwidth over those of the measured one.
+    """
     terms, other, lead = encode(ensemble, features)
     if len(lead) == 0:
         return np.zeros(0)
-    members = forward(ensemble.layers, terms, other)
+    speeds = np.log([arithmetic, traffic])
+    members = forward(ensemble.layers, terms - OF_ARITHMETIC_AND_TRAFFIC @ speeds, other)
     # The median: one member that extrapolates wildly must not drag the others along.
-    return np.where(lead >= 0, np.median(members, axis=0), features.size[:, 0])
+    roof = features.size[:, 0] - np.log(min(arithmetic, traffic))
+    return np.where(lead >= 0, np.median(members, axis=0), roof)
 
 
 @dataclass(frozen=True)
@@ -128,6 +141,8 @@ class KernelNetworks:
     fusions: FusionTable
     ensemble: Ensemble
     scale: float = 1.0  # of the whole
+    arithmetic: float = 1.0  # FLOP/s of the device over those of the measured one
+    traffic: float = 1.0  # the same of bytes per second
     transfer: tuple[float, ...] = ()  # coefficients of `calibrate.refit`, on another device
 
     def covers(self, graph: OpGraph) -> bool:
@@ -145,7 +160,8 @@ class KernelNetworks:
         """Seconds of every kernel."""
         # Weights that are numbers can still make times that are none.
         with np.errstate(over="ignore", invalid="ignore"):
-            seconds = np.exp(predict(self.ensemble, features)) * self.scale
+            logs = predict(self.ensemble, features, self.arithmetic, self.traffic)
+            seconds = np.exp(logs) * self.scale
             if self.transfer:
                 design = transfer_design(features, seconds)
                 seconds = seconds * np.exp(design @ np.array(self.transfer))
@@ -177,6 +193,10 @@ class Calibration:
     handover_s: float | None = None  # a copy between two devices of one processor
     handover_bytes_per_s: float | None = None
     mean_error: float | None = None  # of whole models that were held out, a share of their time
+    # Of `gdp.costs.processors`: the processor that was measured, and FLOP/s and bytes per second of
+    # the one that the costs are scaled to.
+    measured_on: str = ""
+    speeds: tuple[float, float] | None = None
 
     @property
     def of_processor(self) -> bool:
@@ -196,6 +216,10 @@ class Calibration:
     def label(self) -> str:
         """Line of text that names the calibration."""
         runtime = f"{self.runtime} {self.versions.get(self.runtime, '')}".strip()
+        if self.speeds is not None:
+            return (
+                f"scaled by FLOP/s and bandwidth from {self.measured_on} ({runtime}, {self.date})"
+            )
         return f"calibrated on {self.device.model or self.device.kind} ({runtime}, {self.date})"
 
     def matches(self, device: Device, *, any_model: bool = False) -> bool:
@@ -206,6 +230,8 @@ class Calibration:
         """
         if self.of_processor:
             return device.is_cpu
+        if self.speeds not in (None, (device.speed("float32"), device.bytes_per_s)):
+            return False
         if device.kind != self.device.kind:
             cpu = device.is_cpu or is_cpu_kind(self.device.kind)
             return bool(device.model) and device.model == self.device.model and not cpu
@@ -263,6 +289,9 @@ class LearnedCosts:
                     latency_s[d, same] = calibration.handover_s
                 if calibration.handover_bytes_per_s is not None:
                     rate[d, same] = calibration.handover_bytes_per_s
+            if calibration.speeds is not None:
+                # Its kernels have their launches, as those that were measured.
+                device = replace(device, dispatch_per="segment")
             if calibration.segment_s is not None and device.dispatch_per == "segment":
                 device = replace(device, dispatch_s=calibration.segment_s)
             devices[d] = device

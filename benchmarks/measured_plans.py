@@ -167,7 +167,7 @@ def main(
         for by, network in (("unseen", unseen), ("30 kernels", few), ("truth", shipped[0])):
             models[by] = MeasuredCosts(network)
         for stem in GRAPHS:
-            graph = gdp.load(str(data_path("data", "corpus") / f"{stem}.json.gz"))
+            graph = gdp.load(str(data_path("corpus") / f"{stem}.json.gz"))
             for box in BOXES[name]:
                 for objective in OBJECTIVES:
                     for seed in range(seeds):

@@ -104,7 +104,7 @@ def _datasheets(cluster: Cluster, graph: OpGraph | None) -> tuple[CostModel, str
 
 
 def source_of(device: Device) -> str:
-    """Where the default seconds of a device come from, of models whose ops were measured."""
+    """Source of the default seconds of a device, for models whose ops were measured."""
     calibration = LearnedCosts(shipped()).of(device)
     if calibration is not None:
         return calibration.label()

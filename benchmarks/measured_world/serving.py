@@ -57,6 +57,7 @@ GET = (
 )
 SAME_MODEL = {
     "meta-llama/Llama-3.1-70B": "meta-llama/Meta-Llama-3.1-70B",
+    "meta-llama/Llama-3.1-8B": "meta-llama/Meta-Llama-3.1-8B",
     "meta-llama/Llama-3.1-8B-Instruct": "meta-llama/Meta-Llama-3.1-8B",
 }
 """Names of models whose configuration lies under another name."""
@@ -257,7 +258,7 @@ def errors(pairs: list[tuple[Run, Predicted]], field: str) -> str:
     )
 
 
-def _installed() -> Path | None:
+def installed() -> Path | None:
     spec = find_spec(PACKAGE)
     places = None if spec is None else spec.submodule_search_locations
     return Path(next(iter(places))) if places else None
@@ -274,7 +275,7 @@ def main(
     names: tuple[str, ...], rows: Path, data: Path | None, every: int, costs: str | None,
     path: Path | None,
 ) -> None:  # fmt: skip
-    data = data or _installed()
+    data = data or installed()
     if data is None or not (data / "systems" / "silicon_sample.csv").is_file():
         raise click.UsageError(GET)
     runs = measured_runs(data, rows, names)

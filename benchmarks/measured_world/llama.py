@@ -1,0 +1,420 @@
+"""Predictions of llama.cpp beside the rates that llama-bench measured on one card.
+
+    python -m benchmarks.measured_world llama --rows llama_bench.csv [--network]
+
+`--rows` is a CSV file with columns devices, n_devices, kind, engine, backend, model, quantisation,
+size_gib, n_ubatch, test, prompt_or_gen_tokens, depth_tokens, tokens_per_s and note. Rows count that
+lie whole on one card that gdp has a preset of, of llama.cpp itself and of models of `SIZES`, each
+as a GGUF header with the quantisation's types; of prompts those of micro-batches of 512 tokens, the
+default. A prompt behind a context takes what a longer one takes beyond the context alone; a token
+is read with the mean context of its run. All layers lie on the card.
+
+Costs are the default of GGUF files, datasheets. Beside them stands the factor by which they were
+off on the card's other models, fitted to these, for each test; and with `--network` the network of
+accelerators, which has learned no kernel of llama.cpp: a product of quantised weights is one of 16
+bits that reads fewer bytes.
+
+Pairs: of two cards that ran one model and test, or of two models on one card, the faster one.
+"""
+
+import csv
+import itertools
+import os
+import re
+import tempfile
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import click
+import numpy as np
+
+import gdp
+from benchmarks.tables import geomean, head
+from gdp.api.fit import generation_answer
+from gdp.cluster.presets import cluster_preset, preset_of_model
+from gdp.cluster.types import Cluster
+from gdp.costs.base import CostModel
+from gdp.costs.measured.costs import MeasuredCosts, covers
+from gdp.costs.measured.kernels import Kernels, Silicon
+from gdp.costs.measured.network import KernelNetwork
+from gdp.costs.measured.shipped import shipped_network
+from gdp.graph.op_graph import OpDetail, OpGraph
+from gdp.importers.gguf_header import import_gguf
+from gdp.models import Generation, load
+from gdp.placement import make_placement
+from gdp.question import Question
+
+LEFT_OUT = "proxy|spill|fault|sequences together"
+"""In the notes of rows of other things than a prompt or tokens of one sequence on a sound card."""
+ALIKE = 0.05
+"""Log of the rates of two runs that count as equally fast."""
+
+
+@dataclass(frozen=True)
+class Size:
+    """Sizes of a language model."""
+
+    layers: int
+    width: int
+    inner: int  # of the feed-forward, of each expert in a mixture
+    heads: int
+    key_heads: int
+    words: int
+    head: int = 0  # 0: width over heads
+    tied: bool = False
+    experts: int = 0
+    used: int = 0
+
+    @property
+    def head_size(self) -> int:
+        """Numbers of a head."""
+        return self.head or self.width // self.heads
+
+
+_LLAMA_8B = Size(32, 4096, 14336, 32, 8, 128256)
+SIZES: Mapping[str, Size] = {
+    r"llama 7B": Size(32, 4096, 11008, 32, 32, 32000),
+    r"llama 13B": Size(40, 5120, 13824, 40, 40, 32000),
+    r"llama (3 )?8B": _LLAMA_8B, r"llama 3 70B": Size(80, 8192, 28672, 64, 8, 128256),
+    r"qwen2-5-1-5b": Size(28, 1536, 8960, 12, 2, 151936, tied=True),
+    r"qwen2 7B": Size(28, 3584, 18944, 28, 4, 152064),
+    r"Qwen2\.5-Coder-32B": Size(64, 5120, 27648, 40, 8, 152064),
+    r"qwen3 8B": Size(36, 4096, 12288, 32, 8, 151936, 128),
+    r"qwen3 14B": Size(40, 5120, 17408, 40, 8, 151936, 128),
+    r"Qwen3-32B": Size(64, 5120, 25600, 64, 8, 151936, 128),
+    r"(qwen3moe 30B|Qwen3-30B)": Size(48, 2048, 768, 32, 4, 151936, 128, False, 128, 8),
+    r"Ministral-3-3B": Size(26, 3072, 9216, 32, 8, 131072, 128, tied=True),
+    r"(mistral3 8B|Ministral-3-8B)": Size(34, 4096, 14336, 32, 8, 131072, 128),
+    r"mistral3 14B": Size(40, 5120, 16384, 32, 8, 131072, 128),
+    r"Mistral-Small-24B": Size(40, 5120, 32768, 32, 8, 131072, 128),
+    r"Codestral-22B": Size(56, 6144, 16384, 48, 8, 32768),
+}  # fmt: skip
+"""Sizes by the beginning of a model's name, from the configurations that their makers published."""
+KINDS: Mapping[str, tuple[str, str, str]] = {
+    "Q4_0": ("Q4_0", "Q4_0", "Q6_K"), "Q5_0": ("Q5_0", "Q5_0", "Q6_K"),
+    "Q5_1": ("Q5_1", "Q5_1", "Q6_K"), "Q8_0": ("Q8_0", "Q8_0", "Q8_0"),
+    "Q6_K": ("Q6_K", "Q6_K", "Q6_K"), "F16": ("F16", "F16", "F16"),
+    "BF16": ("BF16", "BF16", "BF16"), "Q4_K_M": ("Q4_K", "Q6_K", "Q6_K"),
+    "Q5_K_M": ("Q5_K", "Q6_K", "Q6_K"), "Q3_K_S": ("Q3_K", "Q3_K", "Q6_K"),
+}  # fmt: skip
+"""Types of products, of the half of values and feed-forwards that llama.cpp keeps finer, and of the
+output, by the name of a quantisation."""
+
+
+@dataclass(frozen=True)
+class Bench:
+    """One row of llama-bench, whose repeats are merged by their median."""
+
+    preset: str
+    model: str
+    kind: str  # quantisation
+    backend: str
+    test: str  # pp or tg
+    tokens: int
+    depth: int
+    rate: float = 0.0  # tokens/s
+
+    @property
+    def asked(self) -> tuple[str, str, str, int, int]:
+        """All but the card."""
+        return self.model, self.kind, self.test, self.tokens, self.depth
+
+
+def preset_of(name: str) -> str | None:
+    """The preset of a card by the name that a table gives it."""
+    name = re.sub(r"^(?=M\d)", "Apple ", name).replace("Max+", "Max")
+    return preset_of_model(name)
+
+
+def size_of(model: str) -> Size | None:
+    """The sizes of a model by its name."""
+    return next((size for name, size in SIZES.items() if re.match(name, model)), None)
+
+
+def benches(path: Path) -> list[Bench]:
+    """The rows that are asked."""
+    groups: dict[Bench, list[float]] = defaultdict(list)
+    with path.open() as file:
+        for row in csv.DictReader(file):
+            kind = row["quantisation"].replace(" - Medium", "_M").replace(" - Small", "_S")
+            preset = preset_of(row["devices"])
+            if (
+                (row["kind"], row["n_devices"], row["engine"]) != ("gpu", "1", "llama.cpp")
+                or row["test"] not in ("pp", "tg") or re.search(LEFT_OUT, row["note"])
+                or (row["test"] == "pp" and row["n_ubatch"] not in ("", "512"))
+                or preset is None or kind not in KINDS or size_of(row["model"]) is None
+            ):  # fmt: skip
+                continue
+            key = Bench(
+                preset, row["model"], kind, row["backend"], row["test"],
+                int(row["prompt_or_gen_tokens"]), int(row["depth_tokens"] or 0),
+            )  # fmt: skip
+            groups[key].append(float(row["tokens_per_s"]))
+    return [replace(key, rate=float(np.median(rates))) for key, rates in groups.items()]
+
+
+def tensors(size: Size, kind: str) -> dict[str, tuple[tuple[int, ...], str]]:
+    """Shape (outputs first) and type of every tensor of a model."""
+    plain, finer, output = KINDS[kind]
+    queries, keys = size.heads * size.head_size, size.key_heads * size.head_size
+    found: dict[str, tuple[tuple[int, ...], str]] = {}
+    found["token_embd.weight"] = ((size.words, size.width), output if size.tied else plain)
+    if not size.tied:
+        found["output.weight"] = ((size.words, size.width), output)
+    found["output_norm.weight"] = ((size.width,), "F32")
+    many, ending = ((size.experts,), "_exps") if size.experts else ((), "")
+    for i in range(size.layers):
+        # `use_more_bits` of llama.cpp: the first and last eighth of the layers, else every third.
+        eighth = size.layers // 8
+        more = i < eighth or i >= 7 * size.layers // 8 or (i - eighth) % 3 == 2
+        wide = finer if more else plain
+        shapes = {
+            "attn_norm": ((size.width,), "F32"), "ffn_norm": ((size.width,), "F32"),
+            "attn_q": ((queries, size.width), plain), "attn_k": ((keys, size.width), plain),
+            "attn_v": ((keys, size.width), wide), "attn_output": ((size.width, queries), plain),
+            f"ffn_gate{ending}": ((*many, size.inner, size.width), plain),
+            f"ffn_up{ending}": ((*many, size.inner, size.width), plain),
+            f"ffn_down{ending}": ((*many, size.width, size.inner), wide),
+        }  # fmt: skip
+        if size.experts:
+            shapes["ffn_gate_inp"] = ((size.experts, size.width), "F32")
+        found |= {f"blk.{i}.{name}.weight": shape for name, shape in shapes.items()}
+    return found
+
+
+def write_header(path: Path, size: Size, kind: str) -> int:
+    """Write the GGUF file of a model, its weights a hole; bytes of the weights."""
+    gguf = import_gguf()
+    writer = gguf.GGUFWriter(path, "qwen3moe" if size.experts else "llama")
+    writer.add_block_count(size.layers)
+    writer.add_embedding_length(size.width)
+    writer.add_feed_forward_length(size.inner)
+    writer.add_head_count(size.heads)
+    writer.add_head_count_kv(size.key_heads)
+    writer.add_key_length(size.head_size)
+    writer.add_value_length(size.head_size)
+    writer.add_context_length(1 << 17)
+    writer.add_vocab_size(size.words)
+    if size.experts:
+        writer.add_expert_count(size.experts)
+        writer.add_expert_used_count(size.used)
+        writer.add_expert_feed_forward_length(size.inner)
+    total = 0
+    for name, (shape, stored) in tensors(size, kind).items():
+        type_ = gguf.GGMLQuantizationType[stored]
+        block, held = gguf.GGML_QUANT_SIZES[type_]
+        nbytes = int(np.prod(shape)) // block * held
+        writer.add_tensor_info(name, shape, np.dtype(np.float32), nbytes, raw_dtype=type_)
+        total += nbytes
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_ti_data_to_file()
+    writer.close()
+    # Each tensor begins at a multiple of 32 bytes.
+    os.truncate(path, path.stat().st_size + total + 64 * len(tensors(size, kind)))
+    return total
+
+
+@cache
+def _machine(preset: str) -> Cluster:
+    alone = cluster_preset(preset)
+    # Unified memory is that of the device's own processor.
+    return alone if alone.devices[0].is_unified else cluster_preset(f"cpu+{preset}")
+
+
+@dataclass(frozen=True)
+class Asker:
+    """Predictions of rates, by models whose headers lie in a folder."""
+
+    folder: Path
+
+    def rate(self, bench: Bench, network: bool = False) -> float:
+        """Predicted tokens/s of a row."""
+        if bench.test == "tg":
+            return 1.0 / self._seconds(bench, max(bench.depth, 1), bench.tokens, network)[1]
+        whole = self._seconds(bench, bench.depth + bench.tokens, 1, network)[0]
+        before = self._seconds(bench, bench.depth, 1, network)[0] if bench.depth else 0.0
+        return bench.tokens / (whole - before)
+
+    def _seconds(self, bench: Bench, prompt: int, new: int, network: bool) -> tuple[float, float]:
+        """Seconds to the first token, and of each one after it."""
+        size = size_of(bench.model)
+        assert size is not None
+        path = self.folder / f"{bench.model.replace('/', '-')} {bench.kind}.gguf"
+        if not path.exists():
+            write_header(path, size, bench.kind)
+        return _seconds(str(path), size, bench.preset, prompt, new, network)
+
+
+@cache
+def _graph(path: str, prompt: int, new: int) -> OpGraph:
+    return load(Generation(path, prompt=prompt, new=new))
+
+
+@cache
+def _seconds(
+    path: str, size: Size, preset: str, prompt: int, new: int, network: bool
+) -> tuple[float, float]:
+    graph, cluster = _graph(path, prompt, new), _machine(preset)
+    costs: CostModel | None = None
+    if network:
+        graph = shaped(graph, size)
+        costs = network_costs()
+    card = cluster.num_devices - 1
+    device = np.where(graph.is_io, cluster.host, card)
+    placement = make_placement(graph, cluster, device)
+    score = gdp.simulate(graph, placement, cluster, costs=costs)
+    answer = generation_answer(Question(graph, cluster, costs=costs), placement, score)
+    assert answer is not None
+    return answer.first_token_s, answer.token_s
+
+
+class BytesAlone(KernelNetwork):
+    """A network that knows of quantised weights how many bytes they are."""
+
+    def log_seconds(
+        self, kernels: Kernels, silicon: Sequence[Silicon], vectors: np.ndarray, device: np.ndarray
+    ) -> np.ndarray:
+        """Log seconds of kernels as those of 16-bit weights."""
+        bits = np.maximum(kernels.stored_bits, 16.0)
+        plain = replace(kernels, stored_bits=bits, block_scaled=np.zeros_like(bits))
+        return super().log_seconds(plain, silicon, vectors, device)
+
+
+def network_costs() -> CostModel:
+    """The network that ships, for ops whose shapes are told."""
+    shipped = shipped_network()
+    if shipped is None:
+        raise click.UsageError("no network of kernels ships with this installation")
+    return MeasuredCosts(BytesAlone(shipped[0].weights, shipped[0].vectors))
+
+
+def shaped(graph: OpGraph, size: Size) -> OpGraph:
+    """The graph with shapes, and types of PyTorch, of ops that the network knows."""
+    dims = tensors(size, "F16")
+    detail, types = list(graph.detail), list(graph.op_types)
+    made = np.zeros(graph.num_ops)
+    np.add.at(made, graph.producer, graph.tensor_bytes)
+    for op, name in enumerate(graph.op_names):
+        base = name.removeprefix("step/")
+        own = dims.get(f"{base}.weight")
+        if types[op] == "MatMul" and own is not None:
+            *experts, outputs, inputs = own[0]
+            rows = max(1, round(float(graph.flop[op]) / (2.0 * inputs * outputs)))
+            types[op] = "grouped_mm" if experts else "linear"
+            weight = (*experts, inputs, outputs)
+            detail[op] = _told(detail[op], ((rows, inputs), weight), (rows, outputs))
+        elif types[op] == "Attention":
+            queries = made[op] / 4 / (size.heads * size.head_size)
+            seen = graph.flop[op] / (4.0 * size.heads * size.head_size * queries)
+            shape = (1, size.heads, max(1, round(queries)), size.head_size)
+            keys = (1, size.key_heads, max(1, round(seen)), size.head_size)
+            detail[op] = _told(detail[op], (shape, keys, keys), shape)
+    return replace(graph, detail=tuple(detail), op_types=tuple(types), source="torch")
+
+
+def _told(detail: OpDetail, shapes: Sequence[tuple[int, ...]], out: tuple[int, ...]) -> OpDetail:
+    return replace(detail, dtype="float16", input_shapes=tuple(shapes), output_shapes=(out,))
+
+
+def others(rows: list[Bench], predicted: np.ndarray) -> np.ndarray:
+    """Predictions times the factor by which those of the same card, backend and test are off on its
+    other models; nan where it ran no other."""
+    off = np.array([row.rate for row in rows]) / predicted
+    found = np.full(len(rows), np.nan)
+    for i, row in enumerate(rows):
+        near = [
+            off[j]
+            for j, other in enumerate(rows)
+            if (other.preset, other.backend, other.test) == (row.preset, row.backend, row.test)
+            and (other.model, other.kind) != (row.model, row.kind)
+        ]
+        if near:
+            found[i] = predicted[i] * geomean(near)
+    return found
+
+
+def pairs(rows: list[Bench], predicted: np.ndarray, by: str) -> str:
+    """Share of pairs that differ in the card, or in the model, whose faster one is named, and the
+    mean loss where the predicted best is taken."""
+    groups: dict[tuple[Any, ...], list[int]] = defaultdict(list)
+    for i, row in enumerate(rows):
+        if np.isfinite(predicted[i]):
+            own = row.asked if by == "card" else (row.preset, row.backend, row.asked[2:])
+            groups[own].append(i)
+    right = total = 0
+    lost: list[float] = []
+    for members in groups.values():
+        for i, j in itertools.combinations(members, 2):
+            differs = getattr(rows[i], "preset" if by == "card" else "asked") != getattr(
+                rows[j], "preset" if by == "card" else "asked"
+            )
+            if differs and abs(np.log(rows[i].rate / rows[j].rate)) > ALIKE:
+                total += 1
+                right += (rows[i].rate > rows[j].rate) == (predicted[i] > predicted[j])
+        if len(members) > 1:
+            best = max(members, key=lambda i: predicted[i])
+            lost.append(1 - rows[best].rate / max(rows[i].rate for i in members))
+    if not total:
+        return "no pairs"
+    return f"{right / total:.1%} of {total} pairs right, {np.mean(lost):.1%} lost in the mean"
+
+
+def told(rows: list[Bench], columns: Mapping[str, np.ndarray], worst: int) -> Iterator[str]:
+    """Errors by test, card and model, the worst rows, and pairs."""
+    measured = np.array([row.rate for row in rows])
+    yield head("rows | | " + " | ".join(f"{name}: median, mean, worst" for name in columns))
+    for test in ("tg", "pp"):
+        of_test = np.array([row.test == test for row in rows])
+        groups = {"all": of_test}
+        for name in dict.fromkeys([r.preset for r in rows] + [f"{r.model} {r.kind}" for r in rows]):
+            groups[name] = of_test & [name in (r.preset, f"{r.model} {r.kind}") for r in rows]
+        for name, own in groups.items():
+            if own.any():
+                cells = [_errors(values[own], measured[own]) for values in columns.values()]
+                yield f"| {test}, {name} | {own.sum()} | {' | '.join(cells)} |"
+    for name, values in columns.items():
+        both = (f"{by}s: {pairs(rows, values, by)}" for by in ("card", "model"))
+        yield f"{name}: {'; '.join(both)}"
+    first = next(iter(columns.values()))
+    for i in np.argsort(-np.abs(np.log(first / measured)))[:worst]:
+        row = rows[i]
+        yield (
+            f"{row.model} {row.kind} on {row.preset} ({row.backend}), {row.test} {row.tokens} at "
+            f"{row.depth}: {first[i]:.1f} tokens/s, measured {row.rate:.1f}"
+        )
+
+
+def _errors(predicted: np.ndarray, measured: np.ndarray) -> str:
+    known = np.isfinite(predicted)
+    if not known.any():
+        return "-"
+    ratio = predicted[known] / measured[known]
+    off = np.abs(ratio - 1)
+    return f"{np.median(off):.1%}, {off.mean():.1%}, {off.max():.0%} ({geomean(ratio):.2f})"
+
+
+@click.command("llama", help=__doc__)
+@click.option("--rows", type=click.Path(exists=True, dir_okay=False, path_type=Path), required=True)
+@click.option("--network", is_flag=True, help="Also by the network of accelerators.")
+@click.option("--worst", type=click.IntRange(0), default=5, help="Rows that are listed.")
+def main(rows: Path, network: bool, worst: int) -> None:
+    asked = benches(rows)
+    with tempfile.TemporaryDirectory(prefix="measured-llama-") as root:
+        asker = Asker(Path(root))
+        plain = np.array([asker.rate(row) for row in asked])
+        columns = {"datasheets": plain, "and its other models": others(asked, plain)}
+        if network:
+            known = np.array([covers(_machine(row.preset).devices[-1]) for row in asked])
+            columns["network"] = np.array(
+                [
+                    asker.rate(row, True) if own else np.nan
+                    for row, own in zip(asked, known, strict=True)
+                ]
+            )
+            columns["datasheets, its cards"] = np.where(known, plain, np.nan)
+    click.echo("\n".join(told(asked, columns, worst)))

@@ -178,9 +178,9 @@ def read_bytes(graph: OpGraph) -> Int[np.ndarray, "N"]:
         return held
     module = np.unique(graph.colocate, return_inverse=True)[1]
     mine = np.flatnonzero(~step & (held > 0))
-    _, first = np.unique(np.stack([module[mine], graph.weight_id[mine]]), axis=1, return_index=True)
+    mine = graph.weight_holders(mine, module)
     of_module = np.zeros(int(module.max()) + 1, dtype=np.int64)
-    np.add.at(of_module, module[mine[first]], held[mine[first]])
+    np.add.at(of_module, module[mine], held[mine])
     steps = np.flatnonzero(step & ~graph.is_io)
     steps = steps[np.lexsort((-graph.memory_traffic_bytes[steps], module[steps]))]
     modules, at = np.unique(module[steps], return_index=True)

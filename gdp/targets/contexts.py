@@ -50,8 +50,8 @@ def weights_once(
     serving = {d: team[0] for team in placement.teams for d in team}
     rows = []
     for d in range(cluster.num_devices):
-        mine = np.flatnonzero((placement.device == serving.get(d, d)) & (graph.weight_bytes > 0))
-        rows.append(mine[np.unique(graph.weight_id[mine], return_index=True)[1]])
+        mine = (placement.device == serving.get(d, d)) & (graph.weight_bytes > 0)
+        rows.append(graph.weight_holders(np.flatnonzero(mine)))
     return rows
 
 

@@ -122,8 +122,7 @@ def _with_pins_of_root(question: Question) -> Question:
 
 
 def _require_room_of_root(graph: OpGraph, cluster: Cluster) -> None:
-    ops = _ops_of_root(graph)
-    held = int(graph.weight_bytes[ops[np.unique(graph.weight_id[ops], return_index=True)[1]]].sum())
+    held = int(graph.weight_bytes[graph.weight_holders(_ops_of_root(graph))].sum())
     main = cluster.devices[main_device(cluster) or 0]
     if held > main.memory_bytes:
         raise InfeasibleError(

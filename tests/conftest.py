@@ -1,4 +1,4 @@
-"""Shapes and types of gdp are checked in every test: jaxtyping's hook with beartype."""
+"""Shapes and types of gdp are checked in every test: `tests/typecheck.py`."""
 
 import os
 import tempfile
@@ -14,10 +14,24 @@ os.environ["GDP_KEEP_TRACES"] = "0"
 # Answers shall not depend on what was learned of the machine.
 os.environ["GDP_DATA_DIR"] = os.path.join(tempfile.gettempdir(), f"gdp-tests-{os.getpid()}")
 
-from jaxtyping import install_import_hook
+from typecheck import checked_package
 
 # Numba kernels opt out with `@no_type_check` under `@njit`: a wrapper would not compile.
-_HOOK = install_import_hook("gdp", "typecheck.check")
+checked_package("gdp")
+
+
+@pytest.fixture(scope="module")
+def folder_of_traces(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Of one file alone: some files change the code that is traced."""
+    return tmp_path_factory.mktemp("traces")
+
+
+@pytest.fixture
+def kept_traces(folder_of_traces: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A test that asks for a model again, or for one of another test, does not trace it again."""
+    monkeypatch.setenv("GDP_KEEP_TRACES", "1")
+    monkeypatch.setenv("GDP_CACHE_DIR", str(folder_of_traces))
+    return folder_of_traces
 
 
 def pytest_collectreport(report: pytest.CollectReport) -> None:

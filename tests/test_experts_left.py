@@ -19,17 +19,10 @@ ONCE = gdp.Search(seconds=None, evaluations=5)
 EXPERTS_BYTES = 2 * 4 * (2 * 24 * 48 + 48 * 24) * 2  # layers, experts, their matrices, bfloat16
 
 
-@pytest.fixture(scope="module")
-def traces(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Of this file alone: a test that asks for a graph again shall not trace it again."""
-    return tmp_path_factory.mktemp("traces")
-
-
 @pytest.fixture
-def asked(tmp_path: Path, traces: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+def asked(tmp_path: Path, kept_traces: Path) -> Any:
     """A request to a mixture of four experts of 24 x 48 in two layers, by its scheme."""
-    monkeypatch.setenv("GDP_KEEP_TRACES", "1")
-    monkeypatch.setenv("GDP_CACHE_DIR", str(traces))
+    del kept_traces
     config = {**generating_config("qwen3_moe"), "dtype": "bfloat16"}
     (tmp_path / "config.json").write_text(json.dumps(config))
     return lambda scheme: Generation(f"hf:{tmp_path}?quantize={scheme}", prompt=8, new=4)

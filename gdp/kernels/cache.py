@@ -10,7 +10,7 @@ import logging
 import os
 import shutil
 import tempfile
-from typing import Any
+from typing import Any, no_type_check
 
 import numba
 from numba.core import dispatcher
@@ -20,6 +20,7 @@ log = logging.getLogger(__name__)
 _temporary: str | None = None  # the folder that ends with the process
 
 
+@no_type_check  # numba asks for its file, and that of a wrapper is another
 def _probe() -> None:
     """Compiled never; asked whether it could be kept."""
 

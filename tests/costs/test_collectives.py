@@ -11,6 +11,8 @@ from gdp.checkpoint import CheckpointError
 from gdp.cluster.detect import read_topology
 from gdp.cluster.presets import cluster_preset, device_preset, link_family
 from gdp.cluster.types import Cluster, Device, Link, make_cluster
+from gdp.costs.base import RuntimeOverheads
+from gdp.costs.default import resolve_costs
 from gdp.costs.measured.collectives import (
     OPERATIONS,
     Curve,
@@ -18,6 +20,7 @@ from gdp.costs.measured.collectives import (
     load_collectives,
     measured_link,
     shipped_collectives,
+    with_measured_sends,
 )
 from gdp.costs.measured.kernels import ENGINES
 from gdp.errors import ArgumentError
@@ -256,3 +259,34 @@ def test_links_of_the_fifth_generation_are_detected_as_twice_as_fast() -> None:
     for kind, speed in (("h100", 450e9), ("b200", 900e9)):
         assert read_topology(text, ["a", "b"], [kind, kind])[0].bytes_per_s == speed
     assert read_topology(text, ["a", "b"], ["b200", "h100"])[0].bytes_per_s == 450e9
+
+
+def test_links_of_presets_send_as_fast_as_was_measured() -> None:
+    """Those measured at their own rate, others at a typical one; hosts and given numbers stay."""
+    typical = shipped_collectives().meta.typical.sends
+    for spec, least, most in (
+        ("2xh100-nvlink", 300e9, 340e9), ("2xrtx-pro-6000-pcie5", 35e9, 40e9),
+        ("2xl40s-pcie3", 15.75e9, 15.75e9),
+    ):  # fmt: skip
+        named = cluster_preset(spec)
+        cluster = with_measured_sends(named)
+        speed = cluster.link_bytes_per_s[0, 1]
+        assert least <= speed <= most, spec
+        large = float(collective_s(named, [0, 1], "send", 1e12))
+        assert large == pytest.approx(1e12 / speed, rel=1e-3), spec
+        assert (cluster.link_latency_s == named.link_latency_s).all()
+    for spec, family in (("2xt4-pcie4", "pcie"), ("2xv100-nvlink", "nvlink")):
+        named = cluster_preset(spec)
+        peak = named.link_bytes_per_s[0, 1]
+        assert with_measured_sends(named).link_bytes_per_s[0, 1] == peak * typical[family]
+    for named in (cluster_preset("cpu+t4-pcie4"), cluster_preset("2xcpu-core"), _box(3)):
+        assert (with_measured_sends(named).link_bytes_per_s == named.link_bytes_per_s).all()
+
+
+def test_only_learned_costs_know_the_measured_links() -> None:
+    cluster = cluster_preset("cpu+2xt4-pcie4")
+    learned, _ = resolve_costs("shipped", cluster)
+    assert isinstance(learned, RuntimeOverheads)
+    slower = learned.with_runtime_overheads(cluster).link_bytes_per_s < cluster.link_bytes_per_s
+    assert slower.tolist() == [[False] * 3, [False, False, True], [False, True, False]]
+    assert not isinstance(resolve_costs("datasheet", cluster)[0], RuntimeOverheads)

@@ -25,7 +25,7 @@ import functools
 import math
 import os
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import NamedTuple
 
@@ -148,6 +148,16 @@ class Collectives:
                 return name
         return None
 
+    def send_share(self, cluster: Cluster, src: int, dst: int) -> float:
+        """Share of a link's bandwidth that large sends reach; 1 where nobody knows better."""
+        family = link_family(cluster, src, dst)
+        if not family:
+            return 1.0
+        curves = self.curves_of(self._kind(cluster, src, dst), "send", LIBRARY)
+        if not curves:
+            return self.meta.typical.sends[family]
+        return min(1.0, curves[2].bytes_per_s / float(cluster.link_bytes_per_s[src, dst]))
+
     def curves_of(self, link: str | None, operation: str, engine: str) -> Mapping[int, Curve]:
         """Curves by number of devices; those of the library where the engine has none, or none."""
         known = (self.curves.get((link or "", operation, name)) for name in (engine, LIBRARY))
@@ -232,7 +242,8 @@ def collective_s(
     """Seconds of an operation that devices start together.
 
     Args:
-        cluster: The cluster.
+        cluster: The cluster as it was named: what a cost model gets, not the cluster of a problem,
+            whose links `with_measured_sends` has slowed down.
         devices: Indices of the devices that take part, each once. Of "send" the one that sends and
             the one that receives; rings go in this order.
         operation: A key of `OPERATIONS`.
@@ -277,6 +288,26 @@ def measured_link(cluster: Cluster, devices: Sequence[int]) -> str | None:
     """Kind of link whose measured curves the devices' collectives take; None where they are rings
     of the cluster's own numbers."""
     return shipped_collectives().link_of(cluster, list(devices))
+
+
+def with_measured_sends(cluster: Cluster) -> Cluster:
+    """The cluster whose links between accelerators send as fast as was measured.
+
+    The bandwidth of links that gdp knows from a datasheet is the measured one of their kind, or the
+    share of the datasheet's that is typical of their family; latencies and all others stay.
+    """
+    known = shipped_collectives()
+    speed = cluster.link_bytes_per_s.copy()
+    shares: dict[object, float] = {}
+    for i, j in zip(*np.nonzero(np.isfinite(speed)), strict=True):
+        ends = (cluster.devices[i].kind, cluster.devices[j].kind)
+        key = (*ends, speed[i, j], cluster.link_latency_s[i, j])
+        if key not in shares:
+            shares[key] = known.send_share(cluster, int(i), int(j))
+        speed[i, j] *= shares[key]
+    if all(share == 1.0 for share in shares.values()):
+        return cluster
+    return replace(cluster, link_bytes_per_s=speed)
 
 
 def save_collectives(

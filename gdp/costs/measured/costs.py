@@ -11,6 +11,7 @@ from gdp.cluster.presets import presets
 from gdp.cluster.types import Cluster, Device
 from gdp.costs.base import CostModel, can_run, roofline
 from gdp.costs.learned import LearnedCosts
+from gdp.costs.measured.collectives import with_measured_sends
 from gdp.costs.measured.devices import silicon_of
 from gdp.costs.measured.graph import GraphKernels, graph_kernels
 from gdp.costs.measured.kernels import KINDS, Kernels, Silicon
@@ -108,8 +109,10 @@ class MeasuredCosts:
         return np.exp(np.round(logs, 9))
 
     def with_runtime_overheads(self, cluster: Cluster) -> Cluster:
-        """The cluster whose devices have no dispatch beside the kernels of an engine."""
+        """The cluster whose links are as fast as measured, and whose devices have no dispatch
+        beside the kernels of an engine."""
         base: Any = self.base
+        cluster = with_measured_sends(cluster)
         if hasattr(base, "with_runtime_overheads"):
             cluster = base.with_runtime_overheads(cluster)
         if not self.served:

@@ -61,9 +61,8 @@ def solve(question: Question, planners: Mapping[str, Plans] = MappingProxyType({
     clock, started_s = search.budget(), time.perf_counter()
     problem = prepare_problem(question, replicas=True)
     phases.ended("costs")
-    costs = problem.origin.model
-    learned = costs.adaptation if isinstance(costs, AdaptedCosts) else None
-    deviation_share = 0.0 if learned is None else DEVIATION_SHARE
+    is_learned = isinstance(problem.origin.model, AdaptedCosts)
+    deviation_share = DEVIATION_SHARE if is_learned else 0.0
     kept = BOUND_SHARE + deviation_share
     if not clock.is_counted:
         limit = clock.part(1 - kept - SIMPLIFY_SHARE)
@@ -75,7 +74,7 @@ def solve(question: Question, planners: Mapping[str, Plans] = MappingProxyType({
     answer = table[question.method](ticks, _recorded(search, curve, started_s, ticks.unit.seconds))
     phases.ended("search")
     part, found = clock.part(SIMPLIFY_SHARE / (SIMPLIFY_SHARE + kept)), answer.assignment
-    answer = simpler(ticks, answer, search, part, learned).in_seconds(ticks.unit.seconds)
+    answer = simpler(ticks, answer, search, part).in_seconds(ticks.unit.seconds)
     executed = partial(_executed, question, problem)
     if problem.origin.is_relaxed:
         answer = best_executed(answer, found, executed)

@@ -53,10 +53,9 @@ def place(
     """Place the ops of a model on the devices of a cluster.
 
     The best placement that the method finds, scored by the simulator, with a proven lower bound;
-    without the cuts that gain less than they may take beyond their prediction, or where
-    `search.simplicity` is given, the simplest of those within that share of the best. The placement
-    remembers this question, so that `gdp.export`, `run`, `explain`, `report` and `simulate` need
-    nothing else.
+    of those within `search.simplicity` of it the one with the fewest transfers and cuts. The
+    placement remembers this question, so that `gdp.export`, `run`, `explain`, `report` and
+    `simulate` need nothing else.
 
     Args:
         model: A path or a name as the command line takes it, a graph, or a traced model.
@@ -76,7 +75,7 @@ def place(
             of `gdp calibrate` or `gdp tune`. Default: what `gdp tune` learned of this machine, on
             top of "shipped": calibrations for devices that they match, the kernel network for
             accelerators, datasheet numbers (roofline) for the others. "datasheet": for all.
-        search: Budget, seed and simplicity. Default: five seconds, seed 0, cuts weighed.
+        search: Budget, seed and simplicity. Default: five seconds, seed 0, 2% for fewer cuts.
         checkpoint: A folder with weights of the policy. Default: the shipped ones.
         constraints: Pins, forbidden devices, ops that stay together. Default: none.
 

@@ -328,16 +328,13 @@ class MethodOptions(SearchOptions):
     method: str = option(
         "--method", default="auto", help="auto, or one of those that `gdp compare` lists."
     )
-    simplicity: float | None = option(
-        "--simplicity", type=float, metavar="PERCENT",
-        help="Of the time, that fewer transfers and cuts may cost; 0: the best placement found. "
-        "Default: as long as each may take beyond its prediction.",
+    simplicity: float = option(
+        "--simplicity", type=float, metavar="PERCENT", default=2.0,
+        help="Of the time, that fewer transfers and cuts may cost; 0: the best placement found.",
     )  # fmt: skip
 
     def search(self, progress: Callable[[float, float], None] | None = None) -> "Search":
         """The budget with the share that fewer cuts may cost, between 0 and 100 percent."""
-        if self.simplicity is None:
-            return super().search(progress)
         if not 0 <= self.simplicity < 100:
             raise ValueError(
                 f"--simplicity must be at least 0 and below 100, got {self.simplicity:g}"

@@ -168,10 +168,6 @@ class Adaptation:
         """Index of each effect."""
         return {name: p for p, name in enumerate(self.names)}
 
-    def prior_variance(self, name: str) -> float:
-        """Of an effect that may never have been seen."""
-        return _variance(name, self.spread)
-
     def log_factor(self, effects: Iterable[str]) -> float:
         """Log of the multiplier of an op or a transfer with these effects."""
         return sum(float(self.mean[self.column[e]]) for e in effects if e in self.column)
@@ -192,27 +188,6 @@ class Adaptation:
     @cached_property
     def _kernel(self) -> Float[np.ndarray, "R R"]:
         return (self.gain * self.variance) @ self.gain.T + np.eye(len(self.gain))
-
-    def deviation(self, shares: Sequence[tuple[Effects, float]]) -> float:
-        """Standard deviation of the log of seconds of a new piece, noise included.
-
-        `shares` are effects and predicted seconds, adapted or not.
-        """
-        weights = np.array([s * math.exp(self.log_factor(e)) for e, s in shares])
-        weights = weights / weights.sum()
-        known, new = np.zeros(len(self.names)), dict[str, float]()
-        for (effects, _), weight in zip(shares, weights, strict=True):
-            for effect in effects:
-                if effect in self.column:
-                    known[self.column[effect]] += weight
-                else:
-                    new[effect] = new.get(effect, 0.0) + weight
-        prior = self.variance * known
-        variance = known @ prior + sum(w**2 * self.prior_variance(e) for e, w in new.items())
-        if self.gain.size:
-            seen = self.gain @ prior
-            variance -= seen @ np.linalg.solve(self._kernel, seen)
-        return math.sqrt(max(variance, 0.0) + self.noise**2)
 
 
 def adapt(runs: Sequence[Run]) -> Adaptation:

@@ -26,10 +26,9 @@ class Search:
     seconds: float | None = 5.0
     evaluations: int | None = None  # simulated placements; None: as many as the seconds allow
     start: Assignment | None = None
-    # Share of the best value that fewer transfers and cuts may cost; None: each its own seconds
-    # (`gdp.methods.simplify`). `gdp.solve.solve` applies it to a method's answer; methods know
-    # nothing of it
-    simplicity: float | None = None
+    # Share of the best value that fewer transfers and cuts may cost (`gdp.methods.simplify`).
+    # `gdp.solve.solve` applies it to a method's answer; methods know nothing of it
+    simplicity: float = 0.02
     chains: int = 1  # searches side by side, each on a core of its own; the best is exchanged
     prior_answers: Mapping[str, "Answer"] = field(default_factory=dict)  # by method
     progress: Callable[[float, float], None] | None = field(default=None)
@@ -45,7 +44,7 @@ class Search:
             raise ArgumentError(f"chains must be at least 1, got {self.chains}")
         if self.evaluations is not None and self.evaluations < 0:
             raise ArgumentError(f"evaluations must be >= 0, got {self.evaluations}")
-        if self.simplicity is not None and not 0 <= self.simplicity < 1:
+        if not 0 <= self.simplicity < 1:
             raise ArgumentError(f"simplicity must lie in [0, 1), got {self.simplicity}")
 
     def budget(self, work_s: float | None = None) -> Clock:

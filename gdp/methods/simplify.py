@@ -2,29 +2,25 @@
 
 A simulator knows costs to a few percent at best, so that differences far below that are not real,
 while every transfer and every piece of a cut model costs a runtime something that it does not know.
-So a placement counts with the seconds that its transfers and pieces may take beyond predictions,
-one standard deviation (`CutSeconds`), and of those within a share of the best the one of least
-seconds is taken: from those that a method has seen, and from the results of a greedy walk from the
-best of them. Where a share was asked for, it is the one with the fewest transfers and pieces within
-that. Of equal ones the one whose fullest device is emptiest is taken; and where a device is nearly
-full, ops at the borders of its parts move on, for nothing or within the share asked for, since
-runtimes need memory that no plan knows of.
+So of the placements within a share of the best (`Search.simplicity`) the one with the fewest
+transfers and pieces is taken: from those that a method has seen, and from the results of a greedy
+walk from the best of them. Of equal ones the faster, of equally fast ones the one whose fullest
+device is emptiest is taken; and where a device is nearly full, ops at the borders of its parts move
+on, within the share, since runtimes need memory that no plan knows of.
 
 Axes: N ops, T tensors, D devices, K moves.
 """
 
 import itertools
-import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import numpy as np
-from jaxtyping import Float, Int
+from jaxtyping import Int
 
 from gdp.clock import Clock
 from gdp.cluster.types import NEARLY_FULL, fullness
-from gdp.costs.adapt import LEAST_S, Adaptation, Effects, dispatch_effects, link_effects
 from gdp.graph.groups import components, lists
 from gdp.methods.base import Answer, Assignment, Search
 from gdp.methods.heuristics.simple import single_assignments
@@ -35,8 +31,6 @@ from gdp.sim.objectives import objective_of
 from gdp.sim.score import score, score_of, values
 from gdp.sim.segments import segments
 
-SHARE = 0.02
-"""Of the best value, that simplicity may cost at most where no share is given."""
 OPS_SIMULATED, OPS_SWEPT = 2_000_000, 500_000
 """Ops that a simplification may simulate and look at in all, about a second; counted, so that it
 repeats."""
@@ -47,34 +41,6 @@ _ROUNDS = 8  # of moves off the fullest device
 _NOTABLY_EMPTIER = 0.002  # of the memory
 
 
-class CutSeconds(NamedTuple):
-    """Seconds that a cut may take beyond predictions. Axes: D devices."""
-
-    piece_s: Float[np.ndarray, "D"]  # of one piece
-    transfer_s: Float[np.ndarray, "D D"]  # of one tensor, [i, j]: i sends to j
-
-
-def cut_seconds(problem: Problem, adaptation: Adaptation | None = None) -> CutSeconds:
-    """Seconds that cuts may take beyond predictions, in the problem's unit.
-
-    A dispatch for each piece and a link's latency for each transfer, times what their multipliers
-    are one standard deviation higher: of the prior, or where they were measured, of the posterior.
-
-    Args:
-        problem: Its cluster has the dispatch and the latencies.
-        adaptation: What was learned of the machine. Default: nothing.
-    """
-    learned, cluster = adaptation or Adaptation(), problem.cluster
-    names, least = cluster.device_names, LEAST_S / problem.unit.seconds
-
-    def more(effects: Effects) -> float:
-        return math.expm1(learned.deviation([(effects, 1.0)]))
-
-    piece_s = [max(d.dispatch_s, least) * more(dispatch_effects(d.kind)) for d in cluster.devices]
-    doubt = np.array([[more(link_effects(a, b)) for b in names] for a in names])
-    return CutSeconds(np.array(piece_s), cluster.link_latency_s * doubt)
-
-
 class CountedPlacement(NamedTuple):
     """A placement that fits, and how complicated it is."""
 
@@ -82,17 +48,11 @@ class CountedPlacement(NamedTuple):
     value_s: float
     transfers: int  # tensors sent, once per device that they are sent to
     pieces: int  # sub-models that a runtime cuts the model into
-    cuts_s: float = 0.0  # that these may take beyond the prediction
 
     @property
     def key(self) -> tuple[int, float]:
         """Smaller is simpler, then faster."""
         return self.transfers + self.pieces, self.value_s
-
-    @property
-    def weighed_s(self) -> float:
-        """The value with the seconds that its cuts may take beyond it."""
-        return self.value_s + self.cuts_s
 
 
 @dataclass(frozen=True, eq=False)
@@ -116,31 +76,29 @@ def simplify(
     seen: Sequence[Assignment] = (),
     evaluations: int | None = None,
     clock: Clock | None = None,
-    cuts: CutSeconds | None = None,
 ) -> Simplified:
-    """The placement of fewest transfers and pieces within `tolerance` of the best one's value, or
-    with `cuts` that of least seconds with those of its cuts.
+    """The placement of fewest transfers and pieces within `tolerance` of the best one's value.
 
     Never with more transfers or more pieces than the best, never infeasible, and the same at every
     call. `seen` are other placements that are known. At most `evaluations` are simulated (by
     default `OPS_SIMULATED` ops in all), and until the clock is over.
     """
     budget = _Budget(problem, evaluations, clock)
-    (top,) = _fitting(problem, [best], _Rule(np.inf, cuts), budget)
-    rule = _Rule(top.value_s * (1.0 + tolerance), cuts)
+    (top,) = _fitting(problem, [best], budget)
+    most_s = top.value_s * (1.0 + tolerance)
     within = [
         plan
-        for plan in _fitting(problem, [*single_assignments(problem), *seen], rule, budget)
-        if rule.allows(plan, top) and _no_more(plan, top)
+        for plan in _fitting(problem, [*single_assignments(problem), *seen], budget)
+        if plan.value_s <= most_s and _no_more(plan, top)
     ]
     candidates = [top, *within]
-    simplest = min(candidates, key=rule.key)
+    simplest = min(candidates, key=lambda plan: plan.key)
     for start in [top] if simplest is top else [simplest, top]:
-        candidates.append(_walk(problem, start, rule, budget))
-    least = min(map(rule.key, candidates))
-    equal = [plan for plan in candidates if rule.key(plan) == least]
+        candidates.append(_walk(problem, start, most_s, budget))
+    least = min(plan.key for plan in candidates)
+    equal = [plan for plan in candidates if plan.key == least]
     plan = equal[0] if len(equal) == 1 else min(equal, key=lambda p: _fullest(problem, p)[0])
-    return Simplified(_emptied(problem, plan, rule, budget), top, budget.used)
+    return Simplified(_emptied(problem, plan, most_s, budget), top, budget.used)
 
 
 def simpler(
@@ -148,14 +106,9 @@ def simpler(
     answer: Answer,
     search: Search,
     clock: Clock | None = None,
-    adaptation: Adaptation | None = None,
 ) -> Answer:
-    """A method's answer, or a simpler placement, with a note of its cost; of those looked at
-    before the clock is over.
-
-    The simplest within `search.simplicity` of it; where that is None, of those within `SHARE` the
-    one of least seconds with those of its cuts, by the costs learned of the machine.
-    """
+    """A method's answer, or the simplest placement within `search.simplicity` of it, with a note of
+    its cost; of those looked at before the clock is over."""
     best = answer.assignment
     # What meets in host memory is compared with published optima: nothing is given away there.
     if best is None or search.simplicity == 0 or not objective_of(problem).on_links:
@@ -164,10 +117,9 @@ def simpler(
         return answer  # cut by the pipelines' program, into as few stages as it has teams for
     if not score_of(problem, best).feasible:
         return answer
-    share, cuts = search.simplicity, None
-    if share is None:
-        share, cuts = SHARE, cut_seconds(problem, adaptation)
-    simplified = simplify(problem, best, share, answer.evaluated, search.evaluations, clock, cuts)
+    simplified = simplify(
+        problem, best, search.simplicity, answer.evaluated, search.evaluations, clock
+    )
     answer = replace(answer, evaluations=answer.evaluations + simplified.evaluations)
     plan, top = simplified.plan, simplified.best
     (full, _), (was_full, d) = _fullest(problem, plan), _fullest(problem, top)
@@ -197,38 +149,11 @@ def simpler(
     )
 
 
-@dataclass(frozen=True, eq=False)
-class _Rule:
-    """Limits of simpler plans: of their seconds, and of those with their cuts where they count."""
-
-    most_s: float
-    cuts: CutSeconds | None
-
-    def counted(self, problem: Problem, assignment: Assignment, value_s: float) -> CountedPlacement:
-        """A placement with its cuts, and their seconds where they are weighed."""
-        here, there = _transfers(problem, assignment.device)
-        owner = _pieces(problem, assignment.device)
-        cuts_s = 0.0
-        if self.cuts is not None:
-            cuts_s = float(self.cuts.piece_s[owner].sum() + self.cuts.transfer_s[here, there].sum())
-            # Devices work at once in a pipeline: each pays for its own.
-            if objective_of(problem).pipelined:
-                cuts_s /= problem.num_devices
-        return CountedPlacement(assignment, value_s, len(here), len(owner), cuts_s)
-
-    def limit_s(self, now: CountedPlacement) -> float:
-        """The most that a simpler plan than `now` may take, before its cuts are counted."""
-        return self.most_s if self.cuts is None else min(self.most_s, now.weighed_s)
-
-    def allows(self, plan: CountedPlacement, now: CountedPlacement) -> bool:
-        """True where the plan may follow `now`."""
-        return plan.value_s <= self.most_s and (
-            self.cuts is None or plan.weighed_s <= now.weighed_s
-        )
-
-    def key(self, plan: CountedPlacement) -> tuple[float, float]:
-        """Smaller is better."""
-        return plan.key if self.cuts is None else (plan.weighed_s, plan.key[0])
+def _counted(problem: Problem, assignment: Assignment, value_s: float) -> CountedPlacement:
+    transfers = count_transfers(problem, assignment.device)
+    return CountedPlacement(
+        assignment, value_s, transfers, count_pieces(problem, assignment.device)
+    )
 
 
 class _Budget:
@@ -254,7 +179,7 @@ def _no_more(plan: CountedPlacement, than: CountedPlacement) -> bool:
 
 
 def _fitting(
-    problem: Problem, assignments: Iterable[Assignment], rule: _Rule, budget: _Budget
+    problem: Problem, assignments: Iterable[Assignment], budget: _Budget
 ) -> list[CountedPlacement]:
     """Placements that fit and keep the constraints, each once."""
     kept: dict[bytes, Assignment] = {}
@@ -265,7 +190,7 @@ def _fitting(
     scored = score_all(problem, list(kept.values())[: max(1, budget.left)])
     budget.used += len(scored)
     return [
-        rule.counted(problem, entry.assignment, entry.value_s)
+        _counted(problem, entry.assignment, entry.value_s)
         for entry in scored
         if entry.overflow_bytes == 0
     ]
@@ -273,35 +198,19 @@ def _fitting(
 
 def count_transfers(problem: Problem, device: Int[np.ndarray, "N"]) -> int:
     """Tensors that leave the device that makes them, once per device they are sent to."""
-    return len(_transfers(problem, device)[0])
-
-
-def _transfers(
-    problem: Problem, device: Int[np.ndarray, "N"]
-) -> tuple[Int[np.ndarray, "K"], Int[np.ndarray, "K"]]:
-    """The device that each transfer leaves, and the one that it goes to."""
     graph = problem.graph
     there, here = device[graph.use_op], device[graph.producer[graph.use_tensor]]
     key = (graph.use_tensor * problem.num_devices + there)[there != here]
-    first = np.unique(key)
-    tensor = first // problem.num_devices
-    return device[graph.producer[tensor]], first % problem.num_devices
+    return len(np.unique(key))
 
 
 def count_pieces(problem: Problem, device: Int[np.ndarray, "N"]) -> int:
     """The fewest sub-models that run the placement, without the model's inputs and outputs."""
-    return len(_pieces(problem, device))
-
-
-def _pieces(problem: Problem, device: Int[np.ndarray, "N"]) -> Int[np.ndarray, "K"]:
-    """The device of each sub-model."""
-    works = ~problem.graph.is_io
-    _, first = np.unique(segments(problem.graph, device)[works], return_index=True)
-    return device[works][first]
+    return len(np.unique(segments(problem.graph, device)[~problem.graph.is_io]))
 
 
 def _walk(
-    problem: Problem, start: CountedPlacement, rule: _Rule, budget: _Budget
+    problem: Problem, start: CountedPlacement, most_s: float, budget: _Budget
 ) -> CountedPlacement:
     """The plan after moves that each leave fewer transfers, the cheapest first."""
     now = start
@@ -311,11 +220,11 @@ def _walk(
         options = list(_moves(problem, device, budget))[: budget.left]
         if not options:
             break
-        rate = _rated(problem, now, options, rule, budget)
+        rate = _rated(problem, now, options, most_s, budget)
         for _, k in rate:
             if budget.left <= 0:
                 break
-            now = _moved(problem, now, options[k], rule, budget)
+            now = _moved(problem, now, options[k], most_s, budget)
         if now is before:
             break
     return now
@@ -331,7 +240,7 @@ class _Move(NamedTuple):
 
 
 def _rated(
-    problem: Problem, now: CountedPlacement, options: list[_Move], rule: _Rule, budget: _Budget
+    problem: Problem, now: CountedPlacement, options: list[_Move], most_s: float, budget: _Budget
 ) -> list[tuple[float, int]]:
     """(seconds lost per transfer saved, move) of the moves that fit, the cheapest first."""
     rated: list[tuple[float, int]] = []
@@ -345,13 +254,13 @@ def _rated(
         rated += [
             (max(0.0, float(value_s[i]) - now.value_s) / move.saved, first + i)
             for i, move in enumerate(some)
-            if overflow[i] == 0 and value_s[i] <= rule.limit_s(now)
+            if overflow[i] == 0 and value_s[i] <= most_s
         ]
     return sorted(rated)
 
 
 def _moved(
-    problem: Problem, now: CountedPlacement, move: _Move, rule: _Rule, budget: _Budget
+    problem: Problem, now: CountedPlacement, move: _Move, most_s: float, budget: _Budget
 ) -> CountedPlacement:
     """The plan with this move, or as it was where that is not simpler or too slow."""
     device = now.assignment.device.copy()
@@ -363,10 +272,10 @@ def _moved(
     rank = now.assignment.rank
     value_s, overflow = values(problem, device[None], rank)
     budget.used += 1
-    if overflow[0] > 0 or value_s[0] > rule.limit_s(now):
+    if overflow[0] > 0 or value_s[0] > most_s:
         return now
-    moved = rule.counted(problem, Assignment(device, rank), float(value_s[0]))
-    return moved if moved.pieces <= now.pieces and rule.allows(moved, now) else now
+    moved = _counted(problem, Assignment(device, rank), float(value_s[0]))
+    return moved if moved.pieces <= now.pieces else now
 
 
 def _fullest(problem: Problem, plan: CountedPlacement) -> tuple[float, int]:
@@ -377,7 +286,7 @@ def _fullest(problem: Problem, plan: CountedPlacement) -> tuple[float, int]:
 
 
 def _emptied(
-    problem: Problem, plan: CountedPlacement, rule: _Rule, budget: _Budget
+    problem: Problem, plan: CountedPlacement, most_s: float, budget: _Budget
 ) -> CountedPlacement:
     """The plan with ops moved off its fullest device while that is nearly full: no more transfers
     or pieces, within the limit, the least full first."""
@@ -396,11 +305,11 @@ def _emptied(
         value_s, overflow = values(problem, devices, now.assignment.rank)
         budget.used += len(options)
         tried = []
-        for i in np.flatnonzero((overflow == 0) & (value_s <= rule.limit_s(now))).tolist():
-            moved = rule.counted(
+        for i in np.flatnonzero((overflow == 0) & (value_s <= most_s)).tolist():
+            moved = _counted(
                 problem, Assignment(devices[i], now.assignment.rank), float(value_s[i])
             )
-            if _no_more(moved, now) and rule.allows(moved, now):
+            if _no_more(moved, now):
                 budget.used += 1
                 tried.append((*_fullest(problem, moved), i, moved))
         if not tried or min(tried)[0] >= share - _NOTABLY_EMPTIER:

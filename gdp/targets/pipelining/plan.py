@@ -13,7 +13,6 @@ import numpy as np
 from gdp.costs.offload import resident
 from gdp.errors import ArgumentError, PlacementError
 from gdp.methods.intervals import Row, best_row
-from gdp.methods.simplify import SHARE
 from gdp.question import Question
 from gdp.result import Result
 from gdp.targets.modules import modules_kept, torch_boundaries
@@ -66,8 +65,7 @@ def best_pipeline(question: Question, cuts: Sequence[int]) -> Result:
     ops = np.arange(question.graph.num_ops)
     blocks = module_blocks(question, np.searchsorted(np.array(sorted(cuts)), ops, side="right"))
     simplicity = question.search.simplicity
-    share_of_time = SHARE if simplicity is None else simplicity
-    rows = (_pipeline_row(blocks, share, share_of_time) for share in MEMORY_SHARES)
+    rows = (_pipeline_row(blocks, share, simplicity) for share in MEMORY_SHARES)
     plans = (blocks.placement(row, "gdp pipelining") for row in rows)
     return first_that_fits(question, plans, "no device holds even one of its pieces", "pipelining")
 

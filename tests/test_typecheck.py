@@ -1,5 +1,6 @@
 """What the tests check of every call: types, and axes that agree within one call."""
 
+import functools
 import os
 import sys
 from collections.abc import Iterator
@@ -15,7 +16,7 @@ from typecheck import checked_package
 from gdp.kernels import cache
 
 SOURCE = """
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -42,6 +43,13 @@ def later(value: "Table | Unknown", one: "Early") -> None:
 
 def drawn(costs: Float[np.ndarray, "N D"], times: Float[np.ndarray, "D"]) -> Iterator[float]:
     yield from costs @ times
+
+
+def adder(first: int) -> Callable[[int], int]:
+    def add(second: int, *, third: int = 0) -> int:
+        return first + second + third if second else "none"
+
+    return add
 
 
 class Early:
@@ -86,6 +94,10 @@ def test_types_and_axes_of_calls_and_dataclasses_are_checked(made: ModuleType) -
     assert table.total(np.ones(7)) == 2
     assert made.first((times, times)) is times
     assert list(made.drawn(costs, times)) == [2, 2, 2]
+    adders = [made.adder(first) for first in (10, 20, 30)]
+    assert [add(1, third=2) for add in adders] == [13, 23, 33]
+    assert adders[0](1) == 11
+    assert adders[0].__code__ is adders[2].__code__  # compiled once
     made.later(None, 3)  # the first text has no meaning there, and the second none yet
     for wrong in (
         lambda: made.twice("1"),
@@ -94,6 +106,8 @@ def test_types_and_axes_of_calls_and_dataclasses_are_checked(made: ModuleType) -
         lambda: made.sums(np.ones((6, 2)), times),  # the result has another length
         lambda: made.first((times, np.ones(3))),
         lambda: made.first((times, None)),
+        *(functools.partial(add, "1") for add in adders),
+        *(functools.partial(add, 0) for add in adders),
         lambda: made.drawn(costs, np.ones(3)),
         lambda: made.Table(costs, np.ones(3)),
         lambda: made.Longer(costs, np.ones(3), 1),

@@ -8,6 +8,7 @@ arguments and result is enough.
 import dataclasses
 import functools
 import inspect
+import types
 import typing
 from collections.abc import Iterator
 from typing import Any
@@ -44,7 +45,7 @@ def _function(plain: Any) -> Any:
             hints[name] = _resolved(plain, name)
     if inspect.isgeneratorfunction(plain):  # what it is given is looked at when it is called
         return _jaxtyped(plain, typechecker=check)
-    checks = check(plain)
+    checks = _checking(plain)
     if not any(_is_array(part) for hint in hints.values() for part in _parts(hint)):
         return checks
 
@@ -55,6 +56,34 @@ def _function(plain: Any) -> Any:
             return checks(*args, **kwargs)
 
     return within
+
+
+_known: dict[Any, Any] = {}  # checks of functions inside functions
+
+
+def _checking(plain: Any) -> Any:
+    """The function with its checks; these are compiled once for one that is defined in every call
+    of another."""
+    if "<locals>" not in plain.__qualname__:
+        return check(plain)
+    try:
+        key = plain.__code__, tuple(plain.__annotations__.items())
+        known = _known.setdefault(key, None)
+    except TypeError:  # an annotation that has no hash
+        return check(plain)
+    given = dict(getattr(known, "__kwdefaults__", None) or {})
+    if given.get(_INSIDE) is None:
+        _known[key] = check(plain)
+        return _known[key]
+    again = types.FunctionType(
+        known.__code__, known.__globals__, known.__name__, known.__defaults__, known.__closure__
+    )
+    functools.update_wrapper(again, plain)
+    again.__kwdefaults__ = given | {_INSIDE: plain}
+    return again
+
+
+_INSIDE = "__beartype_func"  # the function that beartype's wrapper calls
 
 
 def _parts(hint: Any) -> Iterator[Any]:

@@ -58,7 +58,9 @@ def test_a_weight_has_one_holder_for_each_owner() -> None:
     )
     assert graph.weight_holders().tolist() == [2, 1]
     assert graph.weight_holders(np.array([4, 0, 2])).tolist() == [4, 0]
-    assert graph.weight_holders(owner=np.array([0, 0, 0, 1, 1])).tolist() == [2, 1, 4, 3]
+    owner = np.array([0, 0, 0, 1, 1])
+    assert graph.weight_holders(owner=owner).tolist() == [2, 1, 4, 3]
+    assert graph.weight_holders(np.array([0, 1, 3]), owner).tolist() == [1, 3]
     assert graph.weight_holders(np.array([], dtype=int)).tolist() == []
 
 

@@ -21,7 +21,8 @@ QUICK = ["--seconds", "0.2", "--cluster", "cpu+2xt4-pcie4"]
 
 
 @pytest.fixture
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+def folder(tmp_path: Path, kept_traces: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    del kept_traces
     shorten_chunks(monkeypatch)
 
     def write(name: str) -> Path:

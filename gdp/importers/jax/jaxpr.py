@@ -8,6 +8,7 @@ import math
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any, NamedTuple
 
 from gdp.graph.op_graph import Attribute
@@ -424,24 +425,24 @@ def _scope(outer: str, eqn: Any) -> tuple[str, bool]:
 
 def equation(eqn: Any) -> Run:
     """One equation of a jaxpr. Element-wise ones are applied to rows of their arrays, too."""
+    return partial(_evaluated, eqn)
 
-    def run(*arrays: Any) -> Sequence[Any]:
-        from jax.extend import core
 
-        given = {
-            variable: array
-            for variable, array in zip(eqn.invars, arrays, strict=True)
-            if not isinstance(variable, core.Literal)
-        }
-        wanted = [v for v in eqn.outvars if not isinstance(v, core.DropVar)]
-        jaxpr = core.Jaxpr(
-            constvars=(), invars=list(given), outvars=wanted, eqns=[eqn], effects=eqn.effects,
-            debug_info=core.DebugInfo("gdp", "one equation", None, None),
-        )  # fmt: skip
-        results = iter(core.jaxpr_as_fun(core.ClosedJaxpr(jaxpr, ()))(*given.values()))
-        return [None if isinstance(v, core.DropVar) else next(results) for v in eqn.outvars]
+def _evaluated(eqn: Any, *arrays: Any) -> Sequence[Any]:
+    from jax.extend import core
 
-    return run
+    given = {
+        variable: array
+        for variable, array in zip(eqn.invars, arrays, strict=True)
+        if not isinstance(variable, core.Literal)
+    }
+    wanted = [v for v in eqn.outvars if not isinstance(v, core.DropVar)]
+    jaxpr = core.Jaxpr(
+        constvars=(), invars=list(given), outvars=wanted, eqns=[eqn], effects=eqn.effects,
+        debug_info=core.DebugInfo("gdp", "one equation", None, None),
+    )  # fmt: skip
+    results = iter(core.jaxpr_as_fun(core.ClosedJaxpr(jaxpr, ()))(*given.values()))
+    return [None if isinstance(v, core.DropVar) else next(results) for v in eqn.outvars]
 
 
 def row_of(index: int) -> Run:

@@ -46,6 +46,7 @@ if TYPE_CHECKING:
     from gdp.placement import save_placement as save_placement
     from gdp.problem.problem import Problem as Problem
     from gdp.result import Result as Result
+    from gdp.sim.traffic import Traffic as Traffic
 
     __version__: str
 
@@ -68,6 +69,7 @@ _WHERE = {
     "Problem": "gdp.problem.problem",
     "Result": "gdp.result",
     "Search": "gdp.methods.base",
+    "Traffic": "gdp.sim.traffic",
     "compare": "gdp.api.compare",
     "explain": "gdp.api.explain",
     "export": "gdp.api.run",
@@ -81,6 +83,7 @@ _WHERE = {
     "report": "gdp.api.report",
     "run": "gdp.api.run",
     "save_placement": "gdp.placement",
+    "serve": "gdp.api.traffic",
     "simulate": "gdp.api.simulate",
     "trace": "gdp.importers.jax.trace",
     "trace_torch": "gdp.importers.pytorch.model",

@@ -75,6 +75,7 @@ class GenerationAnswer:
     request: Request
     first_token_s: float  # from the prompt to the first token
     token_s: float  # of one step at the mean context
+    caches_s: float  # of it, in ops that read caches
     request_s: float  # the prompt and all steps
     in_flight: int  # requests at once
     all_tokens_per_s: float  # written by all of them
@@ -144,6 +145,9 @@ def generation_answer(
     stepping[group_of[graph.repeats > 1]] = True
     stepping[first] = False  # it takes the first token, too
     shares = _shares(predicted, ~stepping, first_s), _shares(predicted, stepping, token_s)
+    problem, cached = predicted.problem, np.flatnonzero(stepping)
+    cached = cached[problem.graph.cache_bytes[cached] > 0]
+    caches_s = float(problem.compute_s[cached, predicted.assignment.device[cached]].sum())
     count = requests_in_flight(graph, cluster, question.objective)
     busiest_s = min(score.period_s, score.latency_s)
     useful = max(1, math.ceil(score.latency_s / busiest_s * (1 - 1e-9))) if busiest_s else 1
@@ -151,7 +155,8 @@ def generation_answer(
     apart_s = max(busiest_s, score.latency_s / flight)
     memory = _memory(graph, placement, cluster, score, count)
     return GenerationAnswer(
-        request=request, first_token_s=first_s, token_s=token_s, request_s=score.latency_s,
+        request=request, first_token_s=first_s, token_s=token_s,
+        caches_s=min(caches_s, token_s), request_s=score.latency_s,
         in_flight=flight, useful=useful, room=_room(memory, count),
         all_tokens_per_s=request.new * request.batch / apart_s if apart_s else math.inf,
         shares=shares,

@@ -90,6 +90,11 @@ CONTEXT_HELP = (
     "Tokens of each sequence that caches are reserved for, apart from those that are timed; max: "
     "the longest context that fits, in gdp place and gdp fit."
 )
+traffic = click.option(
+    "--traffic", metavar="concurrency=32,prompt=2048,new=256",
+    help="Requests that share the engine, instead of one: so many clients, or rate=2.5 requests a "
+    "second; sizes may be ranges (512..2048). hf: models --for vllm.",
+)  # fmt: skip
 context = click.option("--context", metavar="N|max", callback=_context, help=CONTEXT_HELP)
 """Of a command that takes no `ModelOptions`."""
 
@@ -178,6 +183,12 @@ class ModelOptions:
             parts += [] if self.context is None else [f"context={self.context}"]
             spec += ("&" if "?" in spec else "?") + "&".join(parts)
         object.__setattr__(self, "spec", spec)
+
+    def require_no_sizes(self, beside: str) -> None:
+        """Raise `UsageError` where an option says tokens or sequences that another one says."""
+        given = ("task", "batch", "sequence", "decode", "generate", "context")
+        if name := next((name for name in given if getattr(self, name)), None):
+            raise click.UsageError(f"{beside} says all tokens and requests: leave out --{name}")
 
     def _require_generating(self) -> None:
         from gdp.models import HF_PREFIX, is_gguf
@@ -514,8 +525,12 @@ class Asking:
     trained: TrainedFiles
     constraints: ConstraintOptions
 
-    def question(self, **parts: Any) -> "Question":
+    def question(self, model: "Model | None" = None, **parts: Any) -> "Question":
         """The question with further parts; the model is loaded with its progress on stderr.
+
+        Args:
+            model: Instead of the one that was given.
+            **parts: As `gdp.api.place.ask` takes them.
 
         Raises:
             GdpError: A file cannot be read, or a part is bad.
@@ -523,9 +538,10 @@ class Asking:
         from gdp.api.place import ask
 
         return ask(
-            self.model.spec, self.cluster.load(), load=load_with_progress, dims=self.model.bound(),
-            objective=self.objective or "latency", costs=self.trained.costs,
-            checkpoint=self.trained.checkpoint, constraints=self.constraints.read(), **parts,
+            model or self.model.spec, self.cluster.load(), load=load_with_progress,
+            dims=self.model.bound(), objective=self.objective or "latency",
+            costs=self.trained.costs, checkpoint=self.trained.checkpoint,
+            constraints=self.constraints.read(), **parts,
         )  # fmt: skip
 
     @property

@@ -10,13 +10,15 @@ from gdp.cli import options
 from gdp.cli.program import STARTED_S
 from gdp.cli.show import placing, show, stages
 from gdp.clock import COMPILE, Phases, waiting_for
-from gdp.errors import InfeasibleError
+from gdp.errors import ArgumentError, InfeasibleError
 from gdp.terminal import printable_lines
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from gdp.api.fit import FitRow
+    from gdp.models import Model
+    from gdp.question import Question
     from gdp.result import Result
 
 
@@ -24,6 +26,7 @@ if TYPE_CHECKING:
 @options.asking(options.place_objective)
 @options.method
 @options.destination
+@options.traffic
 @options.outputs(
     placement=options.written("-o", "--output", metavar="P", help="Write the placement (JSON)."),
     report=options.report,
@@ -32,44 +35,86 @@ if TYPE_CHECKING:
 @options.as_json
 def place(
     asking: options.Asking, search: options.MethodOptions, destination: options.Destination,
-    outputs: options.Outputs,
+    traffic: str | None, outputs: options.Outputs,
 ) -> None:  # fmt: skip
     """Place a model on a cluster."""
-    from gdp.api import report as reporting
     from gdp.api.fit import generation_answer
     from gdp.api.place import answer
     from gdp.cli import first_run
     from gdp.cli.text import result_text
     from gdp.models import spec_of
-    from gdp.placement import save_placement
     from gdp.solve import require_answerable
 
     phases = Phases(STARTED_S)
     phases.ended("import")
-    question = asking.question(
-        target=destination.runtime, granularity=destination.granularity,
-        offload=destination.offload, method=search.method, search=search.search(),
-    )  # fmt: skip
+
+    def asked(model: "Model | None" = None) -> "Question":
+        return asking.question(
+            model, target=destination.runtime, granularity=destination.granularity,
+            offload=destination.offload, method=search.method, search=search.search(),
+        )  # fmt: skip
+
+    def answered(question: "Question") -> "Result":
+        with stages(lines=False) as say:
+            return answer(replace(question, search=search.search(placing(say))))
+
+    if traffic is not None:
+        _place_for_traffic(asking, destination.runtime, traffic, asked, answered, outputs)
+        return
+    question = asked()
     outputs.require(spec_of(question.model or ""), *asking.files)
     if destination.runtime is None:
         require_answerable(question)
     with waiting_for(COMPILE):
         first_run.prepare(search.method, question.objective)
     phases.ended("read")
-    with stages(lines=False) as say:
-        result = answer(replace(question, search=search.search(placing(say))))
-    result = _all_waited(phases, result)
-    question, placement = result.question, result.placement
-    if path := outputs.paths.get("placement"):
-        save_placement(placement, path)
-    if path := outputs.paths.get("trace"):
-        reporting.trace(question, placement, path)
-    if path := outputs.paths.get("report"):
-        reporting.write_page(question, result, path)
-    generation = generation_answer(question, placement, result.score)
+    result = _all_waited(phases, answered(question))
+    _write(result, outputs)
+    question = result.question
+    generation = generation_answer(question, result.placement, result.score)
     plain = result.to_json()
     plain |= {} if generation is None else {"generation": generation.to_json()}
     show(plain, lambda: result_text(question.graph, question.cluster, result, generation))
+
+
+def _place_for_traffic(
+    asking: options.Asking, runtime: str | None, text: str,
+    asked: "Callable[..., Question]", answered: "Callable[[Question], Result]",
+    outputs: options.Outputs,
+) -> None:  # fmt: skip
+    """Place a language model for an engine that serves traffic."""
+    from gdp.api.traffic import served_plan
+    from gdp.cli.text import result_text
+    from gdp.models import HF_PREFIX
+    from gdp.sim.traffic import parse_traffic
+
+    spec = asking.model.spec
+    if runtime != "vllm" or not spec.startswith(HF_PREFIX):
+        raise click.UsageError("--traffic is for hf: models --for vllm")
+    asking.model.require_no_sizes("--traffic")
+    try:
+        traffic = parse_traffic(text)
+    except ArgumentError as error:
+        raise click.UsageError(f"--traffic: {error}") from None
+    outputs.require(spec, *asking.files)
+    plan = served_plan(asked, spec, traffic, answered)
+    _write(plan.result, outputs)
+    question, result = plan.result.question, plan.result
+    lines = result_text(question.graph, question.cluster, result, plan.generation, plan.lines())
+    show(plan.to_json(), lambda: lines)
+
+
+def _write(result: "Result", outputs: options.Outputs) -> None:
+    """Write the files that were asked for."""
+    from gdp.api import report as reporting
+    from gdp.placement import save_placement
+
+    if path := outputs.paths.get("placement"):
+        save_placement(result.placement, path)
+    if path := outputs.paths.get("trace"):
+        reporting.trace(result.question, result.placement, path)
+    if path := outputs.paths.get("report"):
+        reporting.write_page(result.question, result, path)
 
 
 def _all_waited(phases: Phases, result: "Result") -> "Result":

@@ -62,9 +62,11 @@ def _share(part: float, whole: float) -> str:
 
 
 def result_text(
-    graph: OpGraph, cluster: Cluster, result: Result, answer: "GenerationAnswer | None" = None
-) -> str:
-    """Text of `gdp place`; `answer` is what a placed generation takes."""
+    graph: OpGraph, cluster: Cluster, result: Result, answer: "GenerationAnswer | None" = None,
+    traffic: Sequence[str] = (),
+) -> str:  # fmt: skip
+    """Text of `gdp place`; `answer` is what a placed generation takes, `traffic` lines on what
+    shares it."""
     device = result.placement.device
     real = ~graph.is_io
     rows = []
@@ -91,6 +93,7 @@ def result_text(
         f"{cluster.name}, {result.objective}, "
         f"method {result.method}, seed {result.seed}",
         f"costs    {result.costs}",
+        *traffic,
         *(_times(result) if answer is None else generation_lines(answer)),
         *_deviation(result),
         f"bound    {_bound(result)}" + (f": {gap}" if result.bound_by else ""),

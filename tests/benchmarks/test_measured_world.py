@@ -15,8 +15,11 @@ from benchmarks.measured_world.serving import (
     told,
     write_config,
 )
+from benchmarks.measured_world.traffic import arrivals
+from benchmarks.measured_world.traffic import told as traffic_told
 from gdp.cluster.types import Device, make_cluster
 from gdp.graph.op_graph import INPUT, OUTPUT, GraphBuilder
+from gdp.sim.traffic import Arrival, Engine, Traffic, serve
 
 COLUMNS = (
     "id,backend,model_path,system,precision,mode,isl,osl,batch_size,tp_size,pp_size,"
@@ -107,4 +110,22 @@ def test_errors_and_what_waits_are_told() -> None:
     assert errors(pairs, "token_s").endswith("1.00")
     lines = list(told(runs, answers))
     assert lines[-1] == "infeasible: 1"
-    assert lines[-2].startswith("1 runs have no room for all requests at once; in 1 of them")
+    assert lines[-2] == "1 runs have no room for all requests at once"
+
+
+def test_requests_of_real_runs_are_read_and_told_beside_the_measurement(tmp_path: Path) -> None:
+    path = tmp_path / "requests.csv"
+    path.write_text(
+        "run,arrival_s,input_tokens,output_tokens\na/m,0.5,10,3\na/m,0.0,20,4\nb/n,1,2,3\n"
+    )
+    runs = arrivals(path)
+    assert sorted(runs["a/m"]) == [Arrival(0.0, 20, 4), Arrival(0.5, 10, 3)]
+    engine = Engine(0.01, 0.001, 0.0, 64, 8, 1e9)
+    served = serve(Traffic(tuple(sorted(runs["a/m"]))), engine)
+    measured = {
+        "model": "m", "device": "a (b)", "output_tokens_per_s": "14", "duration_s": "0.54",
+        "tpot_mean_ms": "20", "tpot_median_ms": "10", "ttft_mean_ms": "15", "ttft_median_ms": "15",
+    }  # fmt: skip
+    lines = list(traffic_told(measured, served))
+    assert lines[2] == "| m | a | ms per token, mean | 10.0 | 20.0 | -50% |"
+    assert lines[4] == "| m | a | first token ms, mean | 15.0 | 15.0 | +0% |"

@@ -1,0 +1,182 @@
+"""The call `serve`: a plan for vLLM under traffic, and the seconds of its requests."""
+
+import math
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from gdp.api.fit import GenerationAnswer, generation_answer
+from gdp.api.place import answer, ask
+from gdp.cluster.file import Machine
+from gdp.constraints import Constraints
+from gdp.costs.base import CostModel
+from gdp.errors import ArgumentError, InfeasibleError
+from gdp.importers.pytorch.config_spec import parse_config_spec
+from gdp.methods.base import Search
+from gdp.models import Generation, Model, spec_of
+from gdp.ops.vllm import BATCHED_TOKENS, SEQUENCES, SEQUENCES_LARGE
+from gdp.question import Question
+from gdp.result import Result
+from gdp.sim.traffic import Engine, Served, Traffic, parse_traffic
+from gdp.sim.traffic import serve as served_by
+from gdp.units import format_seconds
+
+FIRST_BATCH = 8
+"""Requests at once for which traffic with a rate is planned before it is simulated."""
+NEAR = 1.5
+"""Requests at once that differ by no more than this factor have the same seconds of a pass."""
+PLANS = 4
+"""Plans that are made at most until as many requests run as they were made for."""
+
+
+@dataclass(frozen=True, eq=False)
+class ServedPlan:
+    """A plan and the traffic on it."""
+
+    result: Result
+    generation: GenerationAnswer  # of as many requests side by side as run at once
+    engine: Engine
+    served: Served
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain data: that of a placement, with `generation` and `traffic`."""
+        engine = self.engine._asdict()
+        if math.isinf(self.engine.cache_tokens):
+            engine["cache_tokens"] = None
+        return self.result.to_json() | {
+            "generation": self.generation.to_json(),
+            "traffic": asdict(self.served) | {"engine": engine},
+        }
+
+    def lines(self) -> list[str]:
+        """Text of the traffic."""
+        served, engine = self.served, self.engine
+        first, token = served.first_token, served.token
+        lines = [
+            f"traffic  first token after {format_seconds(first.mean_s)} "
+            f"(95% within {format_seconds(first.p95_s)}), {format_seconds(token.mean_s)} a token "
+            f"(95% within {format_seconds(token.p95_s)})",
+            f"in all   {served.tokens_per_s:.1f} tokens/s, {served.running:.1f} requests at once; "
+            f"{served.requests} requests in {format_seconds(served.seconds)}",
+        ]
+        if served.waiting_s > first.mean_s / 2:
+            room = "no limit" if math.isinf(engine.cache_tokens) else int(engine.cache_tokens)
+            lines.append(
+                f"queue    requests wait {format_seconds(served.waiting_s)} before they start: "
+                f"caches hold {room} tokens, and {engine.requests_at_once} requests run at most"
+            )
+        return lines
+
+
+def serve(
+    model: str | Path,
+    cluster: Machine,
+    traffic: Traffic | str,
+    *,
+    costs: CostModel | str | Path | None = None,
+    search: Search | None = None,
+    constraints: Constraints | None = None,
+    objective: str = "latency",
+    requests_at_once: int | None = None,
+) -> ServedPlan:
+    """Place a language model for vLLM, and simulate the traffic that it serves.
+
+    Args:
+        model: A configuration of transformers, with or without "hf:".
+        cluster: As `gdp.place` takes it.
+        traffic: Requests, or text such as "concurrency=32,prompt=2048,new=256" or
+            "rate=2.5,prompt=512..2048,new=256" (`gdp.sim.traffic.parse_traffic`).
+        costs: As `gdp.place` takes them.
+        search: As `gdp.place` takes it.
+        constraints: As `gdp.place` takes them.
+        objective: As `gdp.place` takes it.
+        requests_at_once: Requests that run at once at most (`--max-num-seqs` of vLLM); None for
+            vLLM's own default.
+
+    Returns:
+        The plan for as many requests at once as the traffic has or memory allows, with times to the
+        first token and between tokens. Times are seconds.
+
+    Raises:
+        InfeasibleError: Not even one request fits.
+        ArgumentError: The traffic has another form, or its longest request has no room.
+
+    Example:
+        >>> import gdp
+        >>> traffic = "rate=2,prompt=512,new=128"
+        >>> gdp.serve("llama/config.json", "cpu+h100", traffic).lines()  # doctest: +SKIP
+    """
+
+    def asked(request: Generation) -> Question:
+        return ask(
+            request, cluster, target="vllm", costs=costs, search=search, constraints=constraints,
+            objective=objective,
+        )  # fmt: skip
+
+    if isinstance(traffic, str):
+        traffic = parse_traffic(traffic)
+    return served_plan(asked, model, traffic, requests_at_once=requests_at_once)
+
+
+def served_plan(
+    asked: Callable[[Generation], Question],
+    model: str | Path,
+    traffic: Traffic,
+    answered: Callable[[Question], Result] = answer,
+    requests_at_once: int | None = None,
+) -> ServedPlan:
+    """The plan of as many requests side by side as run at once; see `serve`."""
+    batch, most = traffic.concurrency or FIRST_BATCH, math.inf
+    plan, made = None, 0
+    while plan is None or made < PLANS:
+        try:
+            question = asked(Generation(model, traffic.prompt, traffic.new, batch))
+            result = answered(question)
+        except InfeasibleError:
+            if batch == 1:
+                raise
+            batch, most = batch // 2, batch - 1
+            continue
+        made += 1
+        generation = generation_answer(result.question, result.placement, result.score)
+        assert generation is not None  # of a request
+        engine = engine_of(generation, question.model)
+        if requests_at_once is not None:
+            engine = engine._replace(requests_at_once=requests_at_once)
+        plan = ServedPlan(result, generation, engine, served_by(traffic, engine))
+        running = plan.served.running / engine.stages
+        wanted = int(min(max(1, round(running)), most))
+        if max(wanted, batch) <= NEAR * min(wanted, batch):
+            break
+        batch = wanted
+    return plan
+
+
+def engine_of(answer: GenerationAnswer, model: Model | None) -> Engine:
+    """The engine of a plan: seconds of a pass from those of its prompt and its step, room from the
+    memory that the plan leaves.
+
+    Raises:
+        ArgumentError: The model is not computed as an engine computes it.
+    """
+    request, spec = answer.request, spec_of(model or "")
+    at_once = parse_config_spec(spec).max_num_batched_tokens if spec.startswith("hf:") else 0
+    if not at_once:
+        raise ArgumentError("traffic is for plans of hf: models for vllm (--for vllm)")
+    rooms = [
+        (row.free_bytes + row.cache_bytes) / row.cache_bytes
+        for row in answer.memory
+        if row.cache_bytes and row.free_bytes is not None
+    ]
+    sequences = request.batch * (request.requests or 1)
+    mean_context = request.prompt + request.new / 2
+    return Engine(
+        step_s=answer.token_s - answer.caches_s,
+        token_s=answer.first_token_s / (request.batch * request.prompt),
+        context_s=answer.caches_s / (request.batch * mean_context),
+        tokens_at_once=at_once,
+        requests_at_once=SEQUENCES if at_once == BATCHED_TOKENS else SEQUENCES_LARGE,
+        cache_tokens=min(rooms) * sequences * request.held if rooms else math.inf,
+        stages=max(1, sum(row.cache_bytes > 0 for row in answer.memory)),
+    )

@@ -1,0 +1,330 @@
+"""Traffic: many requests at an engine that batches continuously, iteration by iteration.
+
+An engine schedules anew before every pass of the model (Orca, Yu et al., OSDI 2022): each request
+that decodes gets one token, what is left of the tokens of a pass goes to prompts in the order of
+their arrival, cut into chunks where they are longer (Sarathi-Serve, Agrawal et al., OSDI 2024). A
+request starts where its caches have room, as it will be at its end. A pass of d decoding requests
+and t tokens of prompts takes
+
+    max(step_s, token_s * (t + d)) + context_s * (tokens in the caches of those d)
+
+seconds: weights are read once, or arithmetic takes longer; caches are read by each of its own. The
+stages of a pipeline hold as many batches at once, each of which takes a pass from end to end.
+Between two events (a request that arrives, ends, or still reads its prompt) passes are alike but
+for the growing caches, so that their sum is a closed form: O(requests log requests).
+"""
+
+import heapq
+import math
+from collections import deque
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from gdp.errors import ArgumentError
+
+
+class Arrival(NamedTuple):
+    """A request of the traffic."""
+
+    at_s: float  # when it arrives; with a fixed concurrency, no earlier than another ends
+    prompt: int  # tokens that are read
+    new: int  # tokens that are written
+
+
+@dataclass(frozen=True)
+class Traffic:
+    """Requests in the order of their arrival; `concurrency` of them at once, 0 for no limit."""
+
+    requests: tuple[Arrival, ...]
+    concurrency: int = 0
+
+    def __post_init__(self) -> None:
+        if not self.requests:
+            raise ArgumentError("traffic has no request")
+        for request in self.requests:
+            if request.prompt < 1 or request.new < 1 or not 0 <= request.at_s < math.inf:
+                raise ArgumentError(f"a request needs a prompt, new tokens and a time: {request}")
+
+    @property
+    def prompt(self) -> int:
+        """Mean tokens of a prompt."""
+        return max(1, round(float(np.mean([r.prompt for r in self.requests]))))
+
+    @property
+    def new(self) -> int:
+        """Mean tokens that are written."""
+        return max(1, round(float(np.mean([r.new for r in self.requests]))))
+
+
+class Engine(NamedTuple):
+    """Seconds and room of an engine with a model."""
+
+    step_s: float  # a pass of decoding, without the reading of caches
+    token_s: float  # of each token of a prompt
+    context_s: float  # of each token in a cache that a pass reads
+    tokens_at_once: int  # of one pass
+    requests_at_once: int
+    cache_tokens: float  # that memory has room for, inf where it has no limit
+    stages: int = 1  # batches at once
+
+
+@dataclass(frozen=True)
+class Spread:
+    """Mean and percentiles of seconds over requests."""
+
+    mean_s: float
+    median_s: float
+    p95_s: float
+
+    @classmethod
+    def of(cls, seconds: Iterable[float]) -> "Spread":
+        """Of the seconds of each request; zeros where there are none."""
+        values = np.array(list(seconds))
+        if not values.size:
+            return cls(0.0, 0.0, 0.0)
+        return cls(float(values.mean()), *(float(np.percentile(values, p)) for p in (50, 95)))
+
+
+@dataclass(frozen=True)
+class Served:
+    """Traffic as an engine serves it."""
+
+    requests: int
+    seconds: float  # from the first arrival to the last token
+    first_token: Spread  # from the arrival of a request
+    token: Spread  # between two tokens of a request, mean of each request
+    tokens_per_s: float  # written by all
+    running: float  # requests at once, mean over time
+    waiting_s: float  # from arrival to start, mean
+
+
+@dataclass(eq=False)
+class _Running:
+    """State of one batch: requests that read their prompt and requests that decode."""
+
+    prompts: deque[tuple[int, int]] = field(default_factory=deque)  # (request, tokens left)
+    ends: list[tuple[int, int]] = field(default_factory=list)  # heap of (pass, request) that decode
+    context: int = 0  # tokens in the caches of those that decode
+    held: int = 0  # tokens that caches are kept for
+    count: int = 0  # passes so far
+
+    @property
+    def size(self) -> int:
+        return len(self.prompts) + len(self.ends)
+
+
+def serve(traffic: Traffic, engine: Engine) -> Served:
+    """Simulate traffic.
+
+    Raises:
+        ArgumentError: One request alone needs more cache than there is.
+    """
+    longest = max(r.prompt + r.new for r in traffic.requests)
+    if longest > engine.cache_tokens:
+        raise ArgumentError(
+            f"a request of {longest} tokens has no room: caches hold {int(engine.cache_tokens)}"
+        )
+    stages = max(1, engine.stages)
+    room = engine.cache_tokens / stages
+    if longest > room:  # too few tokens for a batch in each stage
+        stages, room = 1, engine.cache_tokens
+    most = math.ceil(engine.requests_at_once / stages)
+    lanes = [
+        _lane(
+            traffic.requests[lane::stages], _part(traffic.concurrency, lane, stages), engine, most,
+            room,
+        )
+        for lane in range(stages)
+    ]  # fmt: skip
+    return _summary([row for rows in lanes for row in rows])
+
+
+def _part(concurrency: int, lane: int, stages: int) -> int:
+    """Clients of one of the batches; 0 for no limit."""
+    return max(1, concurrency // stages + (lane < concurrency % stages)) if concurrency else 0
+
+
+class _Row(NamedTuple):
+    """One request that was served."""
+
+    asked_s: float
+    started_s: float
+    first_s: float
+    ended_s: float
+    new: int
+
+
+def _lane(
+    requests: Sequence[Arrival], concurrency: int, engine: Engine, most: int, room: float
+) -> list[_Row]:
+    """Requests served by one batch."""
+    count = len(requests)
+    asked, started, first, ended = ([0.0] * count for _ in range(4))
+    clients = deque([0.0] * (concurrency or count))  # since when each waits for nothing
+    waiting, state, now, next_up = deque[int](), _Running(), 0.0, 0
+
+    def due() -> float:
+        """When the next request is asked."""
+        if next_up == count or not clients:
+            return math.inf
+        return max(requests[next_up].at_s, clients[0])
+
+    while next_up < count or waiting or state.size:
+        if not state.size and not waiting:
+            now = max(now, due())
+        while due() <= now:
+            asked[next_up] = due()
+            clients.popleft()
+            waiting.append(next_up)
+            next_up += 1
+        while waiting and state.size < most:
+            tokens = requests[waiting[0]].prompt + requests[waiting[0]].new
+            if state.held + tokens > room:
+                break
+            request = waiting.popleft()
+            started[request], state.held = now, state.held + tokens
+            state.prompts.append((request, requests[request].prompt))
+        now, read = _passes(state, engine, now, due())
+        for r in read:
+            first[r] = now
+            heapq.heappush(state.ends, (state.count + requests[r].new - 1, r))
+            state.context += requests[r].prompt + 1
+        while state.ends and state.ends[0][0] <= state.count:
+            r = heapq.heappop(state.ends)[1]
+            ended[r] = now
+            state.context -= requests[r].prompt + requests[r].new
+            state.held -= requests[r].prompt + requests[r].new
+            clients.append(now)
+    rows = zip(asked, started, first, ended, requests, strict=True)
+    return [_Row(*times, r.new) for *times, r in rows]
+
+
+def _passes(state: _Running, engine: Engine, now: float, until: float) -> tuple[float, list[int]]:
+    """(time after one pass, or after all that are alike, requests whose prompt was read)."""
+    decoding, read = len(state.ends), list[int]()
+    if state.prompts:
+        left, tokens = max(0, engine.tokens_at_once - decoding), 0
+        while state.prompts and left:
+            request, unread = state.prompts.popleft()
+            chunk = min(unread, left)
+            left, tokens = left - chunk, tokens + chunk
+            if chunk < unread:
+                state.prompts.appendleft((request, unread - chunk))
+            else:
+                read.append(request)
+        passes, work = 1, max(engine.step_s, engine.token_s * (tokens + decoding))
+    else:
+        work = max(engine.step_s, engine.token_s * decoding)
+        first_s = work + engine.context_s * state.context
+        grows_s = engine.context_s * decoding  # each pass longer than the one before
+        passes = state.ends[0][0] - state.count
+        if until < math.inf:
+            passes = min(passes, _passes_in(until - now, first_s, grows_s))
+    now += passes * (work + engine.context_s * state.context)
+    now += engine.context_s * decoding * passes * (passes - 1) / 2
+    state.count += passes
+    state.context += decoding * passes
+    return now, read
+
+
+def _passes_in(seconds: float, first_s: float, grows_s: float) -> int:
+    """Least number of passes that take so many seconds, at least one."""
+    if first_s <= 0 or seconds <= first_s:
+        return 1
+    if grows_s <= 0:
+        return math.ceil(seconds / first_s)
+    half = first_s - grows_s / 2
+    return max(1, math.ceil((math.sqrt(half**2 + 2 * grows_s * seconds) - half) / grows_s))
+
+
+def _summary(rows: Sequence[_Row]) -> Served:
+    begin_s = min(row.asked_s for row in rows)
+    seconds = max(row.ended_s for row in rows) - begin_s
+    return Served(
+        requests=len(rows),
+        seconds=seconds,
+        first_token=Spread.of(row.first_s - row.asked_s for row in rows),
+        token=Spread.of((row.ended_s - row.first_s) / (row.new - 1) for row in rows if row.new > 1),
+        tokens_per_s=sum(row.new for row in rows) / seconds if seconds else math.inf,
+        running=sum(row.ended_s - row.started_s for row in rows) / seconds if seconds else 0.0,
+        waiting_s=float(np.mean([row.started_s - row.asked_s for row in rows])),
+    )
+
+
+# From text.
+
+ROUNDS = 10
+"""Requests of each client where nobody said how many, as tools that measure engines take."""
+OF_A_RATE = 500
+"""Requests of traffic with a rate where nobody said how many."""
+FORM = "concurrency=32,prompt=2048,new=256"
+_NAMES = ("concurrency", "rate", "requests", "prompt", "new", "seed")
+
+
+def parse_traffic(text: str) -> Traffic:
+    """Traffic from its text, as `gdp place --traffic` takes it.
+
+    `concurrency=C` clients that ask again once they are answered, or `rate=R` requests a second
+    whose arrivals are random (exponential distances); `prompt` and `new` a number of tokens or
+    A..B, drawn evenly; `requests` how many in all, `seed` of what is drawn.
+
+    Raises:
+        ArgumentError: The text has another form.
+
+    >>> traffic = parse_traffic("concurrency=4,prompt=100..200,new=50,requests=8")
+    >>> traffic.concurrency, len(traffic.requests), traffic.requests[0].new
+    (4, 8, 50)
+    """
+    given: dict[str, str] = {}
+    for part in text.replace(" ", "").split(","):
+        name, is_given, value = part.partition("=")
+        if name not in _NAMES or not is_given or name in given:
+            raise ArgumentError(f"{part!r} must look like {FORM}; names are {', '.join(_NAMES)}")
+        given[name] = value
+    if ("concurrency" in given) == ("rate" in given):
+        raise ArgumentError(f"{text!r} must have concurrency or rate, such as {FORM}")
+    if missing := next((name for name in ("prompt", "new") if name not in given), None):
+        raise ArgumentError(f"{text!r} must look like {FORM}: {missing} misses")
+    concurrency = _whole(given["concurrency"], "concurrency") if "concurrency" in given else 0
+    count = ROUNDS * concurrency if concurrency else OF_A_RATE
+    count = _whole(given["requests"], "requests") if "requests" in given else count
+    rng = np.random.default_rng(_whole(given.get("seed", "0"), "seed", least=0))
+    prompt, new = (_drawn(given[name], name, count, rng) for name in ("prompt", "new"))
+    at_s = np.zeros(count)
+    if "rate" in given:
+        at_s = np.cumsum(rng.exponential(1.0 / _positive(given["rate"]), count))
+    rows = zip(at_s.tolist(), prompt, new, strict=True)
+    return Traffic(tuple(Arrival(*row) for row in rows), concurrency)
+
+
+MOST = 1_000_000
+"""Requests, clients and tokens of one request, at most."""
+
+
+def _whole(text: str, name: str, least: int = 1) -> int:
+    if not (text.isascii() and text.isdecimal() and least <= int(text[:20]) <= MOST):
+        raise ArgumentError(f"{name} must be a whole number from {least} to {MOST}, got {text!r}")
+    return int(text)
+
+
+def _positive(text: str) -> float:
+    try:
+        rate = float(text)
+    except ValueError:
+        rate = math.nan
+    if not 0 < rate < math.inf:
+        raise ArgumentError(f"rate must be a positive number of requests a second, got {text!r}")
+    return rate
+
+
+def _drawn(text: str, name: str, count: int, rng: Any) -> list[int]:
+    """Tokens of each request, from a number or A..B."""
+    low, is_range, high = text.partition("..")
+    least = _whole(low, name)
+    most = _whole(high, name) if is_range else least
+    if most < least:
+        raise ArgumentError(f"{name} must go from the smaller number to the larger, got {text!r}")
+    return rng.integers(least, most + 1, count).tolist()

@@ -1,0 +1,174 @@
+"""Traffic at an engine: against passes one by one, by hand, and by properties."""
+
+import math
+import random
+
+import pytest
+
+from gdp.errors import ArgumentError
+from gdp.sim.traffic import Arrival, Engine, Traffic, parse_traffic, serve
+
+ENGINE = Engine(
+    step_s=0.01, token_s=1e-4, context_s=1e-7, tokens_at_once=512, requests_at_once=64,
+    cache_tokens=math.inf,
+)  # fmt: skip
+
+
+def slow(traffic: Traffic, engine: Engine) -> list[tuple[float, float, float]]:
+    """(asked, first token, last token) of each request: one pass at a time, a list of dicts."""
+    todo = [dict(r._asdict(), read=0, written=0) for r in traffic.requests]
+    free = [0.0] * (traffic.concurrency or len(todo))
+    queue, active, now, up = [], [], 0.0, 0
+    while up < len(todo) or queue or active:
+        while up < len(todo) and free and max(todo[up]["at_s"], free[0]) <= now:
+            todo[up]["asked"] = max(todo[up]["at_s"], free.pop(0))
+            queue.append(todo[up])
+            up += 1
+        while queue and len(active) < engine.requests_at_once:
+            held = sum(r["prompt"] + r["new"] for r in active)
+            if held + queue[0]["prompt"] + queue[0]["new"] > engine.cache_tokens:
+                break
+            active.append(queue.pop(0))
+        if not active:
+            now = max(todo[up]["at_s"], free[0])
+            continue
+        decoding = [r for r in active if r["read"] == r["prompt"]]
+        context = sum(r["prompt"] + r["written"] for r in decoding)
+        left, tokens = max(0, engine.tokens_at_once - len(decoding)), 0
+        for r in active:
+            if r not in decoding:
+                chunk = min(left, r["prompt"] - r["read"])
+                r["read"], left, tokens = r["read"] + chunk, left - chunk, tokens + chunk
+        work = max(engine.step_s, engine.token_s * (tokens + len(decoding)))
+        now += work + engine.context_s * context
+        for r in active:
+            if r in decoding:
+                r["written"] += 1
+            elif r["read"] == r["prompt"]:
+                r["written"], r["first"] = 1, now
+        for r in [r for r in active if r["written"] == r["new"]]:
+            r["last"] = now
+            active.remove(r)
+            free.append(now)
+    return [(r["asked"], r["first"], r["last"]) for r in todo]
+
+
+def random_case(seed: int) -> tuple[Traffic, Engine]:
+    rng = random.Random(seed)
+    count = rng.randint(1, 25)
+    gaps = [rng.choice([0.0, rng.expovariate(rng.choice([1.0, 30.0]))]) for _ in range(count)]
+    requests = tuple(
+        Arrival(sum(gaps[: i + 1]), rng.randint(1, 900), rng.choice([1, 2, rng.randint(1, 60)]))
+        for i in range(count)
+    )
+    engine = Engine(
+        step_s=rng.choice([0.0, 0.01]), token_s=rng.choice([1e-4, 3e-5]),
+        context_s=rng.choice([0.0, 1e-6]), tokens_at_once=rng.choice([8, 100, 512, 8192]),
+        requests_at_once=rng.choice([1, 3, 64]),
+        cache_tokens=rng.choice([math.inf, 960, 2500]),
+    )  # fmt: skip
+    return Traffic(requests, rng.choice([0, 0, 1, 2, 7])), engine
+
+
+@pytest.mark.parametrize("seed", range(120))
+def test_jumps_over_equal_passes_are_those_passes(seed: int) -> None:
+    traffic, engine = random_case(seed)
+    rows, served = slow(traffic, engine), serve(traffic, engine)
+    near = pytest.approx
+    assert served.first_token.mean_s == near(sum(f - a for a, f, _ in rows) / len(rows), rel=1e-9)
+    assert served.seconds == near(max(e for *_, e in rows) - min(a for a, *_ in rows), rel=1e-9)
+    token = [
+        (e - f) / (r.new - 1)
+        for (_, f, e), r in zip(rows, traffic.requests, strict=True) if r.new > 1
+    ]  # fmt: skip
+    mean = sum(token) / len(token) if token else 0.0
+    assert served.token.mean_s == near(mean, rel=1e-9, abs=1e-15)
+
+
+def test_one_request_takes_its_prompt_and_its_steps() -> None:
+    served = serve(Traffic((Arrival(1.0, 200, 3),)), ENGINE)
+    assert served.first_token.mean_s == pytest.approx(200e-4)
+    assert served.token.mean_s == pytest.approx(0.01 + 1e-7 * 201.5)
+    assert served.seconds == pytest.approx(200e-4 + 2 * 0.01 + 1e-7 * (201 + 202))
+    assert served.tokens_per_s == pytest.approx(3 / served.seconds)
+
+
+def test_prompts_that_come_at_once_share_a_pass_and_long_ones_take_several() -> None:
+    both = serve(Traffic((Arrival(0, 256, 1), Arrival(0, 256, 1))), ENGINE)
+    assert both.first_token.p95_s == both.first_token.median_s == pytest.approx(512e-4)
+    long = serve(Traffic((Arrival(0, 1025, 1),)), ENGINE)
+    assert long.first_token.mean_s == pytest.approx(2 * 512e-4 + 0.01)
+
+
+def test_a_request_without_room_waits_for_another_to_end() -> None:
+    pair = Traffic((Arrival(0, 100, 11), Arrival(0, 100, 11)))
+    tight = serve(pair, ENGINE._replace(cache_tokens=200))
+    alone = serve(Traffic(pair.requests[:1]), ENGINE)
+    assert tight.seconds == pytest.approx(2 * alone.seconds)
+    assert tight.waiting_s == pytest.approx(alone.seconds / 2)
+    with pytest.raises(ArgumentError, match="111 tokens has no room: caches hold 110"):
+        serve(pair, ENGINE._replace(cache_tokens=110))
+
+
+def test_stages_serve_as_many_batches_side_by_side() -> None:
+    four = parse_traffic("concurrency=4,prompt=100,new=20,requests=8")
+    two = parse_traffic("concurrency=2,prompt=100,new=20,requests=4")
+    staged, single = serve(four, ENGINE._replace(stages=2)), serve(two, ENGINE)
+    assert staged.seconds == pytest.approx(single.seconds)
+    assert staged.tokens_per_s == pytest.approx(2 * single.tokens_per_s)
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_a_faster_engine_or_more_room_serves_no_later(seed: int) -> None:
+    traffic, engine = random_case(seed)
+    traffic = Traffic(traffic.requests)  # of clients that wait, an order may come out worse
+    before = serve(traffic, engine).seconds
+    faster = engine._replace(
+        step_s=engine.step_s / 2, token_s=engine.token_s / 2, context_s=engine.context_s / 2
+    )
+    at_once = tuple(r._replace(at_s=0.0) for r in traffic.requests)
+    assert serve(Traffic(at_once), faster).seconds == pytest.approx(
+        serve(Traffic(at_once), engine).seconds / 2
+    )
+    assert before >= traffic.requests[-1].at_s - traffic.requests[0].at_s
+
+
+def test_the_text_of_traffic() -> None:
+    closed = parse_traffic("concurrency=3, prompt=10..20, new=5")
+    assert (closed.concurrency, len(closed.requests)) == (3, 30)
+    assert {r.prompt for r in closed.requests} <= set(range(10, 21))
+    assert {r.at_s for r in closed.requests} == {0.0}
+    opened = parse_traffic("rate=2,prompt=10,new=5,requests=400,seed=1")
+    times = [r.at_s for r in opened.requests]
+    assert times == sorted(times)
+    assert times[-1] == pytest.approx(200, rel=0.2)
+    assert opened == parse_traffic("rate=2,prompt=10,new=5,requests=400,seed=1")
+    assert opened != parse_traffic("rate=2,prompt=10,new=5,requests=400,seed=2")
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("", "must look like concurrency=32"),
+        ("concurrency=32", "prompt misses"),
+        ("prompt=1,new=1", "must have concurrency or rate"),
+        ("rate=1,concurrency=1,prompt=1,new=1", "must have concurrency or rate"),
+        ("rate=-1,prompt=1,new=1", "rate must be a positive number"),
+        ("rate=nan,prompt=1,new=1", "rate must be a positive number"),
+        ("concurrency=0,prompt=1,new=1", "concurrency must be a whole number"),
+        ("concurrency=1,prompt=9..3,new=1", "from the smaller number to the larger"),
+        ("concurrency=1,prompt=1,new=x", "new must be a whole number"),
+        ("concurrency=1,prompt=1,prompt=1,new=1", "must look like"),
+        ("concurrency=99999999999,prompt=1,new=1", "concurrency must be a whole number"),
+    ],
+)
+def test_traffic_of_another_form_is_an_error(text: str, message: str) -> None:
+    with pytest.raises(ArgumentError, match=message):
+        parse_traffic(text)
+
+
+def test_requests_without_tokens_are_refused() -> None:
+    with pytest.raises(ArgumentError, match="no request"):
+        Traffic(())
+    with pytest.raises(ArgumentError, match="needs a prompt"):
+        Traffic((Arrival(0.0, 0, 1),))

@@ -1,0 +1,97 @@
+"""Plans under traffic: `gdp.serve` and `gdp place --traffic`."""
+
+import json
+import math
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+import gdp
+from gdp.api.traffic import ServedPlan
+from gdp.cli.main import cli
+from gdp.sim.traffic import Arrival
+from tests.generating_configs import generating_config
+
+pytest.importorskip("transformers")
+CLUSTER = "cpu+t4"
+TEXT = "concurrency=4,prompt=64,new=16,requests=12"
+
+
+@pytest.fixture(scope="module")
+def config(tmp_path_factory: pytest.TempPathFactory) -> str:
+    folder = tmp_path_factory.mktemp("llama")
+    (folder / "config.json").write_text(json.dumps(generating_config("llama")))
+    return f"hf:{folder}"
+
+
+@pytest.fixture(scope="module")
+def plan(config: str) -> ServedPlan:
+    return gdp.serve(config, CLUSTER, TEXT)
+
+
+def test_an_engines_passes_add_up_to_the_plans_seconds(plan: ServedPlan) -> None:
+    engine, answer = plan.engine, plan.generation
+    request = answer.request
+    assert (request.prompt, request.new, request.batch) == (64, 16, 4)
+    context = request.batch * (request.prompt + request.new / 2)
+    assert engine.step_s + engine.context_s * context == pytest.approx(answer.token_s)
+    assert engine.token_s * request.batch * request.prompt == pytest.approx(answer.first_token_s)
+    assert 0 < engine.step_s < answer.token_s
+    assert (engine.tokens_at_once, engine.requests_at_once, engine.stages) == (2048, 256, 1)
+
+
+def test_room_is_that_of_the_memory_that_is_left(plan: ServedPlan) -> None:
+    row = next(row for row in plan.generation.memory if row.cache_bytes)
+    of_token = row.cache_bytes / (4 * (64 + 16))
+    assert row.free_bytes is not None
+    assert plan.engine.cache_tokens * of_token == pytest.approx(row.cache_bytes + row.free_bytes)
+
+
+def test_one_client_waits_for_nobody(config: str) -> None:
+    alone = gdp.serve(config, CLUSTER, "concurrency=1,prompt=64,new=16,requests=3")
+    answer, served = alone.generation, alone.served
+    # A pass reads the weights at least once, which a prompt of few tokens does, too.
+    least = max(answer.first_token_s, alone.engine.step_s)
+    assert served.first_token.p95_s == pytest.approx(least)
+    assert served.token.mean_s == pytest.approx(answer.token_s, rel=0.05)
+    assert served.running == pytest.approx(1.0)
+
+
+def test_given_requests_are_served(config: str) -> None:
+    requests = tuple(Arrival(0.001 * i, 32 + i, 8) for i in range(6))
+    plan = gdp.serve(config, CLUSTER, gdp.Traffic(requests))
+    assert plan.served.requests == 6
+    assert plan.served.seconds >= 0.005
+
+
+def test_the_command_says_traffic_and_writes_the_placement(config: str, tmp_path: Path) -> None:
+    path = tmp_path / "p.json"
+    args = ["place", config, "--cluster", CLUSTER, "--for", "vllm", "--traffic", TEXT]
+    done = CliRunner().invoke(cli, [*args, "-o", str(path)])
+    assert done.exit_code == 0, done.output
+    assert "traffic  first token after" in done.output
+    assert "requests at once; 12 requests in" in done.output
+    assert path.is_file()
+    told = json.loads(CliRunner().invoke(cli, [*args, "--json"]).stdout)
+    traffic = told["traffic"]
+    assert traffic["requests"] == 12
+    assert 0 < traffic["first_token"]["median_s"] <= traffic["first_token"]["p95_s"] < math.inf
+    assert traffic["engine"]["tokens_at_once"] == 2048
+    assert told["generation"]["caches_s"] > 0
+
+
+@pytest.mark.parametrize(
+    ("args", "message"),
+    [
+        (["--for", "llamacpp", "--traffic", TEXT], "--traffic is for hf: models --for vllm"),
+        (["--traffic", TEXT], "--traffic is for hf: models --for vllm"),
+        (["--for", "vllm", "--traffic", TEXT, "--batch", "2"], "leave out --batch"),
+        (["--for", "vllm", "--traffic", "rate=x,prompt=1,new=1"], "--traffic: rate must be"),
+    ],
+)
+def test_traffic_that_cannot_be_is_one_line(config: str, args: list[str], message: str) -> None:
+    done = CliRunner().invoke(cli, ["place", config, "--cluster", CLUSTER, *args])
+    assert done.exit_code == 2
+    assert message in done.output
+    assert "Traceback" not in done.output

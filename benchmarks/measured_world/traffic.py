@@ -19,7 +19,7 @@ import click
 import gdp
 from benchmarks.measured_world.serving import GET, installed, write_config
 from benchmarks.tables import head
-from gdp.sim.traffic import Arrival, Served
+from gdp.sim.traffic import Arrival, ServedTraffic
 
 PRESETS = {"RTX PRO 6000": "rtx-pro-6000", "H100": "h100", "A6000": "a6000", "3090": "rtx3090"}
 
@@ -39,7 +39,7 @@ def arrivals(path: Path) -> Mapping[str, list[Arrival]]:
 
 def predicted(
     run: Mapping[str, str], requests: list[Arrival], config: Path, costs: str | None
-) -> Served:
+) -> ServedTraffic:
     """The requests of a run on gdp's engine, with the limits of the run."""
     preset = next(own for name, own in PRESETS.items() if name in run["device"])
     spec = f"hf:{config}?max_num_batched_tokens={run['max_num_batched_tokens']}"
@@ -49,7 +49,7 @@ def predicted(
     ).served  # fmt: skip
 
 
-def told(run: Mapping[str, str], served: Served) -> Iterator[str]:
+def told(run: Mapping[str, str], served: ServedTraffic) -> Iterator[str]:
     """A line for each figure of a run."""
     pairs = {
         "tokens/s": (served.tokens_per_s, float(run["output_tokens_per_s"])),

@@ -18,7 +18,7 @@ from gdp.models import Generation, Model, spec_of
 from gdp.ops.vllm import BATCHED_TOKENS, SEQUENCES, SEQUENCES_LARGE
 from gdp.question import Question
 from gdp.result import Result
-from gdp.sim.traffic import Engine, Served, Traffic, parse_traffic
+from gdp.sim.traffic import ServedTraffic, ServingEngine, Traffic, parse_traffic
 from gdp.sim.traffic import serve as served_by
 from gdp.units import format_seconds
 
@@ -36,8 +36,8 @@ class ServedPlan:
 
     result: Result
     generation: GenerationAnswer  # of as many requests side by side as run at once
-    engine: Engine
-    served: Served
+    engine: ServingEngine
+    served: ServedTraffic
 
     def to_json(self) -> dict[str, Any]:
         """Plain data: that of a placement, with `generation` and `traffic`."""
@@ -153,7 +153,7 @@ def served_plan(
     return plan
 
 
-def engine_of(answer: GenerationAnswer, model: Model | None) -> Engine:
+def engine_of(answer: GenerationAnswer, model: Model | None) -> ServingEngine:
     """The engine of a plan: seconds of a pass from those of its prompt and its step, room from the
     memory that the plan leaves.
 
@@ -171,7 +171,7 @@ def engine_of(answer: GenerationAnswer, model: Model | None) -> Engine:
     ]
     sequences = request.batch * (request.requests or 1)
     mean_context = request.prompt + request.new / 2
-    return Engine(
+    return ServingEngine(
         step_s=answer.token_s - answer.caches_s,
         token_s=answer.first_token_s / (request.batch * request.prompt),
         context_s=answer.caches_s / (request.batch * mean_context),

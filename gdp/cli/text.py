@@ -65,8 +65,8 @@ def result_text(
     graph: OpGraph, cluster: Cluster, result: Result, answer: "GenerationAnswer | None" = None,
     traffic: Sequence[str] = (),
 ) -> str:  # fmt: skip
-    """Text of `gdp place`; `answer` is what a placed generation takes, `traffic` lines on what
-    shares it."""
+    """Text of `gdp place`; `answer` is what a placed generation takes, `traffic` lines on the
+    requests that share its engine."""
     device = result.placement.device
     real = ~graph.is_io
     rows = []

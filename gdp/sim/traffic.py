@@ -59,7 +59,7 @@ class Traffic:
         return max(1, round(float(np.mean([r.new for r in self.requests]))))
 
 
-class Engine(NamedTuple):
+class ServingEngine(NamedTuple):
     """Seconds and room of an engine with a model."""
 
     step_s: float  # a pass of decoding, without the reading of caches
@@ -89,7 +89,7 @@ class Spread:
 
 
 @dataclass(frozen=True)
-class Served:
+class ServedTraffic:
     """Traffic as an engine serves it."""
 
     requests: int
@@ -116,7 +116,7 @@ class _Running:
         return len(self.prompts) + len(self.ends)
 
 
-def serve(traffic: Traffic, engine: Engine) -> Served:
+def serve(traffic: Traffic, engine: ServingEngine) -> ServedTraffic:
     """Simulate traffic.
 
     Raises:
@@ -158,7 +158,7 @@ class _Row(NamedTuple):
 
 
 def _lane(
-    requests: Sequence[Arrival], concurrency: int, engine: Engine, most: int, room: float
+    requests: Sequence[Arrival], concurrency: int, engine: ServingEngine, most: int, room: float
 ) -> list[_Row]:
     """Requests served by one batch."""
     count = len(requests)
@@ -202,7 +202,9 @@ def _lane(
     return [_Row(*times, r.new) for *times, r in rows]
 
 
-def _passes(state: _Running, engine: Engine, now: float, until: float) -> tuple[float, list[int]]:
+def _passes(
+    state: _Running, engine: ServingEngine, now: float, until: float
+) -> tuple[float, list[int]]:
     """(time after one pass, or after all that are alike, requests whose prompt was read)."""
     decoding, read = len(state.ends), list[int]()
     if state.prompts:
@@ -240,10 +242,10 @@ def _passes_in(seconds: float, first_s: float, grows_s: float) -> int:
     return max(1, math.ceil((math.sqrt(half**2 + 2 * grows_s * seconds) - half) / grows_s))
 
 
-def _summary(rows: Sequence[_Row]) -> Served:
+def _summary(rows: Sequence[_Row]) -> ServedTraffic:
     begin_s = min(row.asked_s for row in rows)
     seconds = max(row.ended_s for row in rows) - begin_s
-    return Served(
+    return ServedTraffic(
         requests=len(rows),
         seconds=seconds,
         first_token=Spread.of(row.first_s - row.asked_s for row in rows),
@@ -269,7 +271,7 @@ def parse_traffic(text: str) -> Traffic:
 
     `concurrency=C` clients that ask again once they are answered, or `rate=R` requests a second
     whose arrivals are random (exponential distances); `prompt` and `new` a number of tokens or
-    A..B, drawn evenly; `requests` how many in all, `seed` of what is drawn.
+    A..B, drawn evenly; `requests` how many in all, `seed` of the draws.
 
     Raises:
         ArgumentError: The text has another form.

@@ -19,7 +19,7 @@ from benchmarks.measured_world.traffic import arrivals
 from benchmarks.measured_world.traffic import told as traffic_told
 from gdp.cluster.types import Device, make_cluster
 from gdp.graph.op_graph import INPUT, OUTPUT, GraphBuilder
-from gdp.sim.traffic import Arrival, Engine, Traffic, serve
+from gdp.sim.traffic import Arrival, ServingEngine, Traffic, serve
 
 COLUMNS = (
     "id,backend,model_path,system,precision,mode,isl,osl,batch_size,tp_size,pp_size,"
@@ -120,7 +120,7 @@ def test_requests_of_real_runs_are_read_and_told_beside_the_measurement(tmp_path
     )
     runs = arrivals(path)
     assert sorted(runs["a/m"]) == [Arrival(0.0, 20, 4), Arrival(0.5, 10, 3)]
-    engine = Engine(0.01, 0.001, 0.0, 64, 8, 1e9)
+    engine = ServingEngine(0.01, 0.001, 0.0, 64, 8, 1e9)
     served = serve(Traffic(tuple(sorted(runs["a/m"]))), engine)
     measured = {
         "model": "m", "device": "a (b)", "output_tokens_per_s": "14", "duration_s": "0.54",

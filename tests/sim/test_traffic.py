@@ -6,15 +6,15 @@ import random
 import pytest
 
 from gdp.errors import ArgumentError
-from gdp.sim.traffic import Arrival, Engine, Traffic, parse_traffic, serve
+from gdp.sim.traffic import Arrival, ServingEngine, Traffic, parse_traffic, serve
 
-ENGINE = Engine(
+ENGINE = ServingEngine(
     step_s=0.01, token_s=1e-4, context_s=1e-7, tokens_at_once=512, requests_at_once=64,
     cache_tokens=math.inf,
 )  # fmt: skip
 
 
-def slow(traffic: Traffic, engine: Engine) -> list[tuple[float, float, float]]:
+def slow(traffic: Traffic, engine: ServingEngine) -> list[tuple[float, float, float]]:
     """(asked, first token, last token) of each request: one pass at a time, a list of dicts."""
     todo = [dict(r._asdict(), read=0, written=0) for r in traffic.requests]
     free = [0.0] * (traffic.concurrency or len(todo))
@@ -53,7 +53,7 @@ def slow(traffic: Traffic, engine: Engine) -> list[tuple[float, float, float]]:
     return [(r["asked"], r["first"], r["last"]) for r in todo]
 
 
-def random_case(seed: int) -> tuple[Traffic, Engine]:
+def random_case(seed: int) -> tuple[Traffic, ServingEngine]:
     rng = random.Random(seed)
     count = rng.randint(1, 25)
     gaps = [rng.choice([0.0, rng.expovariate(rng.choice([1.0, 30.0]))]) for _ in range(count)]
@@ -61,7 +61,7 @@ def random_case(seed: int) -> tuple[Traffic, Engine]:
         Arrival(sum(gaps[: i + 1]), rng.randint(1, 900), rng.choice([1, 2, rng.randint(1, 60)]))
         for i in range(count)
     )
-    engine = Engine(
+    engine = ServingEngine(
         step_s=rng.choice([0.0, 0.01]), token_s=rng.choice([1e-4, 3e-5]),
         context_s=rng.choice([0.0, 1e-6]), tokens_at_once=rng.choice([8, 100, 512, 8192]),
         requests_at_once=rng.choice([1, 3, 64]),

@@ -13,7 +13,7 @@ ten seconds of a core for each.
 
 Each row is a server that always has B requests, each of a prompt and an answer of so many tokens:
 `gdp place --traffic concurrency=B,prompt=P,new=N --for vllm`, whatever engine was measured: ten
-requests for each of B clients, which all come at once and ask again once they are answered. Where
+requests for each of B clients, which ask again once they are answered, in steady state. Where
 the caches of B requests have no room, the others wait; no row may be infeasible. Weights are stored
 as the row's precision says, caches in 8 bits where weights are, unless the model's own
 configuration says otherwise. Devices are gdp's presets, else the datasheet numbers of that package.
@@ -45,7 +45,7 @@ from gdp.cluster.types import Cluster
 from gdp.errors import InfeasibleError
 from gdp.models import Generation, load
 from gdp.placement import make_placement
-from gdp.sim.traffic import ROUNDS, Arrival, Traffic, serve
+from gdp.sim.traffic import ROUNDS, Arrival, Traffic, in_steady_state, serve
 from gdp.targets.table import PLANNERS
 
 PACKAGE = "aiconfigurator_core"
@@ -193,7 +193,8 @@ def predicted(config: Path, cluster: Cluster, run: Run, costs: str | None = None
         answer = generation_answer(result.question, result.placement, result.score)
         assert answer is not None
         arrivals = (Arrival(0.0, run.prompt, run.new),) * (ROUNDS * run.batch)
-        served = serve(Traffic(arrivals, run.batch), engine_of(answer, model))
+        engine = engine_of(answer, model)
+        served = serve(in_steady_state(Traffic(arrivals, run.batch), engine), engine)
         return Predicted(batch, served.first_token.mean_s, served.token.mean_s, why)
     return Predicted(0, why=why)
 

@@ -18,7 +18,13 @@ from gdp.models import Generation, Model, spec_of
 from gdp.ops.vllm import BATCHED_TOKENS, SEQUENCES, SEQUENCES_LARGE
 from gdp.question import Question
 from gdp.result import Result
-from gdp.sim.traffic import ServedTraffic, ServingEngine, Traffic, parse_traffic
+from gdp.sim.traffic import (
+    ServedTraffic,
+    ServingEngine,
+    Traffic,
+    in_steady_state,
+    parse_traffic,
+)
 from gdp.sim.traffic import serve as served_by
 from gdp.units import format_seconds
 
@@ -144,7 +150,8 @@ def served_plan(
         engine = engine_of(generation, question.model)
         if requests_at_once is not None:
             engine = engine._replace(requests_at_once=requests_at_once)
-        plan = ServedPlan(result, generation, engine, served_by(traffic, engine))
+        served = served_by(in_steady_state(traffic, engine), engine)
+        plan = ServedPlan(result, generation, engine, served)
         running = plan.served.running / engine.stages
         wanted = int(min(max(1, round(running)), most))
         if max(wanted, batch) <= NEAR * min(wanted, batch):

@@ -40,6 +40,7 @@ class Traffic:
 
     requests: tuple[Arrival, ...]
     concurrency: int = 0
+    begin_s: float = 0.0  # earlier arrivals fill the engine and are not counted
 
     def __post_init__(self) -> None:
         if not self.requests:
@@ -127,7 +128,7 @@ def serve(traffic: Traffic, engine: ServingEngine) -> ServedTraffic:
         raise ArgumentError(
             f"a request of {longest} tokens has no room: caches hold {int(engine.cache_tokens)}"
         )
-    stages = max(1, engine.stages)
+    stages = max(1, min(engine.stages, traffic.concurrency or engine.stages))
     room = engine.cache_tokens / stages
     if longest > room:  # too few tokens for a batch in each stage
         stages, room = 1, engine.cache_tokens
@@ -139,7 +140,24 @@ def serve(traffic: Traffic, engine: ServingEngine) -> ServedTraffic:
         )
         for lane in range(stages)
     ]  # fmt: skip
-    return _summary([row for rows in lanes for row in rows])
+    return _summary([row for rows in lanes for row in rows], traffic.begin_s)
+
+
+def in_steady_state(traffic: Traffic, engine: ServingEngine, seed: int = 0) -> Traffic:
+    """The traffic of a server that has been asked for a while: clients began at random times
+    within the life of a request. Equal requests that begin together stay together, and wait for
+    each other's prompts ever after. Traffic without a concurrency is as it was."""
+    clients = min(traffic.concurrency, len(traffic.requests))
+    if clients < 2:
+        return traffic
+    prompt, new = traffic.prompt, traffic.new
+    step_s = max(engine.step_s, engine.token_s * clients)
+    step_s += engine.context_s * clients * (prompt + new / 2)
+    life_s = engine.token_s * prompt * clients + step_s * new
+    begin = np.sort(np.random.default_rng(seed).uniform(0.0, life_s, clients)).tolist()
+    first = [r._replace(at_s=r.at_s + t) for r, t in zip(traffic.requests, begin, strict=False)]
+    requests = (*first, *traffic.requests[clients:])
+    return Traffic(requests, traffic.concurrency, begin_s=begin[-1])
 
 
 def _part(concurrency: int, lane: int, stages: int) -> int:
@@ -242,17 +260,33 @@ def _passes_in(seconds: float, first_s: float, grows_s: float) -> int:
     return max(1, math.ceil((math.sqrt(half**2 + 2 * grows_s * seconds) - half) / grows_s))
 
 
-def _summary(rows: Sequence[_Row]) -> ServedTraffic:
-    begin_s = min(row.asked_s for row in rows)
-    seconds = max(row.ended_s for row in rows) - begin_s
+def _summary(rows: Sequence[_Row], begin_s: float) -> ServedTraffic:
+    """Figures of requests that are asked from a time on, and of all while these are asked."""
+    begin_s = max(begin_s, min(row.asked_s for row in rows))
+    counted = [row for row in rows if row.asked_s >= begin_s]
+    end_s = max(row.ended_s for row in counted)
+    # While the last requests end, fewer and fewer share the engine.
+    until_s = end_s if len(counted) == len(rows) else max(row.asked_s for row in counted)
+    seconds = until_s - begin_s
+
+    def share(start_s: float, end_s: float) -> float:
+        """Part of a time that lies within those seconds."""
+        inside = min(end_s, until_s) - max(start_s, begin_s)
+        return max(0.0, inside / (end_s - start_s)) if end_s > start_s else 0.0
+
+    tokens = sum(row.new * share(row.first_s, row.ended_s) for row in rows if row.new > 1)
+    tokens += sum(begin_s <= row.ended_s <= until_s for row in rows if row.new == 1)
+    busy_s = sum((row.ended_s - row.started_s) * share(row.started_s, row.ended_s) for row in rows)
     return ServedTraffic(
-        requests=len(rows),
-        seconds=seconds,
-        first_token=Spread.of(row.first_s - row.asked_s for row in rows),
-        token=Spread.of((row.ended_s - row.first_s) / (row.new - 1) for row in rows if row.new > 1),
-        tokens_per_s=sum(row.new for row in rows) / seconds if seconds else math.inf,
-        running=sum(row.ended_s - row.started_s for row in rows) / seconds if seconds else 0.0,
-        waiting_s=float(np.mean([row.started_s - row.asked_s for row in rows])),
+        requests=len(counted),
+        seconds=end_s - begin_s,
+        first_token=Spread.of(row.first_s - row.asked_s for row in counted),
+        token=Spread.of(
+            (row.ended_s - row.first_s) / (row.new - 1) for row in counted if row.new > 1
+        ),
+        tokens_per_s=tokens / seconds if seconds else math.inf,
+        running=busy_s / seconds if seconds else 0.0,
+        waiting_s=float(np.mean([row.started_s - row.asked_s for row in counted])),
     )
 
 

@@ -6,7 +6,14 @@ import random
 import pytest
 
 from gdp.errors import ArgumentError
-from gdp.sim.traffic import Arrival, ServingEngine, Traffic, parse_traffic, serve
+from gdp.sim.traffic import (
+    Arrival,
+    ServingEngine,
+    Traffic,
+    in_steady_state,
+    parse_traffic,
+    serve,
+)
 
 ENGINE = ServingEngine(
     step_s=0.01, token_s=1e-4, context_s=1e-7, tokens_at_once=512, requests_at_once=64,
@@ -116,6 +123,28 @@ def test_stages_serve_as_many_batches_side_by_side() -> None:
     staged, single = serve(four, ENGINE._replace(stages=2)), serve(two, ENGINE)
     assert staged.seconds == pytest.approx(single.seconds)
     assert staged.tokens_per_s == pytest.approx(2 * single.tokens_per_s)
+
+
+def test_one_client_is_one_client_whatever_the_stages() -> None:
+    one = parse_traffic("concurrency=1,prompt=100,new=20,requests=3")
+    assert serve(one, ENGINE._replace(stages=4)) == serve(one, ENGINE)
+
+
+def test_in_steady_state_clients_do_not_wait_for_the_prompts_of_all() -> None:
+    burst = parse_traffic("concurrency=8,prompt=64,new=200")
+    steady = in_steady_state(burst, ENGINE)
+    assert steady.requests[8:] == burst.requests[8:]
+    assert steady.begin_s == max(r.at_s for r in steady.requests)
+    together, apart = serve(burst, ENGINE), serve(steady, ENGINE)
+    # All prompts at once fill a pass of 512 tokens; one alone takes no longer than a step.
+    assert together.first_token.median_s == pytest.approx(512e-4)
+    assert apart.first_token.median_s < 0.03
+    assert apart.requests == 80 - 8 + 1  # the last to begin counts
+    assert apart.running == pytest.approx(8, rel=0.02)
+    assert apart.tokens_per_s == pytest.approx(8 / apart.token.mean_s, rel=0.05)
+    assert in_steady_state(burst, ENGINE) == steady
+    for alike in ("rate=2,prompt=64,new=20,requests=9", "concurrency=1,prompt=64,new=20"):
+        assert in_steady_state(parse_traffic(alike), ENGINE) == parse_traffic(alike)
 
 
 @pytest.mark.parametrize("seed", range(30))

@@ -145,9 +145,8 @@ def generation_answer(
     stepping[group_of[graph.repeats > 1]] = True
     stepping[first] = False  # it takes the first token, too
     shares = _shares(predicted, ~stepping, first_s), _shares(predicted, stepping, token_s)
-    problem, cached = predicted.problem, np.flatnonzero(stepping)
-    cached = cached[problem.graph.cache_bytes[cached] > 0]
-    caches_s = float(problem.compute_s[cached, predicted.assignment.device[cached]].sum())
+    cached = np.flatnonzero(stepping & (problem.graph.cache_bytes > 0))
+    caches_s = float(problem.compute_s[cached, placed.device[cached]].sum())
     count = requests_in_flight(graph, cluster, question.objective)
     busiest_s = min(score.period_s, score.latency_s)
     useful = max(1, math.ceil(score.latency_s / busiest_s * (1 - 1e-9))) if busiest_s else 1

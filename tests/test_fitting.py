@@ -11,10 +11,11 @@ import pytest
 from click.testing import CliRunner
 
 import gdp
-from gdp.api.fit import FitRow, _carried, _Fitted, fit
+from gdp.api.fit import _best_of, _carried, fit
 from gdp.cli.main import cli
 from gdp.costs.base import roofline
 from gdp.question import Question
+from gdp.solve import evaluate
 from gdp.targets.free import plan_freely
 from tests.gguf_models import write_gguf
 from tests.tiny import plain_graph
@@ -107,10 +108,8 @@ def test_a_plan_is_carried_only_where_it_fits_and_is_faster(
     ]
     machine = gdp.make_cluster("two", devices)
     own, other = (gdp.make_placement(graph, machine, np.full(2, d)) for d in (0, 1))
-    score = gdp.simulate(graph, own, machine, costs=roofline)
-    row = FitRow("two", 8, 4, 1, fits=True)
-    question = Question(graph, machine, costs=roofline)
-    fitted = _Fitted(row, question, own, score, 0.0).with_best_of([own, other])
+    result = evaluate(Question(graph, machine, costs=roofline), own)
+    fitted = _best_of(result, [own, other])
     assert (fitted.placement.device == int(carried)).all()
 
 

@@ -26,6 +26,7 @@ from gdp.models import Generation, with_options
 from gdp.placement import Placement, check, make_placement
 from gdp.prepare import prepare_placement, requests_in_flight
 from gdp.question import Question
+from gdp.result import Result
 from gdp.sim.latency import simulate
 from gdp.sim.objectives import Score, find_objective
 from gdp.sim.prediction import Prediction
@@ -312,7 +313,7 @@ def fit(
     search = search or Search(seconds=1.0)
     machines = [load_cluster(cluster) for cluster in clusters]
     asked = list(itertools.product(quantize, prompts, batches))
-    rows: dict[tuple[int, str, int, int], FitRow | _Fitted] = {}
+    rows: dict[tuple[int, str, int, int], tuple[FitRow, Result | None]] = {}
     for i, (scheme, prompt, batch) in enumerate(asked):
         spec = with_options(os.fspath(model), quantize=scheme) if scheme else model
         request = Generation(spec, prompt=prompt, new=new, batch=batch, context=context)
@@ -327,56 +328,44 @@ def fit(
                     plan_freely(question)
                 )  # fmt: skip
             except InfeasibleError as error:
-                rows[j, scheme, prompt, batch] = replace(row, limit=str(error))
+                rows[j, scheme, prompt, batch] = replace(row, limit=str(error)), None
                 continue
             note = quantisation_note(request, result.question.graph)
             row = replace(row, note=note, costs=result.costs)
-            rows[j, scheme, prompt, batch] = _Fitted(
-                row, result.question, result.placement, result.score, result.bound_s
-            )
-    plans = [row.placement for row in rows.values() if isinstance(row, _Fitted)]
+            rows[j, scheme, prompt, batch] = row, result
+    plans = [result.placement for _, result in rows.values() if result is not None]
     return [
-        row.with_best_of(plans).told() if isinstance(row, _Fitted) else row
-        for row in (rows[j, *key] for j in range(len(machines)) for key in asked)
+        row if result is None else _told(row, _best_of(result, plans))
+        for row, result in (rows[j, *key] for j in range(len(machines)) for key in asked)
     ]
 
 
-@dataclass(frozen=True, eq=False)
-class _Fitted:
-    """A request with a placement that fits."""
+def _best_of(result: Result, plans: Iterable[Placement]) -> Result:
+    """The result of a request with the fastest of its own and other requests' plans."""
+    best, question = result, result.question
+    for plan in plans:
+        placement = _carried(plan, question.graph, question.cluster)
+        if placement is None or (placement.device == best.placement.device).all():
+            continue
+        score = solve.simulate(question, placement)
+        if score.feasible and score.latency_s < best.score.latency_s:
+            best = replace(best, placement=placement, score=score)
+    return best
 
-    row: FitRow
-    question: Question
-    placement: Placement
-    score: Score
-    bound_s: float
 
-    def with_best_of(self, plans: Iterable[Placement]) -> "_Fitted":
-        """The request with the fastest of its own and other requests' plans."""
-        best, question = self, self.question
-        for plan in plans:
-            placement = _carried(plan, question.graph, question.cluster)
-            if placement is None or (placement.device == best.placement.device).all():
-                continue
-            score = solve.simulate(question, placement)
-            if score.feasible and score.latency_s < best.score.latency_s:
-                best = replace(best, placement=placement, score=score)
-        return best
-
-    def told(self) -> FitRow:
-        """Its row."""
-        answer = generation_answer(self.question, self.placement, self.score)
-        if answer is None:
-            return self.row
-        full = fullness(self.question.cluster, self.score.peak_bytes.tolist())
-        value_s = self.score.latency_s
-        return replace(
-            self.row, fits=True, tokens_per_s=answer.tokens_per_s,
-            first_token_s=answer.first_token_s, request_s=answer.request_s, fullest=max(full),
-            limit=answer.limits[1], context=answer.context,
-            longest_context=answer.longest_context,
-            gap=max(0.0, 1.0 - self.bound_s / value_s) if value_s else 0.0,
-        )  # fmt: skip
+def _told(row: FitRow, result: Result) -> FitRow:
+    """The row of a request with its result."""
+    answer = generation_answer(result.question, result.placement, result.score)
+    if answer is None:
+        return row
+    full = fullness(result.question.cluster, result.score.peak_bytes.tolist())
+    value_s = result.score.latency_s
+    return replace(
+        row, fits=True, tokens_per_s=answer.tokens_per_s, first_token_s=answer.first_token_s,
+        request_s=answer.request_s, fullest=max(full), limit=answer.limits[1],
+        context=answer.context, longest_context=answer.longest_context,
+        gap=max(0.0, 1.0 - result.bound_s / value_s) if value_s else 0.0,
+    )  # fmt: skip
 
 
 def _carried(plan: Placement, graph: OpGraph, machine: Cluster) -> Placement | None:

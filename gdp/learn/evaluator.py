@@ -7,7 +7,14 @@ import numpy as np
 from jaxtyping import Float, Int
 
 from gdp.methods.base import Assignment
-from gdp.methods.priorities import RULES, BestRules, Rule, evaluate_rules, rank_under, rules_of
+from gdp.methods.priorities import (
+    RULES,
+    RatedPlacements,
+    Rule,
+    evaluate_rules,
+    rank_under,
+    rules_of,
+)
 from gdp.methods.scoring import Evaluated
 from gdp.policy.advice import cost
 from gdp.problem.problem import Problem
@@ -60,22 +67,20 @@ class PlacementEvaluator:
         rated = evaluate_rules(self.problem, devices, rules)
         self.evaluations += rated.evaluations
         cost_s = cost(self.problem, rated)
-        self._keep(devices, cost_s, rated)
-        row = int(np.lexsort((rated.seconds, rated.overflow))[0])
+        self._keep(rated, cost_s)
+        row = rated.best
         others: tuple[Rule, ...] = tuple(r for r in rules_of(self.problem) if r not in rules)
         if others and cost_s[row] < NEAR * self.best_s:
             again = evaluate_rules(self.problem, devices[[row]], others)
             self.evaluations += again.evaluations
-            self._keep(devices[[row]], cost(self.problem, again), again)
+            self._keep(again, cost(self.problem, again))
             cost_s[row] = min(cost_s[row], cost(self.problem, again)[0])
         return cost_s
 
-    def _keep(
-        self, devices: Int[np.ndarray, "K N"], cost_s: Float[np.ndarray, "K"], rated: BestRules
-    ) -> None:
+    def _keep(self, rated: RatedPlacements, cost_s: Float[np.ndarray, "K"]) -> None:
         """Update the best feasible placement."""
         key = np.where(rated.overflow == 0, cost_s, np.inf)
         row = int(np.argmin(key))
         if key[row] < self.best_s:
-            self.best, self.best_s = devices[row].copy(), float(key[row])
+            self.best, self.best_s = rated.device[row].copy(), float(key[row])
             self.rule = RULES[int(rated.rule[row])]

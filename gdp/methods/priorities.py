@@ -5,10 +5,11 @@ is best everywhere: the longest path to the end suits forward passes, program or
 micro-batches, first come first served what is bound by links. All are computed in O(E) per
 placement, from mean costs, mean transfers and longest paths.
 
-Axes: K placements, N ops, R rules, T tensors, P pairs of ops joined by at least one tensor, D
+Axes: K placements, N ops, R rules, T tensors, P pairs of ops concatenated by at least one tensor, D
 devices.
 """
 
+from collections.abc import Sequence
 from typing import Literal, NamedTuple
 
 import numpy as np
@@ -131,7 +132,7 @@ def timing(problem: Problem) -> PathTimes:
 
 
 def pairs(problem: Problem) -> tuple[Int[np.ndarray, "P"], Int[np.ndarray, "P"]]:
-    """(source, destination) of the ops joined by tensors, each pair once."""
+    """(source, destination) of the ops concatenated by tensors, each pair once."""
     src, dst = problem.graph.edges
     key = np.unique(src * problem.num_ops + dst)
     return key // problem.num_ops, key % problem.num_ops
@@ -212,18 +213,41 @@ def rank_under(
     return ranks(problem, device[None], (rule,))[0, 0]
 
 
-class BestRules(NamedTuple):
-    """Evaluation of placements, each under the best of the rules tried."""
+class RatedPlacements(NamedTuple):
+    """Placements with their evaluation, each under the best of the rules tried."""
 
+    device: Int[np.ndarray, "K N"]
     seconds: Float[np.ndarray, "K"]  # of the objective
     overflow: Int[np.ndarray, "K"]  # bytes over device memory
     rule: Int[np.ndarray, "K"]  # index into RULES
-    evaluations: int  # runs of the simulator
+    evaluations: int  # runs of the simulator that led to them
+
+    @property
+    def best(self) -> int:
+        """Row with the least overflow, then the fewest seconds."""
+        return int(np.lexsort((self.seconds, self.overflow))[0])
+
+    @property
+    def value_s(self) -> Float[np.ndarray, "K"]:
+        """Seconds, inf where memory overflows."""
+        return np.where(self.overflow == 0, self.seconds, np.inf)
+
+
+def concatenated(parts: Sequence[RatedPlacements]) -> RatedPlacements:
+    """All placements of all parts, in order."""
+    device, seconds, overflow, rule, evaluations = zip(*parts, strict=True)
+    return RatedPlacements(
+        np.concatenate(device),
+        np.concatenate(seconds),
+        np.concatenate(overflow),
+        np.concatenate(rule),
+        sum(evaluations),
+    )
 
 
 def evaluate_rules(
     problem: Problem, devices: Int[np.ndarray, "K N"], rules: tuple[Rule, ...] | None = None
-) -> BestRules:
+) -> RatedPlacements:
     """Simulate placements under each rule: the least overflow counts, then the least seconds.
 
     Without `rules`, under all that can make a difference for the objective.
@@ -240,4 +264,6 @@ def evaluate_rules(
     best = np.lexsort((seconds, overflow), axis=0)[0]
     column = np.arange(count)
     index = np.array([RULES.index(rule) for rule in rules])
-    return BestRules(seconds[best, column], overflow[best, column], index[best], seconds.size)
+    return RatedPlacements(
+        devices, seconds[best, column], overflow[best, column], index[best], seconds.size
+    )

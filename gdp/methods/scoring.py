@@ -35,6 +35,9 @@ class Evaluated:
     overflow_bytes: int
     value_s: float
     evaluations: int = 1  # simulations that led to it
+    # Counted by `gdp.methods.simplify`:
+    transfers: int = 0  # tensors sent, once per device that they are sent to
+    pieces: int = 0  # sub-models that a runtime cuts the model into
 
     @property
     def key(self) -> tuple[int, float]:

@@ -13,7 +13,7 @@ Axes: N ops, T tensors, D devices, K moves.
 
 import itertools
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
@@ -24,7 +24,7 @@ from gdp.cluster.types import NEARLY_FULL, fullness
 from gdp.graph.groups import components, lists
 from gdp.methods.base import Answer, Assignment, Search
 from gdp.methods.heuristics.simple import single_assignments
-from gdp.methods.scoring import score_all
+from gdp.methods.scoring import Evaluated, score_all
 from gdp.problem.arrays import arrays_of
 from gdp.problem.problem import Problem
 from gdp.sim.objectives import objective_of
@@ -41,34 +41,6 @@ _ROUNDS = 8  # of moves off the fullest device
 _NOTABLY_EMPTIER = 0.002  # of the memory
 
 
-class CountedPlacement(NamedTuple):
-    """A placement that fits, and how complicated it is."""
-
-    assignment: Assignment
-    value_s: float
-    transfers: int  # tensors sent, once per device that they are sent to
-    pieces: int  # sub-models that a runtime cuts the model into
-
-    @property
-    def key(self) -> tuple[int, float]:
-        """Smaller is simpler, then faster."""
-        return self.transfers + self.pieces, self.value_s
-
-
-@dataclass(frozen=True, eq=False)
-class Simplified:
-    """A placement without cuts that gain too little, beside the best."""
-
-    plan: CountedPlacement
-    best: CountedPlacement
-    evaluations: int
-
-    @property
-    def cost(self) -> float:
-        """The share of the best value that simplicity costs; below 0 where it even gains."""
-        return self.plan.value_s / self.best.value_s - 1.0 if self.best.value_s > 0 else 0.0
-
-
 def simplify(
     problem: Problem,
     best: Assignment,
@@ -76,8 +48,9 @@ def simplify(
     seen: Sequence[Assignment] = (),
     evaluations: int | None = None,
     clock: Clock | None = None,
-) -> Simplified:
-    """The placement of fewest transfers and pieces within `tolerance` of the best one's value.
+) -> tuple[Evaluated, Evaluated]:
+    """(placement of fewest transfers and pieces within `tolerance` of the best one's value, the
+    best), of which the first knows all evaluations.
 
     Never with more transfers or more pieces than the best, never infeasible, and the same at every
     call. `seen` are other placements that are known. At most `evaluations` are simulated (by
@@ -92,13 +65,14 @@ def simplify(
         if plan.value_s <= most_s and _no_more(plan, top)
     ]
     candidates = [top, *within]
-    simplest = min(candidates, key=lambda plan: plan.key)
+    simplest = min(candidates, key=_complexity)
     for start in [top] if simplest is top else [simplest, top]:
         candidates.append(_walk(problem, start, most_s, budget))
-    least = min(plan.key for plan in candidates)
-    equal = [plan for plan in candidates if plan.key == least]
+    least = min(map(_complexity, candidates))
+    equal = [plan for plan in candidates if _complexity(plan) == least]
     plan = equal[0] if len(equal) == 1 else min(equal, key=lambda p: _fullest(problem, p)[0])
-    return Simplified(_emptied(problem, plan, most_s, budget), top, budget.used)
+    plan = _emptied(problem, plan, most_s, budget)
+    return replace(plan, evaluations=budget.used), top
 
 
 def simpler(
@@ -117,18 +91,18 @@ def simpler(
         return answer  # cut by the pipelines' program, into as few stages as it has teams for
     if not score_of(problem, best).feasible:
         return answer
-    simplified = simplify(
+    plan, top = simplify(
         problem, best, search.simplicity, answer.evaluated, search.evaluations, clock
     )
-    answer = replace(answer, evaluations=answer.evaluations + simplified.evaluations)
-    plan, top = simplified.plan, simplified.best
+    answer = replace(answer, evaluations=answer.evaluations + plan.evaluations)
     (full, _), (was_full, d) = _fullest(problem, plan), _fullest(problem, top)
     emptier = was_full > NEARLY_FULL and full < was_full
-    if plan.key >= top.key and not emptier:
+    if _complexity(plan) >= _complexity(top) and not emptier:
         return answer
-    cost = f"costs {simplified.cost:.2%}" if simplified.cost > 0 else "costs nothing"
+    share = plan.value_s / top.value_s - 1.0 if top.value_s > 0 else 0.0
+    cost = f"costs {share:.2%}" if share > 0 else "costs nothing"
     done = []
-    if plan.key[0] < top.key[0]:
+    if plan.transfers + plan.pieces < top.transfers + top.pieces:
         done.append(
             f"simplified to {plan.pieces} pieces and {plan.transfers} transfers from {top.pieces} "
             f"and {top.transfers}"
@@ -143,17 +117,22 @@ def simpler(
     return replace(
         answer,
         assignment=plan.assignment,
-        proven_optimal=answer.proven_optimal and simplified.cost <= 0,
+        proven_optimal=answer.proven_optimal and share <= 0,
         notes=(*answer.messages, note),
-        simplicity_cost=max(0.0, simplified.cost),
+        simplicity_cost=max(0.0, share),
     )
 
 
-def _counted(problem: Problem, assignment: Assignment, value_s: float) -> CountedPlacement:
+def _complexity(plan: Evaluated) -> tuple[int, float]:
+    """Smaller is simpler, then faster."""
+    return plan.transfers + plan.pieces, plan.value_s
+
+
+def _counted(problem: Problem, assignment: Assignment, value_s: float) -> Evaluated:
+    """A placement that fits, and how complicated it is."""
     transfers = count_transfers(problem, assignment.device)
-    return CountedPlacement(
-        assignment, value_s, transfers, count_pieces(problem, assignment.device)
-    )
+    pieces = count_pieces(problem, assignment.device)
+    return Evaluated(assignment, 0, value_s, transfers=transfers, pieces=pieces)
 
 
 class _Budget:
@@ -174,13 +153,13 @@ class _Budget:
         return 0 if self.clock.is_over() else max(0, self.limit - self.used)
 
 
-def _no_more(plan: CountedPlacement, than: CountedPlacement) -> bool:
+def _no_more(plan: Evaluated, than: Evaluated) -> bool:
     return plan.transfers <= than.transfers and plan.pieces <= than.pieces
 
 
 def _fitting(
     problem: Problem, assignments: Iterable[Assignment], budget: _Budget
-) -> list[CountedPlacement]:
+) -> list[Evaluated]:
     """Placements that fit and keep the constraints, each once."""
     kept: dict[bytes, Assignment] = {}
     ops = np.arange(problem.num_ops)
@@ -209,9 +188,7 @@ def count_pieces(problem: Problem, device: Int[np.ndarray, "N"]) -> int:
     return len(np.unique(segments(problem.graph, device)[~problem.graph.is_io]))
 
 
-def _walk(
-    problem: Problem, start: CountedPlacement, most_s: float, budget: _Budget
-) -> CountedPlacement:
+def _walk(problem: Problem, start: Evaluated, most_s: float, budget: _Budget) -> Evaluated:
     """The plan after moves that each leave fewer transfers, the cheapest first."""
     now = start
     while budget.left > 0:
@@ -240,7 +217,7 @@ class _Move(NamedTuple):
 
 
 def _rated(
-    problem: Problem, now: CountedPlacement, options: list[_Move], most_s: float, budget: _Budget
+    problem: Problem, now: Evaluated, options: list[_Move], most_s: float, budget: _Budget
 ) -> list[tuple[float, int]]:
     """(seconds lost per transfer saved, move) of the moves that fit, the cheapest first."""
     rated: list[tuple[float, int]] = []
@@ -260,8 +237,8 @@ def _rated(
 
 
 def _moved(
-    problem: Problem, now: CountedPlacement, move: _Move, most_s: float, budget: _Budget
-) -> CountedPlacement:
+    problem: Problem, now: Evaluated, move: _Move, most_s: float, budget: _Budget
+) -> Evaluated:
     """The plan with this move, or as it was where that is not simpler or too slow."""
     device = now.assignment.device.copy()
     if (device[move.ops] != move.source).any():
@@ -278,16 +255,14 @@ def _moved(
     return moved if moved.pieces <= now.pieces else now
 
 
-def _fullest(problem: Problem, plan: CountedPlacement) -> tuple[float, int]:
+def _fullest(problem: Problem, plan: Evaluated) -> tuple[float, int]:
     """Share of its memory that the fullest device holds, and which device it is."""
     scored = score(problem, plan.assignment.device, plan.assignment.rank)
     shares = fullness(problem.cluster, scored.peak_bytes.tolist())
     return max(shares), shares.index(max(shares))
 
 
-def _emptied(
-    problem: Problem, plan: CountedPlacement, most_s: float, budget: _Budget
-) -> CountedPlacement:
+def _emptied(problem: Problem, plan: Evaluated, most_s: float, budget: _Budget) -> Evaluated:
     """The plan with ops moved off its fullest device while that is nearly full: no more transfers
     or pieces, within the limit, the least full first."""
     now, (share, fullest) = plan, _fullest(problem, plan)

@@ -17,7 +17,7 @@ from jaxtyping import Bool, Float, Int
 from gdp.clock import Clock
 from gdp.errors import MissingExtraError
 from gdp.methods.base import Answer, Assignment, Search
-from gdp.methods.priorities import BestRules, evaluate_rules, timing
+from gdp.methods.priorities import RatedPlacements, evaluate_rules, timing
 from gdp.problem.problem import Problem, cached_on_problem
 from gdp.problem.symmetry import canonical
 from gdp.sim.objectives import objective_of
@@ -41,7 +41,7 @@ def judge(
     return cost(problem, rated), rated.overflow == 0
 
 
-def cost(problem: Problem, rated: BestRules) -> Float[np.ndarray, "K"]:
+def cost(problem: Problem, rated: RatedPlacements) -> Float[np.ndarray, "K"]:
     """Seconds of the objective, raised by memory overflow."""
     capacity = float(np.minimum(problem.cluster.memory_bytes, 1 << 50).sum())
     return rated.seconds * (1.0 + OVERFLOW_WEIGHT * rated.overflow / capacity)

@@ -15,7 +15,14 @@ from jaxtyping import Int
 
 from gdp.clock import Clock
 from gdp.methods.base import Answer, Assignment, Method, Search
-from gdp.methods.priorities import RULES, evaluate_rules, rank_under, rules_of
+from gdp.methods.priorities import (
+    RULES,
+    RatedPlacements,
+    concatenated,
+    evaluate_rules,
+    rank_under,
+    rules_of,
+)
 from gdp.methods.repair import repair
 from gdp.methods.scoring import Evaluated, best_of, best_priority_rule, missing_text
 from gdp.methods.shares import ADVICE_SHARE
@@ -27,7 +34,7 @@ from gdp.policy.policy import (
     policy_folder,
     recall_placement,
 )
-from gdp.policy.propose import Proposals, propose
+from gdp.policy.propose import propose
 from gdp.policy.relink import relink
 from gdp.problem.problem import Problem, contracted
 from gdp.sim.objectives import memory_binds, objective_of
@@ -136,23 +143,19 @@ def _decoded(
 
 
 def _relinked(
-    policy: Policy, problem: Problem, proposals: Proposals, most: int | None, clock: Clock
+    policy: Policy, problem: Problem, proposals: RatedPlacements, most: int | None, clock: Clock
 ) -> Evaluated:
     """Path relinking between the decoded placements and their starts.
 
     It uses half of the evaluations that decoding left of `most`.
     """
-    devices, seconds, overflow = proposals.device, proposals.seconds, proposals.overflow
     remaining = None if most is None else (most - proposals.evaluations) // 2
-    given, spent = incumbents(problem) if policy.config.advice else devices[:0], 0
+    given, spent = incumbents(problem) if policy.config.advice else proposals.device[:0], 0
     if len(given) and (remaining is None or remaining >= len(given) * len(rules_of(problem))):
         rated = evaluate_rules(problem, given)
-        devices = np.concatenate([devices, given])
-        seconds = np.concatenate([seconds, rated.seconds])
-        overflow = np.concatenate([overflow, rated.overflow])
-        spent = rated.evaluations
+        proposals, spent = concatenated([proposals, rated]), rated.evaluations
         remaining = None if remaining is None else remaining - spent
-    relinked = relink(problem, devices, seconds, overflow, most=remaining, clock=clock)
+    relinked = relink(problem, proposals, most=remaining, clock=clock)
     return replace(relinked, evaluations=relinked.evaluations + spent)
 
 

@@ -8,7 +8,6 @@ simulator decides, and the decoder tries again under limits lowered by the missi
 """
 
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
 
 import numpy as np
 from jaxtyping import Float, Int
@@ -17,7 +16,14 @@ from gdp.clock import Clock
 from gdp.cores import num_cores
 from gdp.methods.base import Assignment, inner_seed
 from gdp.methods.heuristics.list_schedule import lowered, missing_bytes, pool_limits
-from gdp.methods.priorities import RULES, BestRules, evaluate_rules, rank_under, rules_of
+from gdp.methods.priorities import (
+    RULES,
+    RatedPlacements,
+    concatenated,
+    evaluate_rules,
+    rank_under,
+    rules_of,
+)
 from gdp.policy.advice import Advice, advice, incumbents, with_incumbent
 from gdp.policy.decode import DecodeProblem, decode, in_threads
 from gdp.policy.model.config import Head
@@ -85,25 +91,6 @@ ROUND = 6
 """Samples between two evaluations by the simulator."""
 
 
-class Proposals(NamedTuple):
-    """Placements, the greedy one from the best adviser first, and what the simulator says."""
-
-    device: Int[np.ndarray, "K N"]
-    seconds: Float[np.ndarray, "K"]
-    overflow: Int[np.ndarray, "K"]
-    evaluations: int  # runs of the simulator: of these, of incumbents, and to make greedy fit
-
-    @property
-    def best(self) -> int:
-        """Row with the least overflow, then the fewest seconds."""
-        return int(np.lexsort((self.seconds, self.overflow))[0])
-
-    @property
-    def value_s(self) -> Float[np.ndarray, "K"]:
-        """Seconds, inf where memory overflows."""
-        return np.where(self.overflow == 0, self.seconds, np.inf)
-
-
 def propose(
     policy: Policy,
     problem: Problem,
@@ -111,9 +98,9 @@ def propose(
     seed: int,
     clock: Clock | None = None,
     most: int | None = None,
-) -> Proposals:
-    """`count` placements, fewer where the clock or `most` evaluations end them; the greedy one
-    comes first, always.
+) -> RatedPlacements:
+    """`count` placements, fewer where the clock or `most` evaluations end them; the greedy one from
+    the best adviser comes first, always.
 
     Where the greedy one overflows, all are decoded under the memory limits, tightened, under which
     it fits.
@@ -148,13 +135,12 @@ class _Work:
         self.spent = 0  # evaluations of others than the placements
         self.threads = num_cores() if problem.num_ops > 2000 else 1
         self.limits: Float[np.ndarray, "D"] | None = None
-        self.devices: list[Int[np.ndarray, "K N"]] = []
-        self.rated: list[BestRules] = []
+        self.rated: list[RatedPlacements] = []
 
     @property
     def count(self) -> int:
         """Placements so far."""
-        return sum(len(rows) for rows in self.devices)
+        return sum(len(rated.device) for rated in self.rated)
 
     def may_sample(self) -> bool:
         """True while time and evaluations remain for an incumbent and one placement."""
@@ -170,14 +156,9 @@ class _Work:
         """Evaluations so far."""
         return self.spent + sum(rated.evaluations for rated in self.rated)
 
-    def found(self) -> Proposals:
-        """All placements so far."""
-        return Proposals(
-            np.concatenate(self.devices),
-            np.concatenate([rated.seconds for rated in self.rated]),
-            np.concatenate([rated.overflow for rated in self.rated]),
-            self.evaluations,
-        )
+    def found(self) -> RatedPlacements:
+        """All placements so far, with the runs for incumbents and to make the greedy one fit."""
+        return concatenated(self.rated)._replace(evaluations=self.evaluations)
 
     def around(self, device: Int[np.ndarray, "N"]) -> Advice:
         """The advice around an incumbent, whose rating counts."""
@@ -234,5 +215,4 @@ class _Work:
 
     def _add(self, devices: Sequence[Int[np.ndarray, "N"]]) -> None:
         if devices:
-            self.devices.append(np.stack(devices))
-            self.rated.append(evaluate_rules(self.problem, self.devices[-1]))
+            self.rated.append(evaluate_rules(self.problem, np.stack(devices)))

@@ -7,11 +7,11 @@ simulated. Glover, Laguna and Martí 2000, Control and Cybernetics 29(3); Resend
 """
 
 import numpy as np
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Bool, Int
 
 from gdp.clock import Clock
 from gdp.methods.base import Assignment
-from gdp.methods.priorities import RULES, evaluate_rules, rules_of, timing
+from gdp.methods.priorities import RULES, RatedPlacements, evaluate_rules, rules_of, timing
 from gdp.methods.scoring import Evaluated
 from gdp.problem.problem import Problem
 
@@ -23,9 +23,7 @@ SIMULATED_OPS = 6_000_000
 
 def relink(
     problem: Problem,
-    devices: Int[np.ndarray, "K N"],
-    seconds: Float[np.ndarray, "K"],
-    overflow: Int[np.ndarray, "K"],
+    rated: RatedPlacements,
     *,
     most: int | None = None,
     clock: Clock | None = None,
@@ -34,14 +32,14 @@ def relink(
 
     What the others place elsewhere is cut by where it is and where it would be, and along the order
     of decoding. Every part is tried by itself; those that do no harm are then taken together, the
-    best first, as far as that is best. `seconds` and `overflow` (bytes) are those of
-    `evaluate_rules`. At most `most` simulations, and until the clock is over. The answer has no
-    ranks: its value and overflow are those under its rule of priority.
+    best first, as far as that is best. At most `most` simulations, and until the clock is over. The
+    answer has no ranks: its value and overflow are those under its rule of priority.
     """
-    order = np.lexsort((seconds, overflow))
+    devices, order = rated.device, np.lexsort((rated.seconds, rated.overflow))
     limit, clock = SIMULATED_OPS // problem.num_ops, clock or Clock(None)
     first = order[0]
-    best = Evaluated(Assignment(devices[first]), int(overflow[first]), float(seconds[first]), 0)
+    key = int(rated.overflow[first]), float(rated.seconds[first])
+    best = Evaluated(Assignment(devices[first]), *key, evaluations=0)
     most = limit if most is None else min(limit, most)
     if most < len(rules_of(problem)):
         return best

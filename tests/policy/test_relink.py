@@ -36,7 +36,7 @@ def test_two_placements_that_are_half_right_make_one_that_is_right(objective: st
     problem = two_chains(8, objective)
     halves = np.stack([np.tile([0, 3], 8), np.tile([2, 1], 8)])
     rated = evaluate_rules(problem, halves)
-    made = relink(problem, halves, rated.seconds, rated.overflow)
+    made = relink(problem, rated)
     np.testing.assert_array_equal(made.assignment.device, np.tile([0, 1], 8))
     assert rated.seconds.tolist() == [24.0, 24.0]
     assert evaluate_rules(problem, made.assignment.device[None]).seconds[0] == 8.0
@@ -56,7 +56,7 @@ def test_parts_that_gain_nothing_alone_are_taken_together(objective: str) -> Non
     devices = np.stack([np.tile([3, 4, 2], length), np.tile([0, 1, 5], length)])
     rated = evaluate_rules(problem, devices)
     assert rated.seconds.tolist() == [12.0, 20.0]
-    made = relink(problem, devices, rated.seconds, rated.overflow)
+    made = relink(problem, rated)
     np.testing.assert_array_equal(made.assignment.device, np.tile([0, 1, 2], length))
 
 
@@ -67,7 +67,7 @@ def test_the_best_of_many_others_give_their_parts_first() -> None:
     devices = np.stack([np.tile([0, 3], 8), *poor[:5], np.tile([2, 1], 8), *poor[5:]])
     rated = evaluate_rules(problem, devices)
     assert sorted(rated.seconds)[1:3] == [24.0, 48.0]
-    made = relink(problem, devices, rated.seconds, rated.overflow)
+    made = relink(problem, rated)
     np.testing.assert_array_equal(made.assignment.device, np.tile([0, 1], 8))
 
 
@@ -79,7 +79,7 @@ def test_a_part_makes_it_fit() -> None:
     devices = np.array([[0, 0, 0], [1, 1, 1]])
     rated = evaluate_rules(problem, devices)
     assert (rated.overflow > 0).all()
-    made = relink(problem, devices, rated.seconds, rated.overflow)
+    made = relink(problem, rated)
     again = evaluate_rules(problem, made.assignment.device[None])
     assert made.overflow_bytes == again.overflow[0] == 0
 
@@ -102,7 +102,7 @@ def test_never_worse_within_the_budget_and_of_parts_of_what_was_given(objective:
         rated = evaluate_rules(problem, devices)
         best = min(zip(rated.overflow.tolist(), rated.seconds.tolist(), strict=True))
         for most in (None, 40, 0):
-            made = relink(problem, devices, rated.seconds, rated.overflow, most=most)
+            made = relink(problem, rated, most=most)
             found = evaluate_rules(problem, made.assignment.device[None])
             key = (int(found.overflow[0]), float(found.seconds[0]))
             assert key <= best
@@ -112,7 +112,7 @@ def test_never_worse_within_the_budget_and_of_parts_of_what_was_given(objective:
             for group in range(problem.num_groups):
                 assert len(np.unique(made.assignment.device[problem.group == group])) == 1
             better += key < best
-            again = relink(problem, devices, rated.seconds, rated.overflow, most=most)
+            again = relink(problem, rated, most=most)
             np.testing.assert_array_equal(again.assignment.device, made.assignment.device)
             assert again.evaluations == made.evaluations
     assert better > 20
@@ -140,7 +140,7 @@ def test_what_fits_is_begun_from_however_slow_it_is() -> None:
     problem = with_memory(problem, 15)
     devices = np.array([[0, 0], [0, 1]])
     rated = evaluate_rules(problem, devices)
-    made = relink(problem, devices, rated.seconds, rated.overflow, most=0)
+    made = relink(problem, rated, most=0)
     assert made.assignment.device.tolist() == [0, 1]
     assert made.overflow_bytes == 0
 
@@ -157,7 +157,7 @@ def test_every_simulation_is_counted(monkeypatch: pytest.MonkeyPatch) -> None:
         return row.values(*arguments)
 
     monkeypatch.setitem(OBJECTIVES, problem.objective, replace(row, values=counting))
-    made = relink(problem, devices, rated.seconds, rated.overflow)
+    made = relink(problem, rated)
     assert made.evaluations == counted > len(RULES)
 
 
@@ -165,7 +165,7 @@ def test_a_clock_that_is_over_leaves_the_best() -> None:
     problem = fork_join()
     devices = random_devices(problem, 0, count=4)
     rated = evaluate_rules(problem, devices)
-    made = relink(problem, devices, rated.seconds, rated.overflow, clock=Clock(0.0))
+    made = relink(problem, rated, clock=Clock(0.0))
     np.testing.assert_array_equal(made.assignment.device, devices[np.argmin(rated.seconds)])
     assert made.evaluations == len(rules_of(problem))
 

@@ -108,7 +108,7 @@ def question_about(
             "from accelerators: give the cluster (--cluster)"
         )
     placed = placement_on(read, graph, machine)
-    machine, costs = evaluating(placed, machine, costs)
+    machine, costs = evaluating(placed, graph, machine, costs)
     require(placed, graph, machine)
     question = Question(
         graph,
@@ -150,15 +150,15 @@ def model_asked(
 
 
 def evaluating(
-    placement: Placement, cluster: Cluster, costs: CostModel | str | Path | None
+    placement: Placement, graph: OpGraph, cluster: Cluster, costs: CostModel | str | Path | None
 ) -> tuple[Cluster, CostModel | str | Path | None]:
-    """Cluster and costs to evaluate a placement with: those given, and where it was made for
-    accelerate, with the offload devices that it names."""
+    """Cluster and costs to evaluate a placement of a graph with: those given, and where it was made
+    for accelerate, with the offload devices that it names."""
     from gdp.costs.default import resolve_costs
     from gdp.costs.offload import Streamed, offload_targets, resident, with_offload
 
     targets = offload_targets(placement.device_names)
     if not targets or placement.device_names == cluster.device_names:
         return cluster, costs
-    base, _ = resolve_costs(costs, resident(cluster))
+    base, _ = resolve_costs(costs, resident(cluster), graph)
     return with_offload(cluster, targets, placement.streamed_bytes), Streamed(base)

@@ -93,7 +93,10 @@ def _with_network(
     kinds = dict.fromkeys(device.kind for device in own)
     labels = [told_of(meta, kind, graph and type_of_products(graph)) for kind in kinds]
     served = graph is not None and is_served(graph)
-    return MeasuredCosts(network, base, served), "; ".join([*labels, *([label] if label else [])])
+    eager = graph is not None and graph.source == "torch" and not served
+    return MeasuredCosts(network, base, served, eager), "; ".join(
+        [*labels, *([label] if label else [])]
+    )
 
 
 def _datasheets(cluster: Cluster, graph: OpGraph | None) -> tuple[CostModel, str]:

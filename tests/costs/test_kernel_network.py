@@ -18,8 +18,10 @@ from gdp.costs.measured.graph import graph_kernels
 from gdp.costs.measured.kernels import ARITHMETIC, KINDS, Kernels, features, floor_s
 from gdp.costs.measured.network import VECTOR, KernelNetwork
 from gdp.costs.measured.shipped import load_network, save_network, shipped_network
+from gdp.graph.fuse import fuse, group_seconds
 from gdp.graph.generation import Request, as_served, generation_graph, is_served, run_once
 from gdp.graph.op_graph import OpDetail, OpGraph
+from gdp.graph.source import Source
 from pretrain.costs.few import fit_vector
 
 H100 = silicon_of(device_preset("h100"))
@@ -200,6 +202,52 @@ def test_a_launch_and_its_kernel_overlap_where_ops_are_launched_one_by_one() -> 
     kernel = eager.kernel_seconds(found, device)
     assert own[found.known] == pytest.approx(np.maximum(kernel, device.dispatch_s)[found.known])
     assert eager.with_runtime_overheads(cluster) is cluster
+
+
+def test_what_a_graph_merges_is_a_kernel_for_each_op_of_an_eager_runtime() -> None:
+    """A product, a view and two elementwise ops of 16 MiB are one fused op: with its dispatch it
+    takes what its three kernels take alone, each at least its launch. A tiny op takes a launch."""
+    shape, tiny = (2048, 2048), (2, 2)
+    big = OpDetail("float32", (shape,), (shape,))
+    graph = plain_graph(
+        5, [(0, 1), (1, 2), (2, 3), (3, 4)], [4 * 2048**2] * 3 + [16],
+        op_types=["mm", "view", "gelu", "mul", "mul"], flop=[2.0 * 2048**3, 0, 4e7, 4e6, 4],
+        memory_traffic_bytes=[12.0 * 2048**2, 0, 8.0 * 2048**2, 8.0 * 2048**2, 32],
+        detail=[OpDetail("float32", (shape, shape), (shape,)), big, big, big,
+                OpDetail("float32", (tiny,), (tiny,))],
+    )  # fmt: skip
+    network, device = random_network(1), device_preset("a100")
+    cluster = make_cluster("one", [device])
+    fused = fuse(graph)
+    assert fused.graph.num_ops == 1
+    alone = MeasuredCosts(network)(graph, cluster)[:, 0] + device.dispatch_s
+    assert alone[4] == device.dispatch_s < alone[[0, 2, 3]].min()
+    eager = MeasuredCosts(network, eager=True)
+    assert eager.reads_unfused
+    seconds = group_seconds(fused, eager(graph, cluster))[0, 0] + device.dispatch_s
+    assert seconds == pytest.approx(alone[[0, 2, 3, 4]].sum())
+
+
+def test_devices_beside_an_eager_gpu_run_op_by_op_too() -> None:
+    """By hand: a product and an activation of 512 x 512 read and write memory, each dispatched."""
+    graph = plain_graph(
+        2, [(0, 1)], 4 * 512**2, op_types=["mm", "relu"], flop=[2.0 * 512**3, 512.0**2],
+        memory_traffic_bytes=[12.0 * 512**2, 8.0 * 512**2],
+    )  # fmt: skip
+    cluster = make_cluster("two", [device_preset("cpu"), device_preset("a100")])
+    fused, cpu = fuse(graph), cluster.devices[0]
+    assert fused.graph.num_ops == 1
+    seconds = group_seconds(fused, MeasuredCosts(random_network(1), eager=True)(graph, cluster))
+    by_hand = 2 * 512**3 / cpu.speed("float32") + 8 * 512**2 / cpu.bytes_per_s
+    assert seconds[0, 0] + cpu.dispatch_s == pytest.approx(by_hand + 2 * cpu.dispatch_s)
+
+
+@pytest.mark.parametrize(("source", "eager"), [("torch", True), ("jax", False), ("onnx", False)])
+def test_models_of_pytorch_run_eagerly(source: Source, eager: bool) -> None:
+    graph = replace(language_graph(), source=source)
+    model, _ = resolve_costs("shipped", make_cluster("one", [device_preset("h100")]), graph)
+    assert isinstance(model, MeasuredCosts)
+    assert (model.eager, model.served) == (eager, False)
 
 
 def test_a_checkpoint_gives_the_network_back(tmp_path) -> None:

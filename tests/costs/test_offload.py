@@ -12,9 +12,11 @@ import gdp
 from gdp import clock, explain, solve
 from gdp.api.place import answer
 from gdp.bounds.best import all_bounds, best_bound
+from gdp.cluster.presets import cluster_preset
 from gdp.cluster.types import UNLIMITED_BYTES, Cluster, Device, Link, make_cluster
 from gdp.constraints import Constraints, Pin, streamed_bytes
 from gdp.costs.base import roofline
+from gdp.costs.measured.costs import MeasuredCosts
 from gdp.costs.offload import (
     HOST_POOL,
     Streamed,
@@ -28,7 +30,7 @@ from gdp.graph.op_graph import INPUT, OUTPUT, OpGraph, make_graph
 from gdp.methods.base import Search
 from gdp.placement import make_placement
 from gdp.problem.problem import make_problem
-from gdp.question import Question, question_about
+from gdp.question import Question, evaluating, question_about
 from gdp.result import Result
 from gdp.sim.score import values
 from gdp.targets.hf_accelerate import plan as accelerate
@@ -262,6 +264,20 @@ def test_cores_of_one_memory_offer_it_once() -> None:
     cores = make_cluster("box", [core, replace(core, name="second"), gpu])
     offload = with_offload(cores, ["cpu"]).devices[-1]
     assert (offload.memory_bytes, offload.memory_pool) == (40 * MB, "ram")
+
+
+def test_costs_beside_offloaded_weights_are_those_of_the_graph() -> None:
+    """A model of PyTorch runs op by op, also where its weights stream."""
+    graph, cluster = replace(chain(), source="torch"), cluster_preset("cpu+t4")
+    offloading = with_offload(cluster, ["cpu"])
+    placement = make_placement(graph, offloading, np.zeros(graph.num_ops, dtype=np.int64))
+    for source, eager in (("torch", True), ("onnx", False)):
+        own = replace(graph, source=source)
+        machine, costs = evaluating(placement, own, cluster, None)
+        assert machine.device_names == offloading.device_names
+        assert isinstance(costs, Streamed)
+        assert isinstance(costs.base, MeasuredCosts)
+        assert costs.base.eager == eager
 
 
 def test_the_latency_of_the_link_is_paid_at_every_use() -> None:

@@ -16,7 +16,7 @@ from gdp.costs.measured.devices import silicon_of
 from gdp.costs.measured.graph import GraphKernels, graph_kernels
 from gdp.costs.measured.kernels import KINDS, Kernels, Silicon
 from gdp.costs.measured.network import VECTOR, KernelNetwork
-from gdp.graph.fuse import fuse
+from gdp.graph.fuse import Fused, fuse
 from gdp.graph.groups import first_members
 from gdp.graph.op_graph import OpGraph
 
@@ -30,26 +30,31 @@ class MeasuredCosts:
     Each kernel of the network contains its launch. Where a runtime launches ops one by one, the
     time of an op is that of its kernel or of its launch, whichever is longer, as launches run
     ahead; `dispatch_s` is subtracted here, and the simulator adds it. An engine that serves replays
-    recorded graphs of kernels: there devices have no dispatch beside them.
+    recorded graphs of kernels: there devices have no dispatch beside them. An eager runtime fuses
+    nothing: what the graph merges is a kernel for each op, whose results pass through memory.
     """
 
     network: KernelNetwork
     base: CostModel = roofline
     served: bool = False
+    eager: bool = False
 
     def __call__(self, graph: OpGraph, cluster: Cluster) -> Float[np.ndarray, "N D"]:
         seconds = self.base(graph, cluster)
         chosen = [d for d, device in enumerate(cluster.devices) if self.predicts(device)]
-        if not chosen:
-            return seconds
-        if self.reads_unfused:
+        if self.eager:
+            launches = _launches(graph, fuse(graph))
+            own = self._seconds(graph, cluster, chosen, launches)
+            if not self._base_reads_unfused:
+                seconds += _more_dispatches_s(launches, cluster)
+        elif self._base_reads_unfused:
             # All of a fused kernel's seconds are those of its first op.
             fused = fuse(graph)
-            seconds[:, chosen] = 0.0
-            lead = first_members(fused.group_of)
-            seconds[lead[:, None], chosen] = self._seconds(fused.graph, cluster, chosen)
+            own = np.zeros((graph.num_ops, len(chosen)))
+            own[first_members(fused.group_of)] = self._seconds(fused.graph, cluster, chosen)
         else:
-            seconds[:, chosen] = self._seconds(graph, cluster, chosen)
+            own = self._seconds(graph, cluster, chosen)
+        seconds[:, chosen] = own
         seconds[graph.is_io] = 0.0
         return np.where(can_run(graph, cluster), seconds, np.inf)
 
@@ -64,18 +69,28 @@ class MeasuredCosts:
 
     @property
     def reads_unfused(self) -> bool:
-        """True where the other model needs the graph before fusion."""
+        """True where this model or the other one needs the graph before fusion."""
+        return self.eager or self._base_reads_unfused
+
+    @property
+    def _base_reads_unfused(self) -> bool:
         return bool(getattr(self.base, "reads_unfused", False))
 
     def _seconds(
-        self, graph: OpGraph, cluster: Cluster, chosen: list[int]
+        self,
+        graph: OpGraph,
+        cluster: Cluster,
+        chosen: list[int],
+        launches: Float[np.ndarray, "N"] | None = None,
     ) -> Float[np.ndarray, "N C"]:
-        """Seconds of fused ops on the chosen devices."""
+        """Seconds of kernels on the chosen devices, beyond the share that each has of the one
+        dispatch of its group, which the simulator adds."""
         found = graph_kernels(graph, served=self.served)
         plain = roofline(graph, cluster)
-        columns = []
+        launches = np.ones(graph.num_ops) if launches is None else launches
+        seconds = np.empty((graph.num_ops, len(chosen)))
         alike: dict[tuple[str, Silicon], Float[np.ndarray, "N"]] = {}
-        for d in chosen:
+        for i, d in enumerate(chosen):
             device = cluster.devices[d]
             key = device.kind, silicon_of(device)
             if key not in alike:
@@ -83,9 +98,12 @@ class MeasuredCosts:
             learned = found.known & ~_slower_types(graph, device)
             own = np.where(learned, alike[key], plain[:, d])
             if not self.served and device.dispatch_per == "op":
-                own = np.maximum(own - device.dispatch_s, 0.0)
-            columns.append(own)
-        return np.stack(columns, axis=1)
+                launched = np.maximum(own, device.dispatch_s)
+                own = np.where(
+                    launches > 0, launched - device.dispatch_s / np.maximum(launches, 1), 0.0
+                )
+            seconds[:, i] = own
+        return seconds
 
     def kernel_seconds(self, found: GraphKernels, device: Device) -> Float[np.ndarray, "N"]:
         """Seconds of the kernels of a graph on a device."""
@@ -119,6 +137,22 @@ class MeasuredCosts:
             return cluster
         devices = (replace(x, dispatch_s=0.0) if self.predicts(x) else x for x in cluster.devices)
         return replace(cluster, devices=tuple(devices))
+
+
+def _launches(graph: OpGraph, fused: Fused) -> Float[np.ndarray, "N"]:
+    """Ops with work among those that each op is merged with; none for an op without work."""
+    works = (graph.flop > 0) | (graph.memory_traffic_bytes > 0)
+    return np.where(works, np.bincount(fused.group_of, works)[fused.group_of], 0.0)
+
+
+def _more_dispatches_s(
+    launches: Float[np.ndarray, "N"], cluster: Cluster
+) -> Float[np.ndarray, "N D"]:
+    """Seconds of the dispatch of every op with work, less the one of its group, which the simulator
+    adds."""
+    dispatch_s = [d.dispatch_s if d.dispatch_per == "op" else 0.0 for d in cluster.devices]
+    share = np.where(launches > 0, 1.0 - 1.0 / np.maximum(launches, 1), 0.0)
+    return share[:, None] * np.array(dispatch_s)
 
 
 def _slower_types(graph: OpGraph, device: Device) -> Bool[np.ndarray, "N"]:

@@ -63,7 +63,7 @@ def plan_accelerate(question: Question) -> Result:
             raise
     # The main device keeps memory free for weights that stream.
     reserved = streamed_bytes(graph, question.constraints)
-    base, _ = resolve_costs(question.costs, resident(question.cluster))
+    base, _ = resolve_costs(question.costs, resident(question.cluster), graph)
     offloading = cluster_with_offload(question.cluster, question.offload, reserved)
     _require_room_of_root(graph, offloading)
     question = _with_pins_of_root(replace(question, cluster=offloading, costs=Streamed(base)))

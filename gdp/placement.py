@@ -44,6 +44,17 @@ Teams = tuple[tuple[int, ...], ...]
 number, each of which holds the weights. The ops of a team are placed on its first member. Members
 ascend, a device is in one team at most, and inputs and outputs of the graph belong to none."""
 
+DIVIDED = "several devices compute each of its ops together, which vLLM alone does (--to vllm)"
+"""Why a runtime or a format does not take splits."""
+
+
+class Split(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Devices that compute each op together, in equal shares of its heads or columns. Its ops are
+    placed on the first one. A team of replicas has the first devices of its splits as members."""
+
+    devices: tuple[_Index, ...]  # ascending, as indices into device_names
+    experts: bool = False  # each holds whole experts, instead of columns of all
+
 
 class QuestionRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
     """A `gdp.question.Question` in the file of a placement, which keeps the digest of the graph."""
@@ -164,6 +175,7 @@ class Assignment:
     device: Int[np.ndarray, "N"]
     rank: Int[np.ndarray, "N"] | None = None  # None: first ready first
     teams: Teams = ()  # of replicated stages; their ops are on the first member
+    splits: tuple[Split, ...] = ()  # whose first devices stand for all of their members
 
 
 @dataclass(frozen=True, eq=False)
@@ -181,6 +193,7 @@ class Placement:
     streamed_bytes: int = 0  # kept free for offloaded weights; see gdp.costs.offload
     question: QuestionRecord | None = None  # that it answers
     read_from: str = ""  # its file: what the question names, nobody has typed in this process
+    splits: tuple[Split, ...] = ()  # devices that compute each op together
 
     def __post_init__(self) -> None:
         self.device.setflags(write=False)
@@ -188,11 +201,20 @@ class Placement:
 
     @property
     def ops_on(self) -> dict[str, int]:
-        """Number of ops on each device; ops of a replica group count for each of its members."""
+        """Number of ops on each device; those of replica groups and splits count for each of their
+        members."""
         counts = np.bincount(self.device, minlength=len(self.device_names))
-        for team in self.teams:
-            counts[list(team)] = counts[team[0]]
+        for d, home in self.homes.items():
+            counts[d] = counts[home]
         return dict(zip(self.device_names, counts.tolist(), strict=True))
+
+    @property
+    def homes(self) -> dict[int, int]:
+        """The device on which the ops are placed that each member of replica groups and splits
+        computes, too."""
+        lead = {d: team[0] for team in self.teams for d in team}
+        firsts = {d: split.devices[0] for split in self.splits for d in split.devices}
+        return lead | {d: lead.get(first, first) for d, first in firsts.items()}
 
     def device_map(self) -> dict[str, str]:
         """The device's name of every op, by the op's name; `make_placement` takes such a map."""
@@ -235,6 +257,7 @@ class _File(msgspec.Struct, forbid_unknown_fields=True):
     simplicity_cost: float = 0.0
     streamed_bytes: Annotated[int, msgspec.Meta(ge=0, le=2**62)] = 0
     question: QuestionRecord | None = None
+    splits: list[Split] = []
 
 
 def make_placement(
@@ -244,6 +267,7 @@ def make_placement(
     rank: Int[np.ndarray, "N"] | None = None,
     made_by: str = "",
     teams: Teams = (),
+    splits: tuple[Split, ...] = (),
 ) -> Placement:
     """A placement of `graph` on `cluster`; without ranks, first ready first.
 
@@ -266,6 +290,7 @@ def make_placement(
         made_by=made_by,
         teams=teams,
         streamed_bytes=streamed,
+        splits=splits,
     )
 
 
@@ -280,6 +305,22 @@ def team_faults(teams: Teams, num_devices: int) -> Iterable[str]:
     twice = {d for d in members if members.count(d) > 1}
     if twice and all(len(set(team)) == len(team) for team in teams):
         yield f"device {min(twice)} is in two teams"
+
+
+def split_faults(splits: Iterable[Split], teams: Teams, num_devices: int) -> Iterable[str]:
+    """Violations of the splits, whatever the cluster."""
+    splits = list(splits)
+    members = [d for split in splits for d in split.devices]
+    for split in splits:
+        if len(split.devices) < 2 or list(split.devices) != sorted(set(split.devices)):
+            yield f"split {list(split.devices)} must be two devices or more, ascending"
+    if any(d >= num_devices for d in members):
+        yield f"a split names a device outside 0..{num_devices - 1}"
+    if len(set(members)) < len(members):
+        yield f"device {min(d for d in members if members.count(d) > 1)} is in two splits"
+    others = {d for split in splits for d in split.devices[1:]}
+    for d in sorted(others & {d for team in teams for d in team}):
+        yield f"device {d} is in a team, of which only the first device of a split can be"
 
 
 def check(placement: Placement, graph: OpGraph, cluster: Cluster) -> list[str]:
@@ -311,9 +352,24 @@ def check(placement: Placement, graph: OpGraph, cluster: Cluster) -> list[str]:
     ):
         problems.append("a device index lies outside the list of devices")
     faults = list(team_faults(placement.teams, len(placement.device_names)))
+    faults += split_faults(placement.splits, placement.teams, len(placement.device_names))
+    if placement.splits and not (problems or faults):
+        faults = list(_split_misfits(placement, graph))
     if placement.teams and not (problems or faults):
         faults = list(_team_misfits(placement, graph, cluster))
     return problems + faults or _misplaced(placement, graph, cluster)
+
+
+def _split_misfits(placement: Placement, graph: OpGraph) -> Iterable[str]:
+    """Ops on members of a split that are not its first."""
+    others = [d for split in placement.splits for d in split.devices[1:]]
+    stray = np.flatnonzero(np.isin(placement.device, others) & ~graph.is_io)
+    if stray.size:
+        name = placement.device_names[placement.device[stray[0]]]
+        yield (
+            f"op {graph.op_names[stray[0]]!r} is on {name}, which shares the ops of a split; they "
+            "are placed on its first device"
+        )
 
 
 def _team_misfits(placement: Placement, graph: OpGraph, cluster: Cluster) -> Iterable[str]:
@@ -393,6 +449,7 @@ def save_placement(placement: Placement, path: str | os.PathLike[str]) -> None:
         simplicity_cost=placement.simplicity_cost,
         streamed_bytes=placement.streamed_bytes,
         question=placement.question,
+        splits=list(placement.splits),
     )
     write_atomic(path, indented_json(document))
 
@@ -441,6 +498,8 @@ def load_placement(path: Placed) -> Placement:
     teams = tuple(tuple(team) for team in document.teams)
     if faults := list(team_faults(teams, len(document.devices))):
         raise PlacementError(f"{path}: {'; '.join(faults)}")
+    if faults := list(split_faults(document.splits, teams, len(document.devices))):
+        raise PlacementError(f"{path}: {'; '.join(faults)}")
     return Placement(
         graph_digest=document.graph_digest,
         op_names=tuple(document.ops),
@@ -453,4 +512,5 @@ def load_placement(path: Placed) -> Placement:
         streamed_bytes=document.streamed_bytes,
         question=document.question and document.question.located(Path(path).parent),
         read_from=os.fspath(path),
+        splits=tuple(document.splits),
     )

@@ -21,17 +21,20 @@ from gdp.problem.problem import Origin, Problem, make_problem
 from gdp.question import Question
 from gdp.sim.objectives import find_objective
 from gdp.sim.prediction import Prediction
+from gdp.splits.members import Divided, divided
 
 
 def prepare_problem(
-    question: Question, *, keep_apart: Int[np.ndarray, "N"] | None = None, replicas: bool = False
-) -> Problem:
+    question: Question, *, keep_apart: Int[np.ndarray, "N"] | None = None, replicas: bool = False,
+    parts: Divided | None = None,
+) -> Problem:  # fmt: skip
     """Placement problem of a question, with the ops that runtimes fuse merged.
 
     Args:
         question: Of its parts graph, cluster, objective, costs and constraints count.
         keep_apart: Ops of different labels are not merged.
         replicas: A pipeline may have replicated stages, unless the constraints forbid it.
+        parts: The graph as it is divided inside its ops; with it, `keep_apart` is given.
 
     Raises:
         InfeasibleError: The constraints leave an op, or ops that must share a device, no device.
@@ -49,7 +52,7 @@ def prepare_problem(
         labels = np.unique(np.stack([labels, borders]), axis=1, return_inverse=True)[1].reshape(-1)
     if keep_apart is not None:
         labels = np.unique(np.stack([labels, keep_apart]), axis=1, return_inverse=True)[1]
-    graph = _with_all_caches(question)
+    graph = _with_all_caches(question if parts is None else replace(question, graph=parts.graph))
     kernels = fused = fuse(graph, apart=labels.reshape(-1).astype(np.int64))
     if keep_apart is None and (graph.repeats != 1).any():
         apart = class_parts(graph, fused, merge_ids(graph.colocate, together))
@@ -58,6 +61,10 @@ def prepare_problem(
     if isinstance(model, AdaptedCosts):
         model = model.for_pipelines(find_objective(objective).pipelined and cluster.num_devices > 1)
     seconds = _fused_seconds(model, fused, graph, cluster)
+    exchange_s = None
+    if parts is not None:
+        exchange_s = sum_per_group(parts.exchange_s, fused.group_of)
+        seconds = parts.of_slowest(seconds, fused.graph.is_io) + exchange_s
     kernel_s = seconds if kernels is fused else _fused_seconds(model, kernels, graph, cluster)
     ties = None if together is None else joined(fused.group_of, together)
     if isinstance(model, RuntimeOverheads):
@@ -78,7 +85,7 @@ def prepare_problem(
         together=ties,
         tensor_s=tensor_s,
         replicas=replicas and constraints.replicas,
-        origin=Origin(fused.group_of, label, model, kernels is not fused, slack_s),
+        origin=Origin(fused.group_of, label, model, kernels is not fused, slack_s, exchange_s),
     )
 
 
@@ -217,8 +224,10 @@ def prepare_placement(question: Question, placement: Placement) -> Prediction:
     Raises:
         PlacementError: The costs give an op no time where it is.
     """
-    free = replace(question, constraints=Constraints())
-    problem = prepare_problem(free, keep_apart=placement.device)
+    free, parts = replace(question, constraints=Constraints()), None
+    if placement.splits:
+        parts = divided(question.graph, question.cluster, placement.splits, placement.device)
+    problem = prepare_problem(free, keep_apart=placement.device, parts=parts)
     origin, size = problem.origin, problem.num_ops
     device, rank = np.zeros(size, np.int64), np.zeros(size, np.int64)
     device[origin.group_of] = placement.device
@@ -231,4 +240,4 @@ def prepare_placement(question: Question, placement: Placement) -> Prediction:
             f"{problem.graph.op_names[op]!r} on "
             f"{question.cluster.device_names[device[op]]}: {origin.costs} gives it no time there"
         )
-    return Prediction(problem, Assignment(device, rank, placement.teams))
+    return Prediction(problem, Assignment(device, rank, placement.teams, placement.splits))

@@ -28,14 +28,12 @@ def counts_of(graph: OpGraph, placement: Placement) -> Counts:
     """Ops and kernels of each device, as runtimes fuse what is on one device."""
     from gdp.graph.fuse import fuse
 
-    serving = {team[0]: team for team in placement.teams}
-
     def per_device(devices: Int[np.ndarray, "K"]) -> tuple[int, ...]:
-        """Ops of a replica group count on each of its devices."""
+        """Ops of a replica group, or of a split, count on each of its devices."""
         led = np.bincount(devices, minlength=len(placement.device_names))
         counts = led.copy()
-        for lead, team in serving.items():
-            counts[list(team)] = led[lead]
+        for d, home in placement.homes.items():
+            counts[d] = led[home]
         return tuple(counts.tolist())
 
     fused = fuse(graph, apart=placement.device)
@@ -113,6 +111,10 @@ class Result:
             "devices": dict(zip(names, self.counts.ops, strict=False)),
             "kernels": dict(zip(names, self.counts.kernels, strict=False)),
             "teams": teams,
+            "splits": [
+                {"devices": [names[d] for d in split.devices], "experts": split.experts}
+                for split in self.placement.splits
+            ],
             "seconds": self.seconds,
             "phases": dict(self.phases),
             "evaluations": self.evaluations,

@@ -325,16 +325,23 @@ def _caches_at_home(scored: Score, question: Question, placement: Placement) -> 
     return replace(scored, peak_bytes=peak_bytes, overflow_bytes=over)
 
 
-def evaluate(question: Question, placement: Placement) -> Result:
-    """Score and proven bound of a placement that was made elsewhere, as `solve` returns them."""
+def evaluate(
+    question: Question, placement: Placement, bound: tuple[float, str] | None = None
+) -> Result:
+    """Score and proven bound of a placement that was made elsewhere, as `solve` returns them; a
+    bound that is given, with its argument, is taken as it is."""
     require(placement, question.graph, question.cluster)
     started_s, cluster = time.perf_counter(), question.cluster
     prediction = prepare_placement(question, placement)
     scored = _caches_at_home(prediction.score(), question, placement)
-    # The bound holds for every placement, whatever the constraints.
-    free = prepare_problem(replace(question, constraints=Constraints()), replicas=True)
     value_s = scored.value_s
-    bound_s, bound_by = _bound(free, Answer(None), Search().budget(), value_s)
+    if bound is None and placement.splits:
+        bound = 0.0, ""  # bounds are those of whole ops
+    if bound is None:
+        # The bound holds for every placement, whatever the constraints.
+        free = prepare_problem(replace(question, constraints=Constraints()), replicas=True)
+        bound = _bound(free, Answer(None), Search().budget(), value_s)
+    bound_s, bound_by = bound
     return Result(
         question=question,
         placement=placement,
@@ -370,6 +377,9 @@ def view_of(question: Question, placement: Placement) -> PlacementView:
         schedule = simulate_latency(problem, way, placed.rank)
         since_s = views[-1].since_s + views[-1].schedule.latency_s if views else 0.0
         views.append(
-            PlacementView(question.graph, problem, schedule, way, placement.teams, (), since_s)
-        )
+            PlacementView(
+                question.graph, problem, schedule, way, placement.teams, (), placement.splits,
+                since_s,
+            )
+        )  # fmt: skip
     return replace(views[0], others=tuple(views[1:]))

@@ -1,13 +1,14 @@
-"""Predictions of serving beside public measurements of one GPU.
+"""Predictions of serving beside public measurements of one GPU, or of several.
 
     python -m benchmarks.measured_world serving --rows SPLIT.csv [--data FOLDER] [--every K]
-        [--costs datasheet] [--json FILE] [NAME ...]
+        [--several] [--costs datasheet] [--json FILE] [NAME ...]
 
 The measurements, and the configurations of their models, come with NVIDIA's AIConfigurator;
 nothing of it is installed by gdp or kept here: `pip install aiconfigurator-core==0.12.0`, or unzip
 its wheel, whose folder `aiconfigurator_core` is `--data`. `--rows` is a CSV file with columns id,
 mode, split, judged and suspect, which says what may be looked at: rows that are judged and marked
-"develop", of one engine (agg) on one GPU. Of others the id is all that is read. NAME limits rows to
+"develop", of one engine (agg) on one GPU, or with `--several` on GPUs that all divide every layer,
+which they do in gdp's prediction, too. Of others the id is all that is read. NAME limits rows to
 ids that contain it, `--every K` to every K-th model and size, in order: tracing takes some
 ten seconds of a core for each.
 
@@ -36,6 +37,7 @@ import numpy as np
 
 import gdp
 from benchmarks.tables import head
+from gdp import solve
 from gdp.api.fit import generation_answer
 from gdp.api.traffic import engine_of
 from gdp.cluster.file import load_cluster
@@ -44,8 +46,11 @@ from gdp.cluster.reserve import for_runtime
 from gdp.cluster.types import Cluster
 from gdp.errors import InfeasibleError
 from gdp.models import Generation, load
-from gdp.placement import make_placement
+from gdp.placement import Placement, Split, make_placement
+from gdp.question import Question
+from gdp.sim.objectives import Score
 from gdp.sim.traffic import ROUNDS, Arrival, Traffic, in_steady_state, serve
+from gdp.splits.members import held_graph
 from gdp.targets.table import PLANNERS
 
 PACKAGE = "aiconfigurator_core"
@@ -83,6 +88,8 @@ class Run:
     batch: int
     first_s: float
     token_s: float
+    tensor: int = 1  # GPUs that divide each layer
+    experts: bool = False  # each of them has whole experts
 
     @property
     def sizes(self) -> tuple[str, int, int, int]:
@@ -92,7 +99,12 @@ class Run:
     @property
     def question(self) -> tuple[object, ...]:
         """All that a prediction depends on."""
-        return *self.sizes, self.system, self.precision
+        return *self.sizes, self.system, self.precision, self.tensor, self.experts
+
+    @property
+    def layout(self) -> str:
+        """Layout in words."""
+        return f"tensor {self.tensor}" + (", experts" if self.experts else "")
 
 
 @dataclass(frozen=True)
@@ -105,8 +117,10 @@ class Predicted:
     why: str = ""
 
 
-def measured_runs(data: Path, rows: Path, wanted: Iterable[str] = ()) -> list[Run]:
-    """The runs that may be looked at, on one GPU."""
+def measured_runs(
+    data: Path, rows: Path, wanted: Iterable[str] = (), several: bool = False
+) -> list[Run]:
+    """The runs that may be looked at, on one GPU or on several that divide every layer."""
     with rows.open() as file:
         allowed = {
             row["id"]
@@ -117,10 +131,11 @@ def measured_runs(data: Path, rows: Path, wanted: Iterable[str] = ()) -> list[Ru
     groups: dict[tuple[Any, ...], list[Mapping[str, str]]] = defaultdict(list)
     with (data / "systems" / "silicon_sample.csv").open() as file:
         for row in csv.DictReader(file):
-            if row["id"] in allowed and _of_one_gpu(row):
+            layout = _layout(row)
+            if row["id"] in allowed and layout is not None and (layout[0] > 1) == several:
                 key = (
                     row["model_path"], row["system"], row["backend"], row["precision"],
-                    *(int(float(row[name])) for name in ("isl", "osl", "batch_size")),
+                    *(int(float(row[name])) for name in ("isl", "osl", "batch_size")), layout,
                 )  # fmt: skip
                 groups[key].append(row)
     names = list(wanted)
@@ -128,16 +143,23 @@ def measured_runs(data: Path, rows: Path, wanted: Iterable[str] = ()) -> list[Ru
         Run(own[0]["id"], *key, *(
             median(float(row[name]) for row in own) / 1e3
             for name in ("silicon_ttft_ms", "silicon_tpot_ms")
-        ))
-        for key, own in groups.items()
+        ), *layout)
+        for (*key, layout), own in groups.items()
         if not names or any(name in own[0]["id"] for name in names)
     ]  # fmt: skip
 
 
-def _of_one_gpu(row: Mapping[str, str]) -> bool:
-    """True where nothing is divided: one device of tensors, experts, stages and attention."""
-    parts = ("tp_size", "pp_size", "attention_dp_size", "moe_tp_size", "moe_ep_size")
-    return row["tp_size"] != "" and all(float(row[name] or 1) <= 1 for name in parts)
+def _layout(row: Mapping[str, str]) -> tuple[int, bool] | None:
+    """(GPUs that divide each layer, whole experts on each of them); None for other layouts."""
+    if row["tp_size"] == "":
+        return None
+    tensor, columns, experts = (
+        int(float(row[name] or 1)) or 1 for name in ("tp_size", "moe_tp_size", "moe_ep_size")
+    )
+    alone = all(float(row[name] or 1) <= 1 for name in ("pp_size", "attention_dp_size"))
+    if not alone or (columns, experts) not in ((1, 1), (tensor, 1), (1, tensor)):
+        return None
+    return tensor, experts > 1
 
 
 def write_config(folder: Path, data: Path, model: str, precision: str) -> None:
@@ -157,9 +179,12 @@ def write_config(folder: Path, data: Path, model: str, precision: str) -> None:
     (folder / "config.json").write_text(json.dumps(config))
 
 
-def machine(data: Path, system: str, folder: Path) -> Cluster:
-    """A processor and one GPU: gdp's preset, else the numbers of the package."""
+def machine(data: Path, system: str, folder: Path, gpus: int = 1) -> Cluster:
+    """A processor and one GPU: gdp's preset, else the numbers of the package. Of several GPUs, the
+    preset with the links of such systems."""
     preset = system.partition("_")[0]
+    if gpus > 1:
+        return load_cluster(f"cpu-server-ddr5+{gpus}x{preset}-nvlink")
     if preset in device_names():
         return load_cluster(f"cpu-server-ddr5+{preset}")
     numbers = {}
@@ -186,11 +211,14 @@ def predicted(config: Path, cluster: Cluster, run: Run, costs: str | None = None
         model = PLANNERS["vllm"].model(request, cluster)
         graph = load(model)
         try:
-            result = gdp.place(graph, cluster, target="vllm", costs=costs)
+            question, placement, score = answered(graph, cluster, run, costs)
         except InfeasibleError as error:
-            why, batch = str(error), min(batch - 1, room(graph, cluster, batch))
+            why, batch = (
+                str(error),
+                min(batch - 1, room(graph, cluster, batch, splits_of(run, cluster))),
+            )
             continue
-        answer = generation_answer(result.question, result.placement, result.score)
+        answer = generation_answer(question, placement, score)
         assert answer is not None
         arrivals = (Arrival(0.0, run.prompt, run.new),) * (ROUNDS * run.batch)
         engine = engine_of(answer, model)
@@ -199,13 +227,43 @@ def predicted(config: Path, cluster: Cluster, run: Run, costs: str | None = None
     return Predicted(0, why=why)
 
 
-def room(graph: gdp.OpGraph, cluster: Cluster, batch: int) -> int:
-    """Requests that have room on the GPU beside weights and tensors, which are those of a pass."""
-    cluster = for_runtime(cluster, "vllm")
+def answered(
+    graph: gdp.OpGraph, cluster: Cluster, run: Run, costs: str | None
+) -> tuple[Question, Placement, Score]:
+    """The best plan on one GPU; on several all layers in the layout of the run.
+
+    Raises:
+        InfeasibleError: It does not fit.
+    """
+    if run.tensor == 1:
+        result = gdp.place(graph, cluster, target="vllm", costs=costs)
+        return result.question, result.placement, result.score
+    question = Question(graph, for_runtime(cluster, "vllm"), costs=costs, target="vllm")
+    placement = _layers_on_gpus(graph, cluster, splits_of(run, cluster))
+    score = solve.simulate(question, placement)
+    if not score.feasible:
+        raise InfeasibleError(str(score))
+    return question, placement, score
+
+
+def splits_of(run: Run, cluster: Cluster) -> tuple[Split, ...]:
+    """All GPUs as one split where the run has several."""
+    gpus = tuple(d for d, device in enumerate(cluster.devices) if not device.is_cpu)
+    return (Split(gpus, run.experts),) if run.tensor > 1 else ()
+
+
+def _layers_on_gpus(graph: gdp.OpGraph, cluster: Cluster, splits: tuple[Split, ...]) -> Placement:
     gpu = next(d for d, device in enumerate(cluster.devices) if not device.is_cpu)
-    placement = make_placement(graph, cluster, np.where(graph.is_io, cluster.host, gpu))
+    return make_placement(graph, cluster, np.where(graph.is_io, cluster.host, gpu), splits=splits)
+
+
+def room(graph: gdp.OpGraph, cluster: Cluster, batch: int, splits: tuple[Split, ...] = ()) -> int:
+    """Requests that have room on the GPUs beside weights and tensors, which are those of a pass."""
+    cluster = for_runtime(cluster, "vllm")
+    placement = _layers_on_gpus(graph, cluster, splits)
+    gpu = next(d for d, device in enumerate(cluster.devices) if not device.is_cpu)
     peak = int(gdp.simulate(graph, placement, cluster).peak_bytes[gpu])
-    cache = int(graph.cache_bytes.sum())
+    cache = int(held_graph(graph, placement).cache_bytes.sum())
     free = cluster.devices[gpu].memory_bytes - (peak - cache)
     return max(0, int(free // max(cache / batch, 1)))
 
@@ -213,24 +271,26 @@ def room(graph: gdp.OpGraph, cluster: Cluster, batch: int) -> int:
 def told(runs: list[Run], answers: list[Predicted]) -> Iterator[str]:
     """A line for each run, then errors."""
     yield head(
-        "model | GPU | engine | weights | prompt | new | batch | at once | token ms | measured | "
-        "error | first ms | measured | error",
-        left=4,
+        "model | GPU | layout | engine | weights | prompt | new | batch | at once | token ms | "
+        "measured | error | first ms | measured | error",
+        left=5,
     )
     for run, answer in zip(runs, answers, strict=True):
         sizes = f"{run.precision or '16'} | {run.prompt} | {run.new} | {run.batch}"
         yield (
-            f"| {run.model.rpartition('/')[2]} | {run.system} | {run.engine} | {sizes} | "
+            f"| {run.model.rpartition('/')[2]} | {run.system} | {run.layout} | {run.engine} | "
+            f"{sizes} | "
             f"{answer.batch or 'none fits'} | {1e3 * answer.token_s:.2f} | {1e3 * run.token_s:.2f} "
             f"| {answer.token_s / run.token_s - 1:+.0%} | {1e3 * answer.first_s:.0f} | "
             f"{1e3 * run.first_s:.0f} | {answer.first_s / run.first_s - 1:+.0%} |"
         )
     yield ""
-    for kind in ("all", *sorted({run.model for run in runs}), *sorted({r.engine for r in runs})):
+    kinds = [sorted({getattr(r, name) for r in runs}) for name in ("model", "engine", "layout")]
+    for kind in ("all", *(kind for group in kinds for kind in group)):
         pairs = [
             (r, a)
             for r, a in zip(runs, answers, strict=True)
-            if kind in ("all", r.model, r.engine) and a.batch
+            if kind in ("all", r.model, r.engine, r.layout) and a.batch
         ]
         yield f"{kind}: {len(pairs)} runs; " + "; ".join(
             f"{what}: {errors(pairs, field)}"
@@ -266,15 +326,16 @@ def installed() -> Path | None:
 @click.option("--data", type=click.Path(exists=True, file_okay=False, path_type=Path))
 @click.option("--every", type=click.IntRange(1), default=1, help="Of the questions, in order.")
 @click.option("--costs", help='Of `gdp place`: "datasheet", or a file; the default is the shipped.')
+@click.option("--several", is_flag=True, help="Rows of several GPUs that divide every layer.")
 @click.option("--json", "path", type=click.Path(path_type=Path), help="File of all runs.")
 def main(
     names: tuple[str, ...], rows: Path, data: Path | None, every: int, costs: str | None,
-    path: Path | None,
+    several: bool, path: Path | None,
 ) -> None:  # fmt: skip
     data = data or installed()
     if data is None or not (data / "systems" / "silicon_sample.csv").is_file():
         raise click.UsageError(GET)
-    runs = measured_runs(data, rows, names)
+    runs = measured_runs(data, rows, names, several)
     # Runs of one model and size follow each other: a trace serves all of them.
     runs.sort(key=lambda run: (run.sizes, run.precision, run.system, run.engine))
     kept = list(dict.fromkeys(run.sizes for run in runs))[::every]
@@ -285,7 +346,7 @@ def main(
             config = Path(root) / run.model.replace("/", "--") / (run.precision or "16")
             write_config(config, data, run.model, run.precision)
             if run.question not in answers:
-                cluster = machine(data, run.system, Path(root))
+                cluster = machine(data, run.system, Path(root), run.tensor)
                 answers[run.question] = predicted(config, cluster, run, costs)
             answer = answers[run.question]
             click.echo(f"{run.name}: {1e3 * answer.token_s:.2f} ms", err=True)

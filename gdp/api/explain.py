@@ -76,12 +76,17 @@ def explained(
     question: Question, placement: Placement, op: str | None, scope: str | None
 ) -> dict[str, Any]:
     """The devices of some ops of a placement; see `explain`."""
+    if placement.splits:
+        raise ArgumentError(
+            "several devices compute each op of this placement together, so that none can move "
+            "alone; leave out --op and --scope to see what limits the request"
+        )
     graph, cluster = question.graph, question.cluster
     chosen = _placeable(graph, cluster, _chosen(graph, op, scope))
     moving = _with_ties(graph, chosen, question.constraints)
     predicted = prepare_placement(question, placement)
     problem, now = predicted.problem, predicted.score()
-    lead = {d: team[0] for team in placement.teams for d in team}  # holds the ops of its group
+    lead = placement.homes
     view = solve.view_of(question, placement)
     kernels = np.unique(view.problem.origin.group_of[chosen])
     allowed = _allowed(question)

@@ -30,6 +30,7 @@ from gdp.result import Result
 from gdp.sim.latency import simulate
 from gdp.sim.objectives import Score, find_objective
 from gdp.sim.prediction import Prediction
+from gdp.splits.members import held_graph
 from gdp.targets.contexts import cache_bytes_on, longest_of_plan, plan_longest, weights_once
 from gdp.targets.free import plan_freely
 
@@ -40,6 +41,7 @@ CAUSES = {
     "dispatch": "launching kernels",
     "streaming": "streaming weights",
     "transfers": "moving tensors between devices",
+    "collectives": "adding up what devices that share each op have made",
 }
 """Parts of the time of a phase, and their words."""
 
@@ -88,6 +90,7 @@ class GenerationAnswer:
     is_pipeline: bool  # requests at once were asked for
     context: int  # tokens of each sequence that caches are reserved for
     longest_context: int | None  # that these devices have room for; None where that is not known
+    stages: int  # devices with caches, or groups of them that compute each op together
 
     @property
     def tokens_per_s(self) -> float:
@@ -154,6 +157,8 @@ def generation_answer(
     flight = count if request.requests else min(count, useful)
     apart_s = max(busiest_s, score.latency_s / flight)
     memory = _memory(graph, placement, cluster, score, count)
+    homes = placement.homes
+    holding = {homes.get(d, d) for d, row in enumerate(memory) if row.cache_bytes}
     return GenerationAnswer(
         request=request, first_token_s=first_s, token_s=token_s,
         caches_s=min(caches_s, token_s), request_s=score.latency_s,
@@ -167,6 +172,7 @@ def generation_answer(
         memory=memory, is_pipeline=find_objective(question.objective).pipelined or count > 1,
         context=request.held,
         longest_context=longest_of_plan(question, placement, score),
+        stages=max(1, len(holding)),
     )  # fmt: skip
 
 
@@ -181,6 +187,10 @@ def _shares(
     for d, entry in enumerate(problem.cluster.devices):
         ops = np.flatnonzero(mine & (device == d) & ~graph.is_io)
         op_s = problem.compute_s[ops, d]
+        if problem.origin.exchange_s is not None:
+            exchange_s = problem.origin.exchange_s[ops, d]
+            seconds["collectives", entry.name] = float(exchange_s.sum())
+            op_s = op_s - exchange_s
         per_op = ops.size if entry.dispatch_per == "op" else 0
         seconds["dispatch", entry.name] = per_op * entry.dispatch_s
         if is_offload(entry):
@@ -209,7 +219,8 @@ def _limit(shares: tuple[TimePart, ...], phase: str, whole: str) -> str:
         return f"nothing limits {phase}: it takes no time"
     cause, device, share = shares[0]
     what = {
-        "transfers": "the way between devices", "streaming": f"the way of weights on {device}",
+        "transfers": "the way between devices", "collectives": f"exchange of {device} with others",
+        "streaming": f"the way of weights on {device}",
         "sending": f"the way of weights from {device}",
     }  # fmt: skip
     limit = what.get(cause, f"{cause} of {device}")
@@ -219,7 +230,7 @@ def _limit(shares: tuple[TimePart, ...], phase: str, whole: str) -> str:
 def _memory(
     graph: OpGraph, placement: Placement, cluster: Cluster, score: Score, count: int
 ) -> tuple[DeviceMemory, ...]:
-    rows = []
+    rows, graph = [], held_graph(graph, placement)
     caches = cache_bytes_on(graph, placement, cluster, count)
     held = weights_once(graph, placement, cluster)
     for d, entry in enumerate(cluster.devices):
@@ -371,7 +382,7 @@ def _told(row: FitRow, result: Result) -> FitRow:
 def _carried(plan: Placement, graph: OpGraph, machine: Cluster) -> Placement | None:
     """The devices of another request's plan, by name; None where ops or devices are others."""
     known = {name: d for d, name in enumerate(machine.device_names)}
-    if plan.op_names != graph.op_names or plan.teams:
+    if plan.op_names != graph.op_names or plan.teams or plan.splits:
         return None
     if not {plan.device_names[d] for d in np.unique(plan.device).tolist()} <= known.keys():
         return None

@@ -12,7 +12,7 @@ from gdp.costs.offload import is_offload
 from gdp.errors import ArgumentError, PlacementError
 from gdp.importers.pytorch.export import import_torch
 from gdp.models import Model
-from gdp.placement import Placed, Placement
+from gdp.placement import DIVIDED, Placed, Placement
 from gdp.question import Question, question_about
 
 
@@ -94,6 +94,8 @@ def _require_held(question: Question, placement: Placement) -> None:
             "the placement offloads weights, and gdp.on_devices keeps all on devices: place again "
             "with offload='none', or load the exported map with accelerate"
         )
+    if placement.splits:
+        raise PlacementError(f"gdp.on_devices cannot hold this placement: {DIVIDED}")
     if placement.teams:
         raise PlacementError(
             "the placement has replicated stages, and a module runs one sample at a time: place "

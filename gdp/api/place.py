@@ -26,7 +26,7 @@ from gdp.targets.contexts import plan_longest
 from gdp.targets.free import plan_freely
 from gdp.targets.hf_accelerate.plan import cluster_with_offload
 from gdp.targets.table import PLANNERS
-from gdp.targets.vllm.export import TENSOR_PARALLEL_FLAG, tensor_parallel
+from gdp.targets.vllm.export import tensor_parallel
 from gdp.units import format_seconds
 
 MOST_CUT_OPS = 5_000
@@ -155,9 +155,9 @@ def answer(question: Question, phases: Phases | None = None) -> Result:
     notes = list(result.notes)
     if target in (None, "onnxruntime"):
         notes += _as_executed(result)
-    flag = TENSOR_PARALLEL_FLAG if target == "vllm" else ""
-    if flag or request is not None:
-        notes.append(tensor_parallel(graph, question.cluster, flag))
+    divides = target is not None and PLANNERS[target].divides
+    if request is not None and not divides:
+        notes.append(tensor_parallel(graph, question.cluster))
     notes.append(quantisation_note(model, graph))
     record = replace(question, model=model).record()
     placement = replace(result.placement, question=record)
@@ -210,7 +210,7 @@ def _pieces(target: str | None, granularity: str | None) -> str:
     bounded by all placements of ops."""
     row = None if target is None else PLANNERS[target]
     if row is not None and row.exact:
-        return "whole ops"
+        return "ops, divided or whole," if row.divides else "whole ops"
     return f"whole {granularity or ('module' if row is not None and row.by_module else 'op')}s"
 
 

@@ -33,7 +33,7 @@ from gdp.models import (
     traced_model,
     with_dims,
 )
-from gdp.placement import Placed, Placement, require
+from gdp.placement import DIVIDED, Placed, Placement, require
 from gdp.prepare import prepare_placement
 from gdp.question import Question, question_about
 from gdp.result import Result
@@ -161,6 +161,8 @@ class Executor:
                 "executes: gdp export --to accelerate"
             )
         require(placed, question.graph, question.cluster)
+        if placed.splits:
+            raise PlacementError(f"gdp run does not execute this placement: {DIVIDED}")
         if placed.teams and not self.runtime.replicates:
             label = question.graph.name if question.model is None else model_label(question.model)
             raise ModelError(f"{label!r} cannot be executed so: {_replicated(placed)}")
@@ -261,7 +263,7 @@ def _replicated(placement: Placement) -> str:
     groups = [", ".join(placement.device_names[d] for d in group) for group in placement.teams]
     return (
         f"{' and '.join(groups)} take samples in turn (replicated stages), which only onnxruntime "
-        "does here; place again with --no-replicas"
+        "executes here; place again with --no-replicas"
     )
 
 
@@ -319,6 +321,8 @@ def export(
     )
     if placed.teams and not row.replicates:
         raise PlacementError(f"target {target!r} cannot hold this placement: {_replicated(placed)}")
+    if placed.splits and not row.splits:
+        raise PlacementError(f"target {target!r} cannot hold this placement: {DIVIDED}")
     if offload_targets(placed.device_names) and not row.offloads:
         raise PlacementError(
             f"target {target!r} cannot hold this placement: it offloads weights as accelerate does"

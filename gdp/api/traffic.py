@@ -185,5 +185,5 @@ def engine_of(answer: GenerationAnswer, model: Model | None) -> ServingEngine:
         tokens_at_once=at_once,
         requests_at_once=SEQUENCES if at_once == BATCHED_TOKENS else SEQUENCES_LARGE,
         cache_tokens=min(rooms) * sequences * request.held if rooms else math.inf,
-        stages=max(1, sum(row.cache_bytes > 0 for row in answer.memory)),
+        stages=answer.stages,
     )

@@ -13,6 +13,7 @@ from gdp.cluster.presets import device_preset, presets
 from gdp.cluster.types import UNLIMITED_BYTES, Cluster, Device
 from gdp.costs.default import source_of
 from gdp.graph.op_graph import OpGraph
+from gdp.placement import Split
 from gdp.result import Result
 from gdp.sim.objectives import find_objective
 from gdp.terminal import printable
@@ -70,7 +71,7 @@ def result_text(
     device = result.placement.device
     real = ~graph.is_io
     rows = []
-    leads = {d: team[0] for team in result.placement.teams for d in team}
+    leads = result.placement.homes
     for d, entry in enumerate(cluster.devices):
         mine = (device == leads.get(d, d)) & real
         peak = int(result.score.peak_bytes[d])
@@ -104,6 +105,7 @@ def result_text(
     if answer is not None:
         lines += ["", memory_table(answer)]
     lines += [_team_text(team, result) for team in result.placement.teams]
+    lines += [_split_text(split, result) for split in result.placement.splits]
     if result.candidates:
         lines += ["", _candidates(result)]
     lines += [f"note: {note}" for note in result.notes]
@@ -192,6 +194,12 @@ def _deviation(result: Result) -> list[str]:
 def _team_text(team: tuple[int, ...], result: Result) -> str:
     names = ", ".join(result.placement.device_names[d] for d in team)
     return f"replicas {names} take the samples in turn, 1 of {len(team)} each"
+
+
+def _split_text(split: Split, result: Result) -> str:
+    names = ", ".join(result.placement.device_names[d] for d in split.devices)
+    how = "with whole experts on each" if split.experts else "heads and columns divided"
+    return f"split    {names} compute each op together, {how}"
 
 
 def _phases(result: Result) -> str:

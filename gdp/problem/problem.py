@@ -45,6 +45,8 @@ class Origin:
     # then at most those of `gdp.prepare.prepare_placement`, but for `slack_s`.
     is_relaxed: bool = False
     slack_s: float = 0.0  # by which a time may exceed that of `prepare_placement`
+    # Of the collectives in one run of each fused op; None where no op is divided.
+    exchange_s: Float[np.ndarray, "N D"] | None = None
 
     def expand(self, values: Int[np.ndarray, "N"]) -> Int[np.ndarray, "A"]:
         """Values of the fused ops, for the ops of the model."""

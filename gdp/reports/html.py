@@ -152,6 +152,7 @@ def device_rows(
     busy = np.sum([way.schedule.busy_s for way in view.ways], axis=0)
     names = view.problem.cluster.device_names
     beside = {d: [names[e] for e in team if e != d] for team in view.teams for d in team}
+    shared = {d: [names[e] for e in s.devices if e != d] for s in view.splits for d in s.devices}
     rows = []
     for d, device in enumerate(view.problem.cluster.devices):
         peak = int(peak_bytes.get(device.name, view.schedule.peak_bytes[d]))
@@ -160,7 +161,7 @@ def device_rows(
         rows.append(
             {
                 "name": device.name, "kind": device.kind, "ops": int(ops[d]),
-                "beside": beside.get(d, []),
+                "beside": beside.get(d, []), "shared": shared.get(d, []),
                 "kernels": int(kernels[d]), "busy_s": busy_s,
                 "busy_share": busy_s / max(span_s, 1e-30),
                 "peak_bytes": peak, "limit_bytes": limit,

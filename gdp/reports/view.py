@@ -13,7 +13,7 @@ from jaxtyping import Bool, Int
 
 from gdp.cluster.types import Cluster
 from gdp.graph.op_graph import OpGraph
-from gdp.placement import Teams
+from gdp.placement import Split, Teams
 from gdp.problem.problem import Problem
 from gdp.sim.latency import Schedule
 
@@ -34,6 +34,7 @@ class PlacementView:
     others: tuple[
         "PlacementView", ...
     ] = ()  # the ways of the samples that follow, until they repeat
+    splits: tuple[Split, ...] = ()  # devices that compute each op together
     since_s: float = 0.0  # when this sample starts, where they are shown one after the other
 
     @property

@@ -30,6 +30,7 @@ Latency: one sample goes one way; the slowest of the ways counts.
 """
 
 import math
+from dataclasses import replace
 
 import numpy as np
 from jaxtyping import Float, Int
@@ -61,8 +62,16 @@ def score(
 
 
 def score_of(problem: Problem, assignment: Assignment) -> Score:
-    """The score of an assignment, replica groups included."""
-    return score(problem, assignment.device, assignment.rank, assignment.teams)
+    """The score of an assignment, replica groups and splits included: each member of a split holds
+    as much as its first one."""
+    scored = score(problem, assignment.device, assignment.rank, assignment.teams)
+    if not assignment.splits:
+        return scored
+    held = scored.peak_bytes.copy()
+    for split in assignment.splits:
+        held[list(split.devices)] = held[split.devices[0]]
+    over = overflow_bytes(problem.cluster, held)
+    return replace(scored, peak_bytes=held, overflow_bytes=over)
 
 
 def values(

@@ -156,14 +156,19 @@ class _Search:
         detail = self.graph.detail[op]
         return detail.output_shapes[0][-1], detail.input_shapes[0][-1]
 
-    def reach(self, start: Collection[int], backward: bool) -> tuple[set[int], set[int]]:
-        """(ops on the ways from some ops to the next products with weights, those products)."""
+    def reach(
+        self, start: Collection[int], backward: bool, over_sums: bool = True
+    ) -> tuple[set[int], set[int]]:
+        """(ops on the ways from some ops to the next products with weights, those products), on
+        request only up to sums of several tensors, such as those around a layer."""
         ways = self.makers if backward else self.readers
         seen, products, todo = set[int](), set[int](), list(start)
         while todo:
             for op in ways[todo.pop()]:
                 if self.is_product[op]:
                     products.add(op)
+                elif not over_sums and self.graph.op_types[op] == "add" and len(ways[op]) > 1:
+                    continue
                 elif op not in seen and self.graph.op_types[op] not in _ENDS:
                     seen.add(op)
                     todo.append(op)
@@ -183,7 +188,7 @@ class _Search:
         if len(shapes) < 2 or len(shapes[0]) != 4:
             raise self.refuse(op, f"attention of shapes {shapes}")
         before, products = self.reach([op], backward=True)
-        sources = {p: self.reach([p], backward=True)[1] for p in products}
+        sources = {p: self.reach([p], backward=True, over_sums=False)[1] for p in products}
         latent = {p for p in products if any(p in sources[q] for q in products if q != p)}
         columns = products - latent
         behind, rows = self.reach([op], backward=False)

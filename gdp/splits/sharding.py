@@ -254,7 +254,7 @@ class _Shapes(NamedTuple):
         attributes: dict[str, Any] = dict(detail.attributes)
         if isinstance(sizes := attributes.get(CACHE_AT), tuple):
             attributes[CACHE_AT] = tuple(round(size * cached) for size in sizes)
-        return replace(detail, input_shapes=read, output_shapes=made, attributes=attributes)
+        return OpDetail(detail.dtype, read, made, attributes)
 
     def _axis(self, shape: tuple[int, ...], axis: int) -> tuple[int, ...]:
         """A shape whose axis has the member's part."""

@@ -22,6 +22,7 @@ from gdp.prepare import requests_in_flight
 from gdp.question import Question
 from gdp.result import Result
 from gdp.sim.objectives import Score
+from gdp.splits.members import held_graph
 from gdp.terminal import stage
 
 STEP = 256
@@ -35,8 +36,8 @@ CLOSE = 64
 def cache_bytes_on(
     graph: OpGraph, placement: Placement, cluster: Cluster, count: int
 ) -> Int[np.ndarray, "D"]:
-    """Bytes of the caches of so many requests on each device; of an offloaded module they lie on
-    the device that computes it."""
+    """Bytes of the caches of so many requests on each device, of a graph as the devices hold it
+    (`gdp.splits.members.held_graph`); of an offloaded module they lie where it is computed."""
     held = [
         int(graph.cache_bytes[ops].sum()) for ops in weights_once(graph, placement, cluster)
     ]  # fmt: skip
@@ -47,10 +48,9 @@ def weights_once(
     graph: OpGraph, placement: Placement, cluster: Cluster
 ) -> list[Int[np.ndarray, "_"]]:
     """Of each device, ops whose weights and caches it holds, one for every weight."""
-    serving = {d: team[0] for team in placement.teams for d in team}
-    rows = []
+    homes, rows = placement.homes, []
     for d in range(cluster.num_devices):
-        mine = (placement.device == serving.get(d, d)) & (graph.weight_bytes > 0)
+        mine = (placement.device == homes.get(d, d)) & (graph.weight_bytes > 0)
         rows.append(graph.weight_holders(np.flatnonzero(mine)))
     return rows
 
@@ -62,6 +62,7 @@ def longest_of_plan(question: Question, placement: Placement, score: Score) -> i
     request = request_of(graph)
     if request is None or not grows(graph) or not score.feasible:
         return None
+    graph = held_graph(graph, placement)
     count = requests_in_flight(graph, cluster, question.objective)
     other_bytes = score.peak_bytes - cache_bytes_on(graph, placement, cluster, count)
 
@@ -142,7 +143,7 @@ def _carried(result: Result, graph: OpGraph) -> Result:
     question, old = replace(result.question, graph=graph), result.placement
     placement = replace(
         make_placement(graph, question.cluster, old.device, old.rank, made_by=old.made_by),
-        teams=old.teams, streamed_bytes=old.streamed_bytes,
+        teams=old.teams, streamed_bytes=old.streamed_bytes, splits=old.splits,
     )  # fmt: skip
     score = solve.simulate(question, placement)
     return replace(result, question=question, placement=placement, score=score)

@@ -8,7 +8,7 @@ share of its memory free on the fullest device.
 
 import itertools
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -20,11 +20,12 @@ from gdp.cluster.types import Cluster, fullness, nearly_full
 from gdp.errors import InfeasibleError
 from gdp.graph.op_graph import OpGraph
 from gdp.methods.intervals import Join, Row, best_row
-from gdp.placement import Placement, make_placement
+from gdp.placement import Placement, Split, Teams, make_placement
 from gdp.prepare import prepare_problem
 from gdp.problem.arrays import arrays_of
 from gdp.question import Question
 from gdp.result import Result, counts_of, with_bound
+from gdp.splits.members import Divided
 
 MAX_ORDERS = 2000
 MEMORY_SHARES = (0.0, 0.5, 1.0)
@@ -34,6 +35,8 @@ EQUAL = 0.002
 ROOMY = 0.75
 """A plan on one device that is no fuller stays there: other devices would add transfers for room
 that nobody misses."""
+NEAR_ORDERS = 24
+"""Orders of unlike devices, as fast as the best, among which an even row is looked for."""
 EVEN_STEPS = 8  # halvings of the share of memory that the fullest device may fill
 
 
@@ -50,6 +53,20 @@ class ModuleBlocks:
     cut_bytes: Int[np.ndarray, "C"]  # of tensors that cross each cut, in all passes
     cut_tensors: Int[np.ndarray, "C"]
     block_tensor_bytes: Int[np.ndarray, "B"]  # of each block
+    usable: tuple[int, ...] = ()  # devices that get stretches: of each split the first
+    splits: tuple[Split, ...] = ()
+
+    @cached_property
+    def room_bytes(self) -> Int[np.ndarray, "D"]:
+        """Memory of each device, or of the smallest member of its split."""
+        rooms = self.cluster.memory_bytes.copy()
+        for split in self.splits:
+            rooms[split.devices[0]] = rooms[list(split.devices)].min()
+        return rooms
+
+    def limited_to(self, usable: Sequence[int]) -> "ModuleBlocks":
+        """These stretches, on some of the devices alone."""
+        return replace(self, usable=tuple(usable))
 
     @property
     def tensor_bytes(self) -> int:
@@ -75,34 +92,44 @@ class ModuleBlocks:
     @cached_property
     def orders(self) -> list[tuple[int, ...]]:
         """The first `MAX_ORDERS` orders of the devices."""
-        return list(itertools.islice(orders_by_kind(self.cluster), MAX_ORDERS))
+        return list(itertools.islice(orders_by_kind(self.cluster, self.usable), MAX_ORDERS))
 
     def fitting_s(self, share: float, fill: float = 1.0) -> Float[np.ndarray, "C C D"]:
         """`seconds`, inf where the weights take more than the memory that a share of the tensors
         leaves, or below 1 weights and tensors of a stretch more than `fill` of the memory."""
-        memory_bytes = self.cluster.memory_bytes - int(share * self.tensor_bytes)
+        memory_bytes = self.room_bytes - int(share * self.tensor_bytes)
         fits = self.weight_bytes[:, :, None] <= memory_bytes
         if fill < 1.0:
             held_bytes = self.weight_bytes + self.scratch_bytes
-            fits &= held_bytes[:, :, None] <= fill * self.cluster.memory_bytes
+            fits &= held_bytes[:, :, None] <= fill * self.room_bytes
         return np.where(fits, self.seconds, np.inf)
 
     def best_of_orders(self, share: float, join: Join, fill: float = 1.0) -> tuple[float, Row]:
         """Value and row of the best row over all orders of the devices; empty where none fits."""
+        return min(self._rows_of(self.orders, share, join, fill), key=lambda plan: plan[0])
+
+    def _rows_of(
+        self, orders: Sequence[tuple[int, ...]], share: float, join: Join, fill: float
+    ) -> list[tuple[float, Row]]:
+        """Value and row of the best row of each order."""
         seconds, link_s = self.fitting_s(share, fill), self.link_s
-        plans = (best_row(order, lambda d: seconds[:, :, d], link_s, join) for order in self.orders)
-        value, row = min(plans, key=lambda plan: plan[0].real)
-        return value.real, row
+        plans = (best_row(order, lambda d: seconds[:, :, d], link_s, join) for order in orders)
+        return [(value.real, row) for value, row in plans]
 
     def even_row(self, share: float, join: Join) -> Row:
         """Of the rows that are as fast as the best, one whose fullest device is nearly as empty as
         can be; empty where nothing fits."""
-        best_s, row = self.best_of_orders(share, join)
+        plans = self._rows_of(self.orders, share, join, 1.0)
+        best_s, row = min(plans, key=lambda plan: plan[0])
+        # Less memory makes no order faster.
+        limit_s = best_s * (1 + EQUAL)
+        near = [o for o, (value_s, _) in zip(self.orders, plans, strict=True) if value_s <= limit_s]
+        near = near[:NEAR_ORDERS]
         least, most = 0.0, 1.0
         for _ in range(EVEN_STEPS if row else 0):
             fill = (least + most) / 2
-            value_s, emptier = self.best_of_orders(share, join, fill)
-            if emptier and value_s <= best_s * (1 + EQUAL):
+            value_s, emptier = min(self._rows_of(near, share, join, fill), key=lambda plan: plan[0])
+            if emptier and value_s <= limit_s:
                 most, row = fill, emptier
             else:
                 least = fill
@@ -116,18 +143,38 @@ class ModuleBlocks:
         device[self.graph.is_io] = self.cluster.host
         return device
 
-    def placement(self, row: Row, made_by: str) -> Placement | None:
+    def placement(
+        self, row: Row, made_by: str, teams: Teams = (), splits: tuple[Split, ...] = ()
+    ) -> Placement | None:
         """The placement of a row; None of an empty one."""
         if not row:
             return None
-        return make_placement(self.graph, self.cluster, self.devices(row), made_by=made_by)
+        device = self.devices(row)
+        return make_placement(
+            self.graph, self.cluster, device, made_by=made_by, teams=teams, splits=splits
+        )
 
 
-def module_blocks(question: Question, block: Int[np.ndarray, "N"]) -> ModuleBlocks:
-    """Seconds, weights and crossing bytes of all stretches of blocks; `block` ascends with ops."""
-    graph, cluster = question.graph, question.cluster
+def module_blocks(
+    question: Question, block: Int[np.ndarray, "N"], parts: Divided | None = None,
+    usable: Sequence[int] | None = None,
+) -> ModuleBlocks:  # fmt: skip
+    """Seconds, weights and crossing bytes of all stretches of blocks.
+
+    Args:
+        question: Of its parts graph, cluster, costs and constraints count.
+        block: Of each op, ascending with them.
+        parts: The graph as splits divide it; seconds and bytes are those of a member.
+        usable: Devices that get stretches; by default all that compute.
+    """
+    whole, cluster = question.graph, question.cluster
     # Stretches pay their dispatch as the stages of a pipeline do.
-    problem = prepare_problem(replace(question, objective="throughput"), keep_apart=block)
+    problem = prepare_problem(
+        replace(question, objective="throughput"), keep_apart=block, parts=parts
+    )
+    graph = whole if parts is None else parts.graph
+    if usable is None:
+        usable = [d for d, own in enumerate(cluster.devices) if own.supported != frozenset()]
     flat = arrays_of(problem)
     count = int(block.max()) + 1
     per_op = np.where(problem.allowed, flat.compute_s, np.inf)
@@ -150,9 +197,10 @@ def module_blocks(question: Question, block: Int[np.ndarray, "N"]) -> ModuleBloc
     op_bytes = np.bincount(graph.producer, graph.held_bytes, graph.num_ops)
     block_bytes = np.bincount(block, op_bytes, count)
     return ModuleBlocks(
-        graph, cluster, block, stretch_s, _weight_bytes(graph, block, count),
+        whole, cluster, block, stretch_s, _weight_bytes(graph, block, count),
         (open_at * graph.sent_bytes).sum(axis=1),
         (open_at * graph.repeats[graph.producer]).sum(axis=1), block_bytes.astype(np.int64),
+        tuple(usable), () if parts is None else parts.splits,
     )  # fmt: skip
 
 
@@ -225,9 +273,8 @@ def first_that_fits(
     )
 
 
-def orders_by_kind(cluster: Cluster) -> Iterator[tuple[int, ...]]:
-    """Orders of the devices that compute; devices of one kind stay in the cluster's order."""
-    usable = [d for d, device in enumerate(cluster.devices) if device.supported != frozenset()]
+def orders_by_kind(cluster: Cluster, usable: Sequence[int]) -> Iterator[tuple[int, ...]]:
+    """Orders of some devices; those of one kind stay in the cluster's order."""
     like = {d: (cluster.devices[d].kind, cluster.devices[d].memory_bytes) for d in usable}
 
     def rest(left: "Counter[tuple[str, int]]", order: tuple[int, ...]) -> Iterator[tuple[int, ...]]:

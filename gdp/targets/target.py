@@ -93,6 +93,7 @@ class Exporter:
     accepts: Literal["onnx", "traced", "jax", "hf", "any"] = "any"  # kind of models
     offloads: bool = False  # holds weights that rest in host memory or on disk
     replicates: bool = False  # holds replicated stages
+    splits: bool = False  # holds ops that devices divide
 
     def write(self, job: ExportJob) -> "list[Path]":
         """Write the files of a placement; returns their paths."""
@@ -110,6 +111,7 @@ class Planner:
     searches: bool = True  # heeds some option of the search
     computes: str = ""  # "module:function" of (model, cluster): the model as it computes it
     replicates: bool = False  # lets devices take samples in turn
+    divides: bool = False  # lets devices compute each op together
 
     def plan(self, question: "Question") -> "Result":
         """Answer a question, with replicated stages only where the runtime has them."""

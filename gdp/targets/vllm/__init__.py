@@ -1,14 +1,15 @@
-"""vLLM: uneven pipelines of language models."""
+"""vLLM: language models by tensor, pipeline and data parallel sizes."""
 
 from gdp.targets.target import Exporter, Planner, Target
 
 TARGET = Target(
     "vllm",
     exporter=Exporter(
-        "an uneven pipeline of vLLM (untried)", "gdp.targets.vllm.plan:export", "hf"
+        "a layout of vLLM (untried)", "gdp.targets.vllm.plan:export", "hf", replicates=True,
+        splits=True,
     ),
     planner=Planner(
         "gdp.targets.vllm.plan:plan_vllm", exact=True, searches=False,
-        computes="gdp.targets.vllm.plan:vllm_model",
+        computes="gdp.targets.vllm.plan:vllm_model", replicates=True, divides=True,
     ),
 )  # fmt: skip

@@ -1,8 +1,10 @@
-"""A placement as vLLM's uneven pipeline: how many layers each GPU holds, and the longest context.
+"""A placement as a layout of vLLM: its parallel sizes, layers of each stage, the longest context.
 
-vLLM cuts a decoder's row of layers into one stretch a rank (`get_pp_indices` of its
-`vllm/distributed/utils.py`): `VLLM_PP_LAYER_PARTITION` says how many layers each has. Ranks take
-GPUs in the order of `CUDA_VISIBLE_DEVICES`; the first holds what comes before the layers, the last
+vLLM cuts a decoder's row of layers into one stretch a stage (`get_pp_indices` of its
+`vllm/distributed/utils.py`): `VLLM_PP_LAYER_PARTITION` says how many layers each has. GPUs are
+taken in the order of `CUDA_VISIBLE_DEVICES`: those that divide a stage follow each other, then the
+stages of a copy, then the copies (`initialize_model_parallel` of
+`vllm/distributed/parallel_state.py`). The first stage holds what comes before the layers, the last
 what comes behind them. One share of memory holds for all GPUs (vllm-project/vllm#49816), and the
 rank with the fewest blocks of cache decides for all (vllm-project/vllm#6115).
 """
@@ -25,11 +27,12 @@ from gdp.files.writing import OWN_FILES_ONLY, OverwritePolicy, indented_json, ne
 from gdp.graph.generation import STEP, request_of
 from gdp.graph.op_graph import OpGraph
 from gdp.placement import Placement
+from gdp.splits.members import held_graph
 from gdp.units import format_seconds
 
 TENSOR_PARALLEL = (
-    "plans are of whole ops: splitting each layer over N GPUs reads their memories at once, in at "
-    "least bytes / (N * bandwidth) a token, and is not among the answers"
+    "plans are of whole ops: splitting each layer over N GPUs, which --for vllm plans, reads their "
+    "memories at once, in at least bytes / (N * bandwidth) a token"
 )
 UNTRIED = "vLLM was not run with this: the form is that of its source and documentation"
 QUANTIZED_WHEN_LOADED = {"fp8": "fp8", "nf4": "bitsandbytes", "nf4-double": "bitsandbytes"}
@@ -41,9 +44,8 @@ _SMALL = 0.01
 """Of a layer's weights: smaller modules, such as norms and rotary tables, follow their rank."""
 
 
-def tensor_parallel(graph: OpGraph, cluster: Cluster, flag: str = "") -> str:
-    """Bound of splitting every layer over the GPUs, in a sentence that names the flag; "" where
-    there is one GPU."""
+def tensor_parallel(graph: OpGraph, cluster: Cluster) -> str:
+    """Bound of splitting every layer over the GPUs, in a sentence; "" where there is one GPU."""
     gpus = [d for d in cluster.devices if not d.is_cpu and d.supported != frozenset()]
     if len(gpus) < 2:
         return ""
@@ -52,11 +54,10 @@ def tensor_parallel(graph: OpGraph, cluster: Cluster, flag: str = "") -> str:
     slowest = min(device.bytes_per_s for device in gpus)
     least_s = float(graph.memory_traffic_bytes[step].sum()) / (len(gpus) * slowest)
     what = "a step of decoding" if stepping.any() else "a pass"
-    how = f"{flag} {len(gpus)} takes" if flag else f"{len(gpus)} GPUs take"
-    return f"{TENSOR_PARALLEL}: {how} at least {format_seconds(least_s)} for {what} here"
-
-
-TENSOR_PARALLEL_FLAG = "vLLM's --tensor-parallel-size"
+    return (
+        f"{TENSOR_PARALLEL}: {len(gpus)} GPUs take at least {format_seconds(least_s)} for {what} "
+        "here"
+    )
 
 
 class LayerRow(NamedTuple):
@@ -71,12 +72,15 @@ class LayerRow(NamedTuple):
 class VllmOptions:
     """Environment and arguments of `vllm serve`."""
 
-    partition: tuple[int, ...]  # layers of each rank
-    gpus: tuple[int, ...]  # of each rank, by number in the order of the PCI bus
+    partition: tuple[int, ...]  # layers of each stage
+    gpus: tuple[int, ...]  # by number in the order of the PCI bus: copies, their stages, members
     gpu_memory_utilization: float
     max_model_len: int  # tokens
     quantize: str = ""  # scheme of `--quantize` that the plan stands on; "": weights as they are
     at_once: int = 0  # tokens of one pass that the plan has memory for; 0 where it says none
+    tensor: int = 1  # GPUs that divide each stage
+    data: int = 1  # copies of the model
+    experts: bool = False  # whole experts on each GPU
 
     def environment(self) -> dict[str, str]:
         """Variables by name."""
@@ -85,13 +89,16 @@ class VllmOptions:
             "CUDA_VISIBLE_DEVICES": ",".join(map(str, self.gpus)),
         }
         parts = ",".join(map(str, self.partition))
-        return order | ({"VLLM_PP_LAYER_PARTITION": parts} if len(self.gpus) > 1 else {})
+        return order | ({"VLLM_PP_LAYER_PARTITION": parts} if len(self.partition) > 1 else {})
 
     def arguments(self) -> list[str]:
         """Arguments behind `vllm serve MODEL`."""
         method = QUANTIZED_WHEN_LOADED.get(self.quantize)
         return [
-            "--pipeline-parallel-size", str(len(self.gpus)),
+            "--pipeline-parallel-size", str(len(self.partition)),
+            *(["--tensor-parallel-size", str(self.tensor)] if self.tensor > 1 else []),
+            *(["--data-parallel-size", str(self.data)] if self.data > 1 else []),
+            *(["--enable-expert-parallel"] if self.experts else []),
             "--gpu-memory-utilization", f"{self.gpu_memory_utilization:.2f}",
             "--max-model-len", str(self.max_model_len),
             *(["--max-num-batched-tokens", str(self.at_once)] if self.at_once else []),
@@ -103,8 +110,8 @@ class VllmOptions:
         reasons = {
             "CUDA_DEVICE_ORDER": "numbers are those of nvidia-smi, not those of the fastest first",
             "CUDA_VISIBLE_DEVICES": "ranks take these GPUs in this order",
-            "VLLM_PP_LAYER_PARTITION": "so many layers on each of these GPUs",
-            "--pipeline-parallel-size": "a rank for each GPU of the plan",
+            "VLLM_PP_LAYER_PARTITION": "so many layers in each stage",
+            "--pipeline-parallel-size": "stages of the plan, one after the other",
             "--gpu-memory-utilization": "the share that the fullest reserve leaves; vLLM knows one "
             "for all GPUs",
             "--max-model-len": "the context that was asked for, or the longest one whose cache has "
@@ -126,8 +133,14 @@ class VllmOptions:
                 f"the plan stands on weights stored as {self.quantize} (--quantize), which vLLM "
                 "does not make itself: serve a checkpoint that is stored so, which it recognises"
             )
-        if len(self.gpus) > 1:
-            reasons["tensor parallelism"] = f"{TENSOR_PARALLEL}; --tensor-parallel-size is the flag"
+        if self.tensor > 1:
+            reasons["--tensor-parallel-size"] = (
+                "so many GPUs divide the heads and columns of each layer"
+            )
+        if self.experts:
+            reasons["--enable-expert-parallel"] = "each of these has whole experts"
+        if self.data > 1:
+            reasons["--data-parallel-size"] = "copies of the model, which take requests in turn"
         return {k: v for k, v in reasons.items() if not k.isupper() or k in self.environment()}
 
 
@@ -188,15 +201,18 @@ def vllm_options(
             "--generate prompt=2048,new=256"
         )
     row = layer_row(graph)
-    ranks, partition = _stretches(graph, placement, cluster, row)
-    share = min(_usable(cluster, d) for d in ranks)
-    moved = _tied_bytes(graph, placement, row, ranks)
+    leads, partition = _stretches(graph, placement, cluster, row)
+    members, tensor, data = _gpus_of(placement, leads)
+    used = [d for group in members for d in group]
+    share = min(_usable(cluster, d) for d in used)
+    held = held_graph(graph, placement)
+    moved = _tied_bytes(held, placement, row, leads)
     tokens = []
-    for d in ranks:
-        mine = graph.weight_holders(np.flatnonzero(placement.device == d))
-        cache = int(graph.cache_bytes[mine].sum())
-        held = int(peak_bytes[d]) - cache + (moved if d == ranks[-1] else 0)
-        room = share * cluster.devices[d].total_bytes - held
+    for group, lead in zip(members, leads * data, strict=True):
+        mine = held.weight_holders(np.flatnonzero(placement.device == lead))
+        cache = int(held.cache_bytes[mine].sum())
+        beside = int(peak_bytes[list(group)].max()) - cache + moved * (lead == leads[-1])
+        room = share * min(cluster.devices[d].total_bytes for d in group) - beside
         per_token = cache / request.held / request.batch
         tokens.append(room / per_token if per_token else math.inf)
     planned = request.held
@@ -210,8 +226,25 @@ def vllm_options(
     most = min(*tokens, max(planned, longest) if longest else math.inf)
     most = planned if math.isinf(most) or request.context else most
     numbers = cluster.accelerator_numbers
-    gpus = tuple(int(numbers[d] or 0) for d in ranks)
-    return VllmOptions(partition, gpus, share, int(most), quantize, at_once)
+    return VllmOptions(
+        partition, tuple(int(numbers[d] or 0) for d in used), share, int(most), quantize, at_once,
+        tensor, data, any(split.experts for split in placement.splits),
+    )  # fmt: skip
+
+
+def _gpus_of(placement: Placement, leads: Sequence[int]) -> tuple[list[tuple[int, ...]], int, int]:
+    """(GPUs of every stage of every copy, GPUs of a stage, copies) from the first GPU of each
+    stage."""
+    copies = {team[0]: team for team in placement.teams}
+    members = {split.devices[0]: split.devices for split in placement.splits}
+    rows = [copies.get(lead, (lead,)) for lead in leads]
+    groups = [[members.get(first, (first,)) for first in row] for row in rows]
+    sizes = {len(group) for row in groups for group in row}
+    modes = {split.experts for split in placement.splits}
+    if len(sizes) > 1 or len({len(row) for row in rows}) > 1 or len(modes) > 1:
+        raise _cannot("all its stages are divided and copied alike, and those of the plan are not")
+    data = len(rows[0])
+    return [row[copy] for copy in range(data) for row in groups], sizes.pop(), data
 
 
 def _stretches(

@@ -1,9 +1,7 @@
-"""Placing for vLLM: a row of whole layers, one stretch a GPU."""
+"""Placing for vLLM: stretches of layers, each on a GPU or divided among several."""
 
 from dataclasses import replace
 from pathlib import Path
-
-import numpy as np
 
 from gdp import solve
 from gdp.cluster.reserve import for_runtime
@@ -14,10 +12,17 @@ from gdp.models import Model, as_served
 from gdp.ops.vllm import BATCHED_TOKENS, BATCHED_TOKENS_LARGE, LARGE_BYTES
 from gdp.question import Question
 from gdp.result import Result
-from gdp.sim.objectives import find_objective
-from gdp.targets.rows import MEMORY_SHARES, first_that_fits, module_blocks
 from gdp.targets.target import ExportJob
 from gdp.targets.vllm.export import export_vllm, layer_row, with_one_share
+from gdp.targets.vllm.layouts import (
+    BOUND_BY,
+    estimates,
+    least_s,
+    simulated,
+    told_layout,
+    usable_gpus,
+    why_undivided,
+)
 
 
 def vllm_model(model: Model, cluster: Cluster) -> Model:
@@ -31,9 +36,10 @@ def vllm_model(model: Model, cluster: Cluster) -> Model:
 
 
 def plan_vllm(question: Question) -> Result:
-    """The best plan that vLLM's pipeline can follow: of least seconds of a sample, or for
-    throughput of least period, over all orders of unlike GPUs. Of plans that are equally fast one
-    that spreads evenly: vLLM gives every rank the cache that the fullest one has room for.
+    """The best layout of vLLM: of least seconds of a sample, or for throughput of least period,
+    over tensor, pipeline and data parallel sizes, whole experts or their columns, and all orders of
+    unlike GPUs. Of plans that are equally fast one that spreads evenly: vLLM gives every rank the
+    cache that the fullest one has room for.
 
     Raises:
         InfeasibleError: if nothing fits.
@@ -51,11 +57,25 @@ def plan_vllm(question: Question) -> Result:
         )
     question = replace(question, cluster=machine)
     row = layer_row(question.graph)
-    blocks = module_blocks(question, row.layer.clip(0, row.num_layers - 1))
-    join = np.maximum if find_objective(question.objective).pipelined else np.add
-    rows = (blocks.even_row(share, join) for share in MEMORY_SHARES)
-    plans = (blocks.placement(row, "gdp vllm") for row in rows)
-    return first_that_fits(question, plans, "no GPU holds even one of its layers", "vllm")
+    several = len(usable_gpus(machine)) > 1
+    why = why_undivided(question.graph) if several else "one GPU"
+    tried = simulated(question, estimates(question, row.layer.clip(0, row.num_layers - 1), not why))
+    fitting = [one for one in tried if one.score.feasible]
+    if not fitting:
+        reason = str(tried[0].score) if tried else "no GPU holds even one of its layers"
+        raise InfeasibleError(
+            f"{question.graph.name!r} does not fit on cluster {machine.name!r}: {reason}"
+        )
+    best = min(fitting, key=lambda one: one.score.value_s)
+    bound = (least_s(question), BOUND_BY) if several else None
+    result = solve.evaluate(question, best.placement, bound)
+    if not several:
+        return replace(result, method="vllm")
+    told = f"layers stay whole on one GPU each: {why}" if why else told_layout(best, fitting)
+    return replace(
+        result, method="vllm", notes=(*result.notes, told),
+        candidates=tuple(one.candidate() for one in tried),
+    )  # fmt: skip
 
 
 def export(job: ExportJob) -> list[Path]:

@@ -1,0 +1,228 @@
+"""Layouts of vLLM: tensor, pipeline and data parallel sizes, and whole experts on each GPU.
+
+GPUs form groups of the tensor parallel size, alike ones first; a dynamic program lays one stretch
+of layers on each group of a pipeline (`gdp.targets.rows`), with embedding and head counted; data
+parallel copies of it take requests in turn. The best layouts by that estimate are simulated.
+"""
+
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+from jaxtyping import Int
+
+from gdp.bounds.work import shared_work_s
+from gdp.cluster.types import Cluster
+from gdp.constraints import allowed_mask
+from gdp.errors import ModelError
+from gdp.graph.fuse import fuse
+from gdp.graph.op_graph import OpGraph
+from gdp.methods.base import Candidate
+from gdp.methods.intervals import Row
+from gdp.placement import Placement, Split
+from gdp.prepare import prepare_placement
+from gdp.question import Question
+from gdp.sim.objectives import Score, find_objective
+from gdp.splits.members import divided, known_division
+from gdp.targets.rows import MEMORY_SHARES, ModuleBlocks, module_blocks
+from gdp.units import format_bytes
+
+SIMULATED = 2
+"""Layouts that are simulated, of those that fit."""
+BOUND_BY = "weights and caches over the bandwidth of all GPUs, FLOPs over their peaks"
+
+
+class Degrees(NamedTuple):
+    """Sizes of a layout."""
+
+    tensor: int = 1
+    pipeline: int = 1
+    data: int = 1
+    experts: bool = False  # each GPU of a group holds whole experts
+
+    def __str__(self) -> str:
+        named = [("tensor", self.tensor), ("pipeline", self.pipeline), ("data", self.data)]
+        sizes = " x ".join(f"{name} {size}" for name, size in named if size > 1)
+        return (sizes or "one GPU") + (" with whole experts" if self.experts else "")
+
+
+@dataclass(frozen=True, eq=False)
+class LayoutEstimate:
+    """A layout, its seconds by the dynamic program, and how it is placed."""
+
+    degrees: Degrees
+    value_s: float
+    blocks: ModuleBlocks
+    twins: dict[int, tuple[int, ...]]  # first GPUs of the groups that take turns with a group
+
+    def placements(self, pipelined: bool) -> Iterator[Placement]:
+        """Its plans with less and less memory for weights; of equally fast ones the emptiest."""
+        join = np.maximum if pipelined else np.add
+        rows = (self.blocks.even_row(share, join) for share in MEMORY_SHARES)
+        yield from filter(None, map(self._placed, rows))
+
+    def _placed(self, row: Row) -> Placement | None:
+        leads = {lead for *_, lead in row}
+        teams = tuple((lead, *self.twins[lead]) for lead in sorted(leads) if self.twins[lead])
+        used = leads.union(*teams)
+        splits = tuple(s for s in self.blocks.splits if s.devices[0] in used)
+        return self.blocks.placement(row, "gdp vllm", teams, splits)
+
+
+@dataclass(frozen=True, eq=False)
+class Simulated:
+    """A layout with its score, infeasible where no plan of it fits."""
+
+    degrees: Degrees
+    placement: Placement
+    score: Score
+    seconds: float  # that the simulation took
+    exchanged: float | None  # share of the latency that collectives take; None: none are needed
+
+    def candidate(self) -> Candidate:
+        """Its row among the layouts that were simulated."""
+        score = self.score
+        reason = "" if score.feasible else f"{format_bytes(score.overflow_bytes)} over memory"
+        return Candidate(
+            str(self.degrees), score.latency_s, score.period_s, score.value_s, score.feasible,
+            self.seconds, reason,
+        )  # fmt: skip
+
+
+def why_undivided(graph: OpGraph) -> str:
+    """Why gdp does not know how the layers of a decoder divide; "" where it does."""
+    try:
+        known_division(graph)
+    except ModelError as error:
+        return str(error)
+    return ""
+
+
+def simulated(question: Question, found: Sequence[LayoutEstimate]) -> list[Simulated]:
+    """Scores of the best layouts by their estimates, as many as it takes until `SIMULATED` of them
+    fit, and of the best one with neither splits nor copies."""
+    plain = [one for one in found if one.degrees.tensor == one.degrees.data == 1][:1]
+    tried: list[Simulated] = []
+    for estimate in found:
+        enough = sum(one.score.feasible for one in tried) >= SIMULATED
+        if not enough or estimate in plain:
+            tried += _first_fitting(question, estimate)
+    return tried
+
+
+def _first_fitting(question: Question, estimate: LayoutEstimate) -> list[Simulated]:
+    """The first plan of a layout that fits, else its last one; none where it has no plan."""
+    started_s, last = time.perf_counter(), list[Simulated]()
+    for placement in estimate.placements(find_objective(question.objective).pipelined):
+        predicted = prepare_placement(question, placement)
+        score, share = predicted.score(), None
+        problem, where = predicted.problem, predicted.assignment.device
+        if problem.origin.exchange_s is not None and score.latency_s:
+            exchange_s = problem.origin.exchange_s[np.arange(problem.num_ops), where]
+            share = float((exchange_s * problem.graph.repeats).sum()) / score.latency_s
+        seconds = time.perf_counter() - started_s
+        last = [Simulated(estimate.degrees, placement, score, seconds, share)]
+        if score.feasible:
+            break
+    return last
+
+
+def told_layout(best: Simulated, fitting: Sequence[Simulated]) -> str:
+    """A layout in words, beside the best one of whole layers on one GPU each."""
+    plain = [one for one in fitting if one.degrees.tensor == one.degrees.data == 1]
+    if not plain:
+        told = f"{best.degrees}: layers on one GPU each do not fit"
+    elif plain[0] is best:
+        return "no layout that divides layers or copies the model is faster"
+    else:
+        gain = plain[0].score.value_s / best.score.value_s
+        told = f"{best.degrees}: {gain:.2f} times as fast as whole layers ({plain[0].degrees})"
+    return told if best.exchanged is None else f"{told}; collectives take {best.exchanged:.0%}"
+
+
+def estimates(question: Question, block: Int[np.ndarray, "N"], known: bool) -> list[LayoutEstimate]:
+    """All layouts for which a row of layers fits, the fastest first; one group of one GPU each
+    where it is not known how the layers divide."""
+    gpus, graph = usable_gpus(question.cluster), question.graph
+    allowed = allowed_mask(question.constraints, graph, question.cluster)
+    free = [d for d in gpus if allowed[~graph.is_io, d].all()]  # members compute all ops
+    found: list[LayoutEstimate] = []
+    has_experts = known and known_division(graph).has_experts
+    for size in range(1, max(1, len(free)) + 1 if known else 2):
+        groups = grouped(question.cluster, free if size > 1 else gpus, size)
+        for experts in (False, True) if has_experts and size > 1 else (False,):
+            try:
+                found += _of_groups(question, block, groups, experts)
+            except ModelError:  # so many GPUs do not divide the heads or columns
+                break
+    return sorted(found, key=lambda estimate: estimate.value_s)
+
+
+def usable_gpus(cluster: Cluster) -> list[int]:
+    """GPUs that compute."""
+    return [
+        d for d, device in enumerate(cluster.devices)
+        if not device.is_cpu and device.supported != frozenset()
+    ]  # fmt: skip
+
+
+def grouped(cluster: Cluster, gpus: Sequence[int], size: int) -> list[tuple[int, ...]]:
+    """GPUs in groups of one size: alike ones together, those left over with each other."""
+    kinds: dict[tuple[str, int], list[int]] = {}
+    for d in gpus:
+        kinds.setdefault((cluster.devices[d].kind, cluster.devices[d].memory_bytes), []).append(d)
+    groups, left = list[tuple[int, ...]](), list[int]()
+    for alike in kinds.values():
+        whole = len(alike) // size * size
+        groups += [tuple(alike[i : i + size]) for i in range(0, whole, size)]
+        left += alike[whole:]
+    rest = [tuple(sorted(left[i : i + size])) for i in range(0, len(left) - size + 1, size)]
+    return [*groups, *rest]
+
+
+def _of_groups(
+    question: Question, block: Int[np.ndarray, "N"], groups: list[tuple[int, ...]], experts: bool
+) -> Iterator[LayoutEstimate]:
+    """The layouts of groups of one size, with every number of copies for which there are GPUs."""
+    cluster, size = question.cluster, len(groups[0]) if groups else 0
+    parts, splits = None, tuple(Split(group, experts) for group in groups if size > 1)
+    if splits:
+        parts = divided(question.graph, cluster, splits)
+    blocks = module_blocks(question, block, parts, [group[0] for group in groups])
+    pipelined = find_objective(question.objective).pipelined
+    copied = pipelined and question.constraints.replicas
+    kinds: dict[tuple[tuple[str, int], ...], list[int]] = {}
+    for group in groups:
+        like = tuple((cluster.devices[d].kind, cluster.devices[d].memory_bytes) for d in group)
+        kinds.setdefault(like, []).append(group[0])
+    join = np.maximum if pipelined else np.add
+    for copies in range(1, len(groups) + 1 if copied else 2):
+        each = [(leads, len(leads) // copies) for leads in kinds.values()]
+        twins = {
+            lead: tuple(leads[i + k * count] for k in range(1, copies))
+            for leads, count in each
+            for i, lead in enumerate(leads[:count])
+        }
+        own = blocks.limited_to(list(twins))
+        value_s, row = own.best_of_orders(0.0, join) if twins else (np.inf, [])
+        if row:
+            degrees = Degrees(size, len(row), copies, experts)
+            yield LayoutEstimate(degrees, value_s / copies, own, twins)
+
+
+def least_s(question: Question) -> float:
+    """Seconds of a request that no layout beats, whatever it divides: of the period of a full
+    pipeline, too. Sound for all costs that are no faster than a device's peaks."""
+    graph, gpus = fuse(question.graph).graph, usable_gpus(question.cluster)
+    n = graph.num_ops
+    read = np.bincount(graph.use_op, graph.tensor_bytes[graph.use_tensor], n)
+    made = np.bincount(graph.producer, graph.tensor_bytes, n)
+    held = np.maximum(graph.memory_traffic_bytes - read - made, 0.0)
+    devices = [question.cluster.devices[d] for d in gpus]
+    op_s = np.stack(
+        [np.maximum(graph.flop / max(d.flop_per_s.values()), held / d.bytes_per_s)
+         for d in devices], axis=1,
+    )  # fmt: skip
+    return shared_work_s(op_s * graph.repeats[:, None])[0]

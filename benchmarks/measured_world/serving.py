@@ -115,6 +115,7 @@ class Predicted:
     first_s: float = math.nan
     token_s: float = math.nan
     why: str = ""
+    burst_s: float = math.nan  # to the first token where all clients begin together
 
 
 def measured_runs(
@@ -222,8 +223,10 @@ def predicted(config: Path, cluster: Cluster, run: Run, costs: str | None = None
         assert answer is not None
         arrivals = (Arrival(0.0, run.prompt, run.new),) * (ROUNDS * run.batch)
         engine = engine_of(answer, model)
-        served = serve(in_steady_state(Traffic(arrivals, run.batch), engine), engine)
-        return Predicted(batch, served.first_token.mean_s, served.token.mean_s, why)
+        together = Traffic(arrivals, run.batch)
+        served = serve(in_steady_state(together, engine), engine)
+        burst_s = serve(together, engine).first_token.mean_s
+        return Predicted(batch, served.first_token.mean_s, served.token.mean_s, why, burst_s)
     return Predicted(0, why=why)
 
 
@@ -293,17 +296,21 @@ def told(runs: list[Run], answers: list[Predicted]) -> Iterator[str]:
             if kind in ("all", r.model, r.engine, r.layout) and a.batch
         ]
         yield f"{kind}: {len(pairs)} runs; " + "; ".join(
-            f"{what}: {errors(pairs, field)}"
-            for what, field in (("token", "token_s"), ("first token", "first_s"))
+            f"{what}: {errors(pairs, *fields)}"
+            for what, fields in (
+                ("token", ("token_s",)),
+                ("first token", ("first_s",)),
+                ("of clients that begin together", ("burst_s", "first_s")),
+            )
         )
     waiting = sum(0 < answer.batch < run.batch for run, answer in zip(runs, answers, strict=True))
     yield f"{waiting} runs have no room for all requests at once"
     yield f"infeasible: {sum(not answer.batch for answer in answers)}"
 
 
-def errors(pairs: list[tuple[Run, Predicted]], field: str) -> str:
+def errors(pairs: list[tuple[Run, Predicted]], field: str, measured: str = "") -> str:
     """Median and mean absolute error, and the median of predicted over measured."""
-    ratios = np.array([getattr(a, field) / getattr(r, field) for r, a in pairs])
+    ratios = np.array([getattr(a, field) / getattr(r, measured or field) for r, a in pairs])
     if not len(ratios):
         return "none"
     off = np.abs(ratios - 1)

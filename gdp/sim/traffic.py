@@ -41,6 +41,7 @@ class Traffic:
     requests: tuple[Arrival, ...]
     concurrency: int = 0
     begin_s: float = 0.0  # earlier arrivals fill the engine and are not counted
+    together: bool = False  # all clients begin at once, as those of a tool that measures do
 
     def __post_init__(self) -> None:
         if not self.requests:
@@ -146,9 +147,10 @@ def serve(traffic: Traffic, engine: ServingEngine) -> ServedTraffic:
 def in_steady_state(traffic: Traffic, engine: ServingEngine, seed: int = 0) -> Traffic:
     """The traffic of a server that has been asked for a while: clients began at random times
     within the life of a request. Equal requests that begin together stay together, and wait for
-    each other's prompts ever after. Traffic without a concurrency is as it was."""
+    each other's prompts ever after. Traffic without a concurrency, or whose clients are to begin
+    together, is as it was."""
     clients = min(traffic.concurrency, len(traffic.requests))
-    if clients < 2:
+    if clients < 2 or traffic.together:
         return traffic
     prompt, new = traffic.prompt, traffic.new
     step_s = max(engine.step_s, engine.token_s * clients)
@@ -297,7 +299,7 @@ ROUNDS = 10
 OF_A_RATE = 500
 """Requests of traffic with a rate where nobody said how many."""
 FORM = "concurrency=32,prompt=2048,new=256"
-_NAMES = ("concurrency", "rate", "requests", "prompt", "new", "seed")
+_NAMES = ("concurrency", "rate", "requests", "prompt", "new", "seed", "start")
 
 
 def parse_traffic(text: str) -> Traffic:
@@ -305,7 +307,8 @@ def parse_traffic(text: str) -> Traffic:
 
     `concurrency=C` clients that ask again once they are answered, or `rate=R` requests a second
     whose arrivals are random (exponential distances); `prompt` and `new` a number of tokens or
-    A..B, drawn evenly; `requests` how many in all, `seed` of the draws.
+    A..B, drawn evenly; `requests` how many in all, `seed` of the draws; `start=together` where all
+    clients begin at once, by default at random times (`in_steady_state`).
 
     Raises:
         ArgumentError: The text has another form.
@@ -324,6 +327,8 @@ def parse_traffic(text: str) -> Traffic:
         raise ArgumentError(f"{text!r} must have concurrency or rate, such as {FORM}")
     if missing := next((name for name in ("prompt", "new") if name not in given), None):
         raise ArgumentError(f"{text!r} must look like {FORM}: {missing} misses")
+    if given.get("start", "together") != "together":
+        raise ArgumentError(f"start can be together, got {given['start']!r}")
     concurrency = _whole(given["concurrency"], "concurrency") if "concurrency" in given else 0
     count = ROUNDS * concurrency if concurrency else OF_A_RATE
     count = _whole(given["requests"], "requests") if "requests" in given else count
@@ -333,7 +338,8 @@ def parse_traffic(text: str) -> Traffic:
     if "rate" in given:
         at_s = np.cumsum(rng.exponential(1.0 / _positive(given["rate"]), count))
     rows = zip(at_s.tolist(), prompt, new, strict=True)
-    return Traffic(tuple(Arrival(*row) for row in rows), concurrency)
+    arrivals = tuple(Arrival(*row) for row in rows)
+    return Traffic(arrivals, concurrency, together="start" in given)
 
 
 MOST = 1_000_000

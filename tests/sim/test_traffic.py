@@ -143,6 +143,8 @@ def test_in_steady_state_clients_do_not_wait_for_the_prompts_of_all() -> None:
     assert apart.running == pytest.approx(8, rel=0.02)
     assert apart.tokens_per_s == pytest.approx(8 / apart.token.mean_s, rel=0.05)
     assert in_steady_state(burst, ENGINE) == steady
+    begun = parse_traffic("concurrency=8,prompt=64,new=200,start=together")
+    assert in_steady_state(begun, ENGINE) is begun
     for alike in ("rate=2,prompt=64,new=20,requests=9", "concurrency=1,prompt=64,new=20"):
         assert in_steady_state(parse_traffic(alike), ENGINE) == parse_traffic(alike)
 
@@ -185,6 +187,7 @@ def test_the_text_of_traffic() -> None:
         ("rate=-1,prompt=1,new=1", "rate must be a positive number"),
         ("rate=nan,prompt=1,new=1", "rate must be a positive number"),
         ("concurrency=0,prompt=1,new=1", "concurrency must be a whole number"),
+        ("concurrency=1,prompt=1,new=1,start=x", "start can be together"),
         ("concurrency=1,prompt=9..3,new=1", "from the smaller number to the larger"),
         ("concurrency=1,prompt=1,new=x", "new must be a whole number"),
         ("concurrency=1,prompt=1,prompt=1,new=1", "must look like"),

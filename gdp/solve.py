@@ -18,15 +18,14 @@ import numpy as np
 
 from gdp.candidates import Plans, best_executed, expanded, planned_method
 from gdp.clock import COMPILE, Clock, Phases, waiting_for
-from gdp.cluster.types import Cluster, nearly_full, overflow_bytes, shared_overflow
+from gdp.cluster.types import Cluster, nearly_full, shared_overflow
 from gdp.constraints import Constraints
 from gdp.costs.adapt import AdaptedCosts
-from gdp.costs.offload import moved_caches
 from gdp.errors import ArgumentError, InfeasibleError
 from gdp.methods.base import Answer, Assignment, Method, Search
 from gdp.methods.shares import BOUND_SHARE, DEVIATION_SHARE, SIMPLIFY_SHARE
 from gdp.placement import Placement, require
-from gdp.prepare import drawn_problems, prepare_placement, prepare_problem, requests_in_flight
+from gdp.prepare import drawn_problems, prepare_placement, prepare_problem
 from gdp.problem.problem import Problem
 from gdp.problem.ticks import in_ticks
 from gdp.question import Question
@@ -297,12 +296,6 @@ def _bound(problem: Problem, answer: Answer, clock: Clock, found_s: float) -> tu
     return max(0.0, bound_s - problem.origin.slack_s), bound_by
 
 
-def bound_of(problem: Problem, clock: Clock, value_s: float) -> tuple[float, str]:
-    """A lower bound of a problem's value in seconds and its argument, within the rest of a clock;
-    `value_s` is that of a known placement."""
-    return _bound(problem, Answer(None), clock, value_s)
-
-
 def simulate(question: Question, placement: Placement) -> Score:
     """Times and memory of a placement of the question's graph on its cluster.
 
@@ -310,19 +303,7 @@ def simulate(question: Question, placement: Placement) -> Score:
         PlacementError: The placement is of another graph or cluster.
     """
     require(placement, question.graph, question.cluster)
-    return _caches_at_home(prepare_placement(question, placement).score(), question, placement)
-
-
-def _caches_at_home(scored: Score, question: Question, placement: Placement) -> Score:
-    """The score with caches of offloaded modules on the device that computes them."""
-    graph, cluster = question.graph, question.cluster
-    moved = moved_caches(graph, placement.device, cluster)
-    if not moved.any():
-        return scored
-    count = requests_in_flight(graph, cluster, question.objective)
-    peak_bytes = scored.peak_bytes + count * moved
-    over = overflow_bytes(cluster, peak_bytes)
-    return replace(scored, peak_bytes=peak_bytes, overflow_bytes=over)
+    return prepare_placement(question, placement).score()
 
 
 def evaluate(
@@ -333,7 +314,7 @@ def evaluate(
     require(placement, question.graph, question.cluster)
     started_s, cluster = time.perf_counter(), question.cluster
     prediction = prepare_placement(question, placement)
-    scored = _caches_at_home(prediction.score(), question, placement)
+    scored = prediction.score()
     value_s = scored.value_s
     if bound is None and placement.splits:
         bound = 0.0, ""  # bounds are those of whole ops

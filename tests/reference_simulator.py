@@ -4,6 +4,7 @@ It follows the rules one by one and shares no code with `gdp.sim`: at every inst
 every op, every transfer and every device anew. O(instants * (N + E)).
 """
 
+import itertools
 import math
 from dataclasses import dataclass, field, replace
 
@@ -177,15 +178,24 @@ def in_seconds(run: Run, factor: float) -> Run:
     return Run(start_s, finish_s, sent, busy_s, run.peak_bytes, run.latency_s * factor)
 
 
-def weight_bytes(problem: Problem, device: list[int]) -> list[int]:
-    """Weights per device, each id once (the largest, where ops of one id disagree)."""
-    graph = problem.graph
-    held: dict[tuple[int, int], int] = {}
-    for op in range(graph.num_ops):
-        key = (device[op], int(graph.weight_id[op]))
-        held[key] = max(held.get(key, 0), int(graph.weight_bytes[op]))
+def weight_bytes(problem: Problem, *ways: list[int]) -> list[int]:
+    """Weights per device in all of some placements, each id once (the largest, where ops of one id
+    disagree). Caches are weights where every device keeps its own, otherwise they count apart,
+    where they lie."""
+    graph, names = problem.graph, [x.name for x in problem.cluster.devices]
+    home = [
+        names.index(x.caches_on) if x.caches_on else i
+        for i, x in enumerate(problem.cluster.devices)
+    ]
+    apart = home != [*range(problem.num_devices)] and graph.cache_bytes.any()
+    held: dict[tuple[int, int, str], int] = {}
+    for op, device in itertools.product(range(graph.num_ops), ways):
+        i, w = device[op], int(graph.weight_id[op])
+        weights, cache = int(graph.weight_bytes[op]), int(graph.cache_bytes[op]) if apart else 0
+        for key, size in (((i, w, "weight"), weights - cache), ((home[i], w, "cache"), cache)):
+            held[key] = max(held.get(key, 0), size)
     total = [0] * problem.num_devices
-    for (i, _), size in held.items():
+    for (i, _, _), size in held.items():
         total[i] += size
     return total
 

@@ -75,11 +75,21 @@ def sharing(rng: np.random.Generator, devices: list[Device]) -> list[Device]:
     ]
 
 
+def keeping_caches(rng: np.random.Generator, devices: list[Device]) -> list[Device]:
+    """The devices, of which some keep their caches on another one, now and then."""
+    away = rng.random(len(devices)) < rng.choice([0.0, 0.6])
+    home = rng.integers(len(devices), size=len(devices))
+    return [
+        replace(device, caches_on=devices[h].name) if moves else device
+        for device, h, moves in zip(devices, home, away, strict=True)
+    ]
+
+
 def random_cluster(rng: np.random.Generator, num_devices: int, varied: bool = False) -> Cluster:
     """Devices and links with ties, zero latencies, infinite bandwidths and shared channels.
 
-    If `varied`, some share a memory, a processor or both; names say nothing, and some copies do not
-    queue.
+    If `varied`, some share a memory, a processor or both, or keep their caches on another one;
+    names say nothing, and some copies do not queue.
     """
     more = rng.spawn(1)[0]
     names = more.permutation(NAMES)[:num_devices].tolist() if varied else []
@@ -109,7 +119,7 @@ def random_cluster(rng: np.random.Generator, num_devices: int, varied: bool = Fa
                 links.append(replace(link, contention=not free))
     return make_cluster(
         "random",
-        sharing(more, devices) if varied else devices,
+        keeping_caches(more, sharing(more, devices)) if varied else devices,
         links,
         default_bytes_per_s=1.0,
         default_latency_s=0.0,
@@ -127,7 +137,8 @@ def random_problem(
     varied: bool = False,
 ) -> Problem:
     """A random problem in which everything that can tie or be zero does so now and then; with
-    `runs`, ops run several times in a sample, or in several parts."""
+    `runs`, ops run several times in a sample, or in several parts. If `varied`, parts of the
+    weights are caches, and devices as in `random_cluster`."""
     rng = np.random.default_rng(seed)
     ties = rng.random() < 0.5  # few distinct times, so that events fall on one instant
     cluster = random_cluster(rng, num_devices, varied)
@@ -145,6 +156,7 @@ def random_problem(
         for t in rng.permutation(made)[: int(rng.integers(0, 4))]:
             uses.append((int(t), op))
     weight_bytes = rng.choice([0, 0, 3, 6], size=num_ops)
+    cached = np.random.default_rng([seed, 2]).choice([0, 1, 2, 6], size=num_ops) * varied
     graph = make_graph(
         "random",
         [f"o{i}" for i in range(num_ops)],
@@ -152,6 +164,7 @@ def random_problem(
         tensors,
         uses,
         weight_bytes=weight_bytes,
+        cache_bytes=np.minimum(cached, weight_bytes),
         weight_id=rng.integers(num_ops, size=num_ops),
         is_backward=np.arange(num_ops) >= rng.choice([num_ops // 2, num_ops]),
     )

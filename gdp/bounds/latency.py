@@ -7,6 +7,8 @@ takes at least
     min over devices of the path's ops of (time along the path + sum of c_d * weights on d)
         - sum over d of c_d * memory_d
 
+(caches at the price of the device that holds them, `Cluster.cache_home`)
+
 (Lagrangian relaxation of a shortest path with resources: Handler and Zang 1980,
 doi 10.1002/net.3230100403). The minimum is a dynamic program over the path; prices follow the
 overflow of its solution.
@@ -28,7 +30,7 @@ from gdp.bounds.path_program import (
 )
 from gdp.bounds.paths import MAX_OPS, Arcs, Spans, heads_and_tails, no_spans, send_s
 from gdp.bounds.work import window_s
-from gdp.problem.problem import Problem, TimeUnit
+from gdp.problem.problem import Problem, TimeUnit, stored_bytes
 from gdp.units import format_bytes
 
 _MIP_GAP = 1e-3  # relative; left open by HiGHS
@@ -160,9 +162,10 @@ def _memory(
     if problem.graph.weight_bytes.sum() <= memory.min() or problem.num_ops > MAX_OPS:
         return None
     steps_s, path = _longest_path(arcs, spans, head_s)
-    weight = _weights(problem, path)
-    if weight.sum() <= memory.min():
+    weight, cache = _weights(problem, path)
+    if (weight + cache).sum() <= memory.min():
         return None
+    cache_home = problem.cluster.cache_home
     price = np.zeros(problem.num_devices)
     best_s = 0.0
     # Prices are of the order of the slowest way along the path for the bytes that a device holds.
@@ -171,9 +174,11 @@ def _memory(
     for _ in range(_PRICE_ROUNDS):
         if budget.is_over():
             break
-        value_s, device = _cheapest(steps_s, weight[:, None] * price)
+        price_s = weight[:, None] * price + cache[:, None] * price[cache_home]
+        value_s, device = _cheapest(steps_s, price_s)
         best_s = max(best_s, value_s - float(price @ memory))
         load = np.bincount(device, weight, minlength=len(price))
+        load += np.bincount(cache_home[device], cache, minlength=len(price))
         over = load / memory - 1.0
         over = np.where((price > 0.0) | (over > 0.0), over, 0.0)
         if not over.any():
@@ -182,8 +187,9 @@ def _memory(
         step = step * _SHRINK
     return Bound(
         best_s,
-        f"memory: {format_bytes(weight.sum())} of weights along the critical path do not fit where "
-        f"it is fastest; spread over devices it takes at least {problem.unit.text(best_s)}",
+        f"memory: {format_bytes((weight + cache).sum())} of weights along the critical path do not "
+        f"fit where it is fastest; spread over devices it takes at least "
+        f"{problem.unit.text(best_s)}",
     )
 
 
@@ -224,15 +230,20 @@ def _along_s(arcs: Arcs, k: int, v: int) -> Float[np.ndarray, "D D"]:
     return along_s
 
 
-def _weights(problem: Problem, path: Int[np.ndarray, "L"]) -> Float[np.ndarray, "L"]:
-    """Bytes of each op of the path; a weight of several ops counts with the first of them."""
-    graph = problem.graph
+def _weights(
+    problem: Problem, path: Int[np.ndarray, "L"]
+) -> tuple[Float[np.ndarray, "L"], Float[np.ndarray, "L"]]:
+    """(Bytes of weights, of caches that may lie on another device) of each op of the path; a weight
+    of several ops counts with the first of them."""
+    graph, stored = problem.graph, stored_bytes(problem)
     ops = path[:-1]  # the last one is the end of the run
-    held = graph.weight_bytes[ops].astype(np.float64)
     _, first = np.unique(graph.weight_id[ops], return_index=True)
-    counted = np.zeros(len(ops), dtype=bool)
+    counted = np.zeros(len(path), dtype=bool)
     counted[first] = True
-    return np.append(np.where(counted, held, 0.0), 0.0)
+    by_op = np.zeros((2, graph.num_ops))
+    by_op[stored.is_cache.astype(np.int64), stored.op] = stored.size_bytes
+    own, cache = np.append(by_op[:, ops], np.zeros((2, 1)), axis=1) * counted
+    return own, cache
 
 
 def _cheapest(

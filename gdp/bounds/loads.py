@@ -48,11 +48,11 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 
 from gdp.bounds.linear_program import LinearProgram, RowBuilder
 from gdp.problem.arrays import Arrays, arrays_of
-from gdp.problem.problem import Problem
+from gdp.problem.problem import Problem, stored_bytes
 from gdp.problem.ticks import send_time
 from gdp.sim.objectives import memory_binds, objective_of
 
@@ -195,13 +195,14 @@ def build_work(problem: Problem, unit_s: float) -> LinearProgram:
 def _classes(problem: Problem) -> tuple[Float[np.ndarray, "Q D"], Int[np.ndarray, "G"]]:
     """(Least seconds of all members of each class of equal groups, class of each group)."""
     seconds = least_group_seconds(problem)
-    group, weight, size = held_weights(problem)
-    held = np.bincount(group, size, problem.num_groups)
+    group, weight, size, is_cache = held_weights(problem)
+    held = np.bincount(group, np.where(is_cache, 0, size), problem.num_groups)
+    cached = np.bincount(group, np.where(is_cache, size, 0), problem.num_groups)
     own = np.zeros(problem.num_groups)  # a class of its own for groups that share weights
     sharing = np.unique(group[np.bincount(weight)[weight] > 1])
     own[sharing] = 1 + sharing
     # In single precision, as sums of equal seconds in other orders differ.
-    key = np.column_stack([seconds.astype(np.float32), held, own])
+    key = np.column_stack([seconds.astype(np.float32), held, cached, own])
     _, of_group, count = np.unique(key, axis=0, return_inverse=True, return_counts=True)
     of_group = of_group.reshape(-1)
     least = np.full((len(count), problem.num_devices), np.inf)
@@ -392,10 +393,12 @@ def _add_openings(rows: RowBuilder, opens: tuple[Any, Any, Any], first_o: int, d
 
 
 class HeldWeights:
-    """Weights of groups, and columns h(w, d) of those that several groups share.
+    """Weights and caches of groups, and columns h(w, d) of those that several groups share.
 
     Where groups disagree on the size of a weight, any of them may be the one that holds it. With
-    `of_group`, the classes of the groups have the columns (`build_work`).
+    `of_group`, the classes of the groups have the columns (`build_work`). A cache is on device d
+    where its group is on any device that keeps its caches there (`Cluster.cache_home`): the sum of
+    these shares, which is at most 1, takes the place of x(g, d).
     """
 
     def __init__(
@@ -403,7 +406,8 @@ class HeldWeights:
     ) -> None:
         self.rows, self.d = rows, problem.num_devices
         self.memory = np.maximum(1.0, arrays_of(problem).memory_bytes.astype(np.float64))
-        self.group, weight, self.size = held_weights(problem)
+        self.group, weight, self.size, self.is_cache = held_weights(problem)
+        self.cache_home = problem.cluster.cache_home
         if of_group is not None:
             self.group = of_group[self.group]
         sharers = np.bincount(weight)
@@ -418,32 +422,46 @@ class HeldWeights:
     def terms(self, i: int) -> tuple[list[Any], list[Any]]:
         """Columns and shares of memory of all weights on device i."""
         h = self.first + np.arange(len(self.least)) * self.d + i
-        alone, limit = ~self.tied, self.memory[i]
-        return [self.group[alone] * self.d + i, h], [self.size[alone] / limit, self.least / limit]
+        alone, limit = ~self.tied & ~self.is_cache, self.memory[i]
+        columns, values = [self.group[alone] * self.d + i, h], [self.size[alone], self.least]
+        alone = ~self.tied & self.is_cache
+        for d in np.flatnonzero(self.cache_home == i) if alone.any() else ():
+            columns.append(self.group[alone] * self.d + d)
+            values.append(self.size[alone])
+        return columns, [size / limit for size in values]
 
     def add_ties(self, i: int) -> None:
-        """Hold each shared weight on device i where any of its groups is."""
-        if self.tied.any():
-            one = np.ones(int(self.tied.sum()))
-            held = self.first + self.place[self.tied] * self.d + i
-            self.rows.add_rows([self.group[self.tied] * self.d + i, held], [one, -one])
+        """Hold each shared weight on device i where any of its groups is, and each shared cache
+        where any of them is on a device that keeps its caches there."""
+        for kind, devices in ((False, [i]), (True, np.flatnonzero(self.cache_home == i).tolist())):
+            tied = self.tied & (self.is_cache == kind)
+            if tied.any() and devices:
+                one = np.ones(int(tied.sum()))
+                held = self.first + self.place[tied] * self.d + i
+                on = [self.group[tied] * self.d + d for d in devices]
+                self.rows.add_rows([*on, held], [*[one] * len(on), -one])
 
 
 def held_weights(
     problem: Problem,
-) -> tuple[Int[np.ndarray, "M"], Int[np.ndarray, "M"], Float[np.ndarray, "M"]]:
-    """(group, weight, bytes) of every weight of every group, each once."""
-    graph = problem.graph
-    heavy = np.flatnonzero(graph.weight_bytes > 0)
-    weight = np.unique(graph.weight_id[heavy], return_inverse=True)[1]
-    pairs, which = np.unique(np.stack([problem.group[heavy], weight]), axis=1, return_inverse=True)
-    size = np.zeros(pairs.shape[1])
-    np.maximum.at(size, which, graph.weight_bytes[heavy].astype(np.float64))
-    return pairs[0], pairs[1], size
+) -> tuple[
+    Int[np.ndarray, "M"], Int[np.ndarray, "M"], Float[np.ndarray, "M"], Bool[np.ndarray, "M"]
+]:
+    """(group, weight, bytes, whether it is a cache that may lie on another device) of every weight
+    of every group, each once."""
+    stored = stored_bytes(problem)
+    weight = np.unique(stored.id, return_inverse=True)[1]
+    pairs, which = np.unique(
+        np.stack([problem.group[stored.op], weight]), axis=1, return_inverse=True
+    )
+    size, is_cache = np.zeros(pairs.shape[1]), np.zeros(pairs.shape[1], dtype=bool)
+    np.maximum.at(size, which.reshape(-1), stored.size_bytes.astype(np.float64))
+    is_cache[which.reshape(-1)] = stored.is_cache
+    return pairs[0], pairs[1], size, is_cache
 
 
 def owned_weights(
-    problem: Problem, owner: Int[np.ndarray, "N"], num_owners: int
+    problem: Problem, owner: Int[np.ndarray, "N"], num_owners: int, *, caches: bool = False
 ) -> tuple[Int[np.ndarray, "X"], tuple[tuple[int, tuple[int, ...]], ...]]:
     """(bytes of weights of each owner alone, (bytes, owners) of each weight that owners share).
 
@@ -451,15 +469,18 @@ def owned_weights(
         problem: With the weights of its ops.
         owner: Of each op, such as its group; `num_owners` for none.
         num_owners: X.
+        caches: Of caches that may lie on another device instead, which are none of the weights.
     """
-    graph = problem.graph
+    stored = stored_bytes(problem)
+    chosen = np.flatnonzero(stored.is_cache == caches)
+    chosen = chosen[np.argsort(stored.op[chosen], kind="stable")]
     holders: dict[int, set[int]] = {}
     largest: dict[int, int] = {}
-    for op in np.flatnonzero(graph.weight_bytes).tolist():
+    entries = (stored.op[chosen], stored.id[chosen], stored.size_bytes[chosen])
+    for op, w, size in zip(*(part.tolist() for part in entries), strict=True):
         if owner[op] < num_owners:
-            w = int(graph.weight_id[op])
             holders.setdefault(w, set()).add(int(owner[op]))
-            largest[w] = max(largest.get(w, 0), int(graph.weight_bytes[op]))
+            largest[w] = max(largest.get(w, 0), size)
     held = np.zeros(num_owners, dtype=np.int64)
     shared = []
     for w, owners in holders.items():

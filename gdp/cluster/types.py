@@ -51,6 +51,7 @@ class Device:
     processor: str = ""  # devices of one name compute one at a time; set by measured costs alone
     reserve_bytes: int = 0  # kept beside `memory_bytes` for the system, drivers and runtimes
     unified: bool = False  # a GPU and its processor in one memory; Apple's are told by their kind
+    caches_on: str = ""  # device that holds the caches of ops placed here; "": this one
 
     def __post_init__(self) -> None:
         where = f"device {self.name!r}"
@@ -215,6 +216,21 @@ class Cluster:
         for k, size in enumerate(self.pool_bytes.tolist()):
             room += min(size, sum(self.memory_bytes[usable & (self.pool == k)].tolist()))
         return room
+
+    @functools.cached_property
+    def cache_home(self) -> Int[np.ndarray, "D"]:
+        """Device that holds the caches of the ops on each: itself, or the one that
+        `Device.caches_on` names, where the cluster has it."""
+        names = self.device_names
+        homes = [device.caches_on for device in self.devices]
+        return np.array(
+            [names.index(n) if n in names else d for d, n in enumerate(homes)], dtype=np.int64
+        )
+
+    @functools.cached_property
+    def moves_caches(self) -> bool:
+        """True where caches of some device lie on another one."""
+        return bool((self.cache_home != np.arange(self.num_devices)).any())
 
     @functools.cached_property
     def processor(self) -> Int[np.ndarray, "D"]:

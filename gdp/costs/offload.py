@@ -3,9 +3,10 @@ the device that computes at every use.
 
 An offload device stands for that in a cluster. An op on it takes the time of its weights' way to
 the main device and of its computation there; its tensors are the main device's, so that nothing
-has to be moved between the two. The main device keeps room for weights that stream through it. What
-this leaves out: the main device and its offload device could overlap here, while accelerate copies,
-then computes. Placements that keep modules whole are chains, in which nothing overlaps.
+has to be moved between the two, and its caches lie there (`Device.caches_on`). The main device
+keeps room for weights that stream through it. What this leaves out: the main device and its
+offload device could overlap here, while accelerate copies, then computes. Placements that keep
+modules whole are chains, in which nothing overlaps.
 """
 
 from collections.abc import Sequence
@@ -41,9 +42,12 @@ def _offload_device(
 ) -> Device:
     """The device that stands for weights at rest; in host memory it shares the host's, less what is
     on its way (and so has room for the model's inputs and outputs)."""
+    # accelerate computes an offloaded module on the main device (`execution_device` in its
+    # `dispatch_model`), so its keys and values are made there and stay; weights alone rest.
     blank = replace(
-        main, name=OFFLOAD_NAMES[target], kind=KINDS[target], reserve_bytes=0, memory_pool=""
-    )
+        main, name=OFFLOAD_NAMES[target], kind=KINDS[target], reserve_bytes=0, memory_pool="",
+        caches_on=main.name,
+    )  # fmt: skip
     memories = {d.memory_pool or d.name: d for d in devices if d.is_cpu}
     host_bytes = sum(d.memory_bytes for d in memories.values())
     if target != "cpu" or not 0 < host_bytes < UNLIMITED_BYTES:
@@ -104,25 +108,6 @@ def with_offload(cluster: Cluster, targets: Sequence[str], reserved_bytes: int =
         cluster, devices=tuple(devices), link_bytes_per_s=bandwidth, link_latency_s=latency,
         channel=channel,
     )  # fmt: skip
-
-
-def moved_caches(
-    graph: OpGraph, device: Int[np.ndarray, "N"], cluster: Cluster
-) -> Int[np.ndarray, "D"]:
-    """Bytes of one request's caches that each device holds beside those of its own ops.
-
-    accelerate computes an offloaded module on the main device (`execution_device` in its
-    `dispatch_model`), so its keys and values are made there and stay; only weights rest elsewhere.
-    """
-    moved, main = np.zeros(cluster.num_devices, dtype=np.int64), main_device(cluster)
-    for d, entry in enumerate(cluster.devices):
-        if main is not None and is_offload(entry):
-            mine = np.flatnonzero((device == d) & (graph.cache_bytes > 0))
-            once = mine[np.unique(graph.weight_id[mine], return_index=True)[1]]
-            size = int(graph.cache_bytes[once].sum())
-            moved[d] -= size
-            moved[main] += size
-    return moved
 
 
 @dataclass(frozen=True)

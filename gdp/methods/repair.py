@@ -23,12 +23,14 @@ from gdp.methods.scoring import (
     best_priority_rule,
     best_two,
     expand,
+    group_cache_bytes,
     group_weight_bytes,
     missing_text,
     proven_misfit,
 )
 from gdp.problem.arrays import arrays_of
 from gdp.problem.problem import Problem
+from gdp.sim.memory import weights_held
 from gdp.sim.objectives import peaks
 
 # Rounds of shedding and packing; each simulates a few placements.
@@ -105,15 +107,12 @@ def repair(
 def _stages(problem: Problem, start: Evaluated) -> Iterator[Iterator[list[Assignment]]]:
     """Generators of batches of proposals; later ones cost more of the start's structure."""
     ranks = ranks_to_try(problem)
-    group_device = start.assignment.device[arrays_of(problem).group_op[_first(problem)]]
+    a = arrays_of(problem)
+    group_device = start.assignment.device[a.group_op[a.group_start[:-1]]]
     yield iter([[Assignment(start.assignment.device, rank) for rank in ranks]])
     yield _together(problem, group_device, ranks)
     yield _shedding(problem, group_device, [start.assignment.rank, *ranks])
     yield _packing(problem, ranks)
-
-
-def _first(problem: Problem) -> Int[np.ndarray, "G"]:
-    return arrays_of(problem).group_start[:-1]
 
 
 def _together(
@@ -135,7 +134,7 @@ def _shedding(
     from gdp.methods.repair_kernels import shed
 
     a = arrays_of(problem)
-    size = _group_bytes(problem)
+    size, cache = _group_bytes(problem), group_cache_bytes(problem).astype(float)
     near = np.zeros(problem.num_devices)
     capacity, shares = problem.cluster.memory_bytes.astype(float), a.pool >= 0
     for rank in ranks[:2]:
@@ -149,7 +148,7 @@ def _shedding(
             shared = np.bincount(a.pool[shares], peak[shares], len(a.pool_bytes)) - a.pool_bytes
             over, room = np.maximum(shared, 0.0) * more, np.maximum(-shared, 0.0)
             order = np.arange(problem.num_groups) if attempt % 2 else np.argsort(-size)
-            if not shed(a, now, size, order, excess, slack, over, room, near):
+            if not shed(a, now, size, cache, order, excess, slack, over, room, near):
                 break
             yield [Assignment(expand(problem, now), r) for r in ranks]
 
@@ -162,6 +161,7 @@ def _packing(
 
     a = arrays_of(problem)
     size = _group_bytes(problem)
+    held = size + group_cache_bytes(problem)
     capacity, shares = problem.cluster.memory_bytes.astype(float), a.pool >= 0
     in_all = float(problem.cluster.room_bytes(np.ones(problem.num_devices, dtype=bool)))
     topological = np.arange(problem.num_groups)
@@ -170,35 +170,26 @@ def _packing(
     mixed = np.concatenate([by_size[large[by_size]], topological[~large]])
     for order in (topological, mixed, by_size):
         # Weights spread evenly first: each device gets the same share of its memory.
-        share = min(1.0, float(size.sum()) / in_all)
+        share = min(1.0, float(held.sum()) / in_all)
         room, shared = capacity * share, a.pool_bytes * share
         for _ in range(_ROUNDS // 2):
             device = expand(problem, pack(a, order, room, shared))
             yield [Assignment(device, rank) for rank in ranks]
             peak = _peaks(problem, Assignment(device, ranks[-1]))
-            held = _weights(problem, device)
-            other = peak - held
+            other = peak - weights_held(problem, device)
             room = np.maximum(capacity - other, 0.05 * capacity)
             others = np.bincount(a.pool[shares], other[shares], len(a.pool_bytes))
             shared = np.maximum(a.pool_bytes - others, 0.05 * a.pool_bytes)
 
 
 def _group_bytes(problem: Problem) -> Float[np.ndarray, "G"]:
-    """Bytes that moving each group frees at least: its weights and what it makes."""
+    """Bytes that moving each group frees at least: its weights and what it makes, without caches
+    that lie on another device."""
     a = arrays_of(problem)
-    size = group_weight_bytes(problem).astype(float)
+    size = (group_weight_bytes(problem) - group_cache_bytes(problem)).astype(float)
     np.add.at(size, a.group[a.producer], a.held_bytes)
     return size
 
 
 def _peaks(problem: Problem, assignment: Assignment) -> Float[np.ndarray, "D"]:
     return peaks(problem, assignment.device, assignment.rank).astype(float)
-
-
-def _weights(problem: Problem, device: Int[np.ndarray, "N"]) -> Float[np.ndarray, "D"]:
-    """Weight bytes on each device, each distinct weight once."""
-    a = arrays_of(problem)
-    owner = np.repeat(np.arange(problem.num_groups), np.diff(a.group_weight_start))
-    home = device[a.group_op[_first(problem)]][owner]
-    pairs = np.unique(np.stack([a.group_weight, home]), axis=1)
-    return np.bincount(pairs[1], a.weight_bytes[pairs[0]], problem.num_devices)

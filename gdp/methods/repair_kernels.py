@@ -8,33 +8,9 @@ import numpy as np
 from gdp.kernels.options import BARE, INNER, INNER_INLINE
 from gdp.kernels.struct import as_struct
 from gdp.problem.arrays import Arrays
+from gdp.problem.weights_kernels import added_bytes, hold_weights
 
 as_struct(Arrays)
-
-
-@numba.njit(**INNER_INLINE)
-@no_type_check
-def added_bytes(a, holds, g, d):
-    """Weights of group g that device d does not hold yet."""
-    added = 0
-    for x in range(a.group_weight_start[g], a.group_weight_start[g + 1]):
-        if holds[a.group_weight[x], d] == 0:
-            added += a.weight_bytes[a.group_weight[x]]
-    return added
-
-
-@numba.njit(**INNER_INLINE)
-@no_type_check
-def hold_weights(a, holds, g, d, sign):
-    """Count the weights of group g on device d (or off it); the bytes that this adds there."""
-    added = 0
-    for x in range(a.group_weight_start[g], a.group_weight_start[g + 1]):
-        w = a.group_weight[x]
-        before = holds[w, d]
-        holds[w, d] = before + sign
-        if (before == 0) != (before + sign == 0):
-            added += sign * a.weight_bytes[w]
-    return added
 
 
 @numba.njit(**INNER)
@@ -73,11 +49,11 @@ def fill_packs(a, order, room_bytes, pool_room_bytes, group_device, holds, used,
         for d in range(num_devices):
             if not a.group_allowed[g, d]:
                 continue
-            need = added_bytes(a, holds, g, d)
-            left = (room_bytes[d] - used[d] - need) / max(room_bytes[d], 1.0)
-            if a.pool[d] >= 0:
-                room = pool_room_bytes[a.pool[d]]
-                left = min(left, (room - pool_used(a, used, d) - need) / max(room, 1.0))
+            left = share_left(a, holds, used, room_bytes, pool_room_bytes, g, d, d)
+            home = a.cache_home[d]
+            if home != d and added_bytes(a, holds, g, d, home) > 0:
+                there = share_left(a, holds, used, room_bytes, pool_room_bytes, g, d, home)
+                left = min(left, there)
             fits = left >= 0.0
             better = fits and not best_fits
             if fits == best_fits:
@@ -87,7 +63,19 @@ def fill_packs(a, order, room_bytes, pool_room_bytes, group_device, holds, used,
             if best < 0 or better:
                 best, best_fits, best_near, best_left = d, fits, near[d], left
         group_device[g] = best
-        used[best] += hold_weights(a, holds, g, best, 1)
+        hold_weights(a, holds, used, g, best, 1)
+
+
+@numba.njit(**INNER_INLINE)
+@no_type_check
+def share_left(a, holds, used, room_bytes, pool_room_bytes, g, d, at):
+    """Share of the room of device `at`, or of its pool, that is left with group g on device d."""
+    need = added_bytes(a, holds, g, d, at)
+    left = (room_bytes[at] - used[at] - need) / max(room_bytes[at], 1.0)
+    if a.pool[at] >= 0:
+        room = pool_room_bytes[a.pool[at]]
+        left = min(left, (room - pool_used(a, used, at) - need) / max(room, 1.0))
+    return left
 
 
 @numba.njit(**INNER)
@@ -113,29 +101,41 @@ def pack(a, order, room_bytes, pool_room_bytes):
 
 @numba.njit(**BARE)
 @no_type_check
-def shed(a, group_device, size, order, excess_bytes, slack_bytes, pool_excess, pool_slack, near):
+def shed(
+    a, group_device, size, cache, order, excess_bytes, slack_bytes, pool_excess, pool_slack, near
+):
     """Move groups off overfull devices to where there is room, in the order given; count of moves.
 
     Changes `group_device` and what is over and left in place, of devices and of the memories that
-    they share: a group leaves an overfull pool for another memory. The receiver is the device with
+    they share: a group leaves an overfull pool for another memory. `cache` [G] are bytes beside
+    `size` that lie on `cache_home`, which may be overfull, too. The receiver is the device with
     room that the group exchanges most with. `near` [D] is scratch.
     """
     num_devices = a.group_allowed.shape[1]
     moved = 0
     for g in order:
         home = group_device[g]
+        kept = a.cache_home[home]
         crowded = a.pool[home] >= 0 and pool_excess[a.pool[home]] > 0.0
-        if (excess_bytes[home] <= 0.0 and not crowded) or size[g] <= 0.0:
+        lacks = (excess_bytes[home] > 0.0 or crowded) and size[g] > 0.0
+        if not lacks and (cache[g] <= 0.0 or excess_bytes[kept] <= 0.0):
             continue
         neighbour_bytes(a, group_device, g, near)
         best = -1
         for d in range(num_devices):
-            if d == home or not a.group_allowed[g, d] or slack_bytes[d] < size[g]:
+            if d == home or not a.group_allowed[g, d]:
+                continue
+            there = a.cache_home[d]
+            left = cache[g] if there != kept else 0.0  # caches that change their device
+            if not lacks and left == 0.0:
+                continue
+            need = size[g] + left if there == d else size[g]
+            if slack_bytes[d] < need or (there != d and slack_bytes[there] < left):
                 continue
             inside = a.pool[d] >= 0 and a.pool[d] == a.pool[home]
             if inside and crowded:
                 continue
-            if a.pool[d] >= 0 and not inside and pool_slack[a.pool[d]] < size[g]:
+            if a.pool[d] >= 0 and not inside and pool_slack[a.pool[d]] < need:
                 continue
             if (
                 best < 0
@@ -145,11 +145,21 @@ def shed(a, group_device, size, order, excess_bytes, slack_bytes, pool_excess, p
                 best = d
         if best >= 0:
             group_device[g] = best
-            excess_bytes[home] -= size[g]
-            slack_bytes[best] -= size[g]
-            if a.pool[home] >= 0 and a.pool[home] != a.pool[best]:
-                pool_excess[a.pool[home]] -= size[g]
-            if a.pool[best] >= 0 and a.pool[home] != a.pool[best]:
-                pool_slack[a.pool[best]] -= size[g]
+            carry(a, home, best, size[g], excess_bytes, slack_bytes, pool_excess, pool_slack)
+            there = a.cache_home[best]
+            if there != kept and cache[g] > 0.0:
+                carry(a, kept, there, cache[g], excess_bytes, slack_bytes, pool_excess, pool_slack)
             moved += 1
     return moved
+
+
+@numba.njit(**INNER_INLINE)
+@no_type_check
+def carry(a, source, to, size, excess_bytes, slack_bytes, pool_excess, pool_slack):
+    """Move so many bytes between two devices, in the excess and the slack of their memories."""
+    excess_bytes[source] -= size
+    slack_bytes[to] -= size
+    if a.pool[source] >= 0 and a.pool[source] != a.pool[to]:
+        pool_excess[a.pool[source]] -= size
+    if a.pool[to] >= 0 and a.pool[source] != a.pool[to]:
+        pool_slack[a.pool[to]] -= size

@@ -153,11 +153,23 @@ def group_seconds(problem: Problem) -> Float[np.ndarray, "G D"]:
 
 @cached_on_problem
 def group_weight_bytes(problem: Problem) -> Int[np.ndarray, "G"]:
-    """Bytes of the distinct weights of each group."""
+    """Bytes of the distinct weights and caches of each group."""
+    return _held_by_groups(problem, 0)
+
+
+@cached_on_problem
+def group_cache_bytes(problem: Problem) -> Int[np.ndarray, "G"]:
+    """Of `group_weight_bytes`, caches that lie on the `Cluster.cache_home` of the group's device;
+    none where every device holds those of its own ops."""
+    return _held_by_groups(problem, arrays_of(problem).first_cache)
+
+
+def _held_by_groups(problem: Problem, first: int) -> Int[np.ndarray, "G"]:
+    """Bytes of the distinct weights of each group, of those from `first` on."""
     a = arrays_of(problem)
     held = np.zeros(problem.num_groups, dtype=np.int64)
     owner = np.repeat(np.arange(problem.num_groups), np.diff(a.group_weight_start))
-    np.add.at(held, owner, a.weight_bytes[a.group_weight])
+    np.add.at(held, owner, np.where(a.group_weight >= first, a.weight_bytes[a.group_weight], 0))
     held.setflags(write=False)
     return held
 
@@ -193,57 +205,73 @@ def proven_misfit(problem: Problem) -> str | None:
     """Why no placement at all can fit, or None where these arguments do not show it.
 
     1. An op needs, on one device, the weights of its group, its inputs and its outputs at once;
-       where it may take no time, what it reads may be gone when its outputs are made.
+       where it may take no time, what it reads may be gone when its outputs are made. Caches count
+       where the device holds them itself.
     2. Weights whose ops are all confined to some devices need room on those devices together, in
-       which a memory that several of them share counts once.
+       which a memory that several of them share counts once; their caches where these lie.
     """
-    graph = problem.graph
-    held = group_weight_bytes(problem)
-    need = held[problem.group]
-    np.add.at(need, graph.use_op, graph.held_bytes[graph.use_tensor])
-    np.add.at(need, graph.producer, graph.held_bytes)
+    graph, cache = problem.graph, group_cache_bytes(problem)
+    held = group_weight_bytes(problem) - cache
+    touched = np.zeros(problem.num_ops, dtype=np.int64)
+    np.add.at(touched, graph.use_op, graph.held_bytes[graph.use_tensor])
+    np.add.at(touched, graph.producer, graph.held_bytes)
     may_use = problem.group_allowed[problem.group]
     at_once = (may_use & (problem.compute_s == 0.0)).any(axis=1)
-    need = np.where(at_once, held[problem.group], need)
-    room = np.where(problem.group_allowed, problem.cluster.memory_bytes, 0).max(axis=1)
-    short = need - room[problem.group]
+    need = held[problem.group] + np.where(at_once, 0, touched)
+    own = problem.cluster.cache_home == np.arange(problem.num_devices)
+    memory, beside = problem.cluster.memory_bytes, np.where(own, cache[:, None], 0)
+    left = np.where(problem.group_allowed, memory - beside, np.iinfo(np.int64).min // 2)
+    short = need - left.max(axis=1)[problem.group]
     if short.max() > 0:
         op = int(short.argmax())
+        g, d = problem.group[op], left[problem.group[op]].argmax()
         return (
-            f"no placement can fit: op {graph.op_names[op]!r} needs {format_bytes(need[op])} on "
-            f"one device, the largest it may use holds {format_bytes(room[problem.group[op]])}: "
-            f"{format_bytes(short[op])} missing"
+            f"no placement can fit: op {graph.op_names[op]!r} needs "
+            f"{format_bytes(need[op] + beside[g, d])} on one device, the largest it may use holds "
+            f"{format_bytes(memory[d])}: {format_bytes(short[op])} missing"
         )
     return _confined_weights(problem)
 
 
 def _confined_weights(problem: Problem) -> str | None:
     """The second argument of `proven_misfit`, for each set of devices that binds some group."""
-    a = arrays_of(problem)
+    a, cluster = arrays_of(problem), problem.cluster
     owner = np.repeat(np.arange(problem.num_groups), np.diff(a.group_weight_start))
     homes = np.unique(problem.group_allowed, axis=0)
     for home in [np.ones(problem.num_devices, dtype=bool), *homes]:
         inside = ~(problem.group_allowed & ~home).any(axis=1)
-        needed = int(a.weight_bytes[np.unique(a.group_weight[inside[owner]])].sum())
-        held = problem.cluster.room_bytes(home)
-        if needed > held:
-            names = [d.name for d, here in zip(problem.cluster.devices, home, strict=True) if here]
-            return (
-                f"no placement can fit: {_needed(problem, inside, needed)}, {', '.join(names)} "
-                f"hold{'s' if len(names) == 1 else ''} {format_bytes(held)}: "
-                f"{format_bytes(needed - held)} missing"
-            )
+        weights = np.unique(a.group_weight[inside[owner]])
+        caches = weights[weights >= a.first_cache]
+        cached = np.isin(np.arange(problem.num_devices), cluster.cache_home[home])
+        # Weights and caches together, and where these lie elsewhere, either of them alone.
+        ways = [(weights, home | cached if len(caches) else home)]
+        ways += [(weights[weights < a.first_cache], home), (caches, cached)] if len(caches) else []
+        for ids, where in ways:
+            needed, held = int(a.weight_bytes[ids].sum()), cluster.room_bytes(where)
+            if needed > held:
+                names = [n for n, here in zip(cluster.device_names, where, strict=True) if here]
+                return (
+                    f"no placement can fit: {_needed(problem, inside, ids, needed)}, "
+                    f"{', '.join(names)} hold{'s' if len(names) == 1 else ''} "
+                    f"{format_bytes(held)}: {format_bytes(needed - held)} missing"
+                )
     return None
 
 
-def _needed(problem: Problem, inside: Bool[np.ndarray, "G"], needed: int) -> str:
+def _needed(
+    problem: Problem, inside: Bool[np.ndarray, "G"], ids: Int[np.ndarray, "_"], needed: int
+) -> str:
     """Bytes that weights and caches need, told apart."""
-    graph = problem.graph
+    graph, a = problem.graph, arrays_of(problem)
     ops = np.flatnonzero(inside[problem.group] & (graph.cache_bytes > 0))
     once = ops[np.unique(graph.weight_id[ops], return_index=True)[1]]
     cached = min(int(graph.cache_bytes[once].sum()), needed)
+    if a.first_cache < len(a.weight_bytes):
+        cached = int(a.weight_bytes[ids[ids >= a.first_cache]].sum())
     if not cached:
         return f"weights need {format_bytes(needed)}"
+    if cached == needed:
+        return f"caches need {format_bytes(needed)}"
     return f"weights need {format_bytes(needed - cached)} and caches {format_bytes(cached)}"
 
 

@@ -12,11 +12,9 @@ SIMPLIFY_SHARE = 0.05
 DEVIATION_SHARE = 0.05
 """Kept for draws of learned costs."""
 
-# accelerate's plan, which searches more than once.
+# accelerate's plan, which may search twice.
 RESIDENT_SHARE = 0.5
 """For a search on the accelerators alone where the model may not fit them."""
-MAP_TRY_SHARE = 0.6
-"""For each map that may lack room for caches; the last has the rest."""
 
 # Fine-tuning.
 REFERENCE_SHARE = 0.3

@@ -34,14 +34,19 @@ def held_bytes(p, s, t, i, copies):
 def room(p, s, op, i):
     """Bytes left on a device with an op's undecided group on it, at its fullest; may be negative.
 
-    Its weights, the tensors already made that any member reads, and the op's output.
+    Its weights, the tensors already made that any member reads, and the op's output. Where caches
+    lie on another device, what is left there, if that is less.
     """
     weights, tensors, group = s.weight_bytes[i], s.live_bytes[i], p.group[op]
+    home, cached = p.cache_home[i], 0
     s.visit[0] += 1
     for k in range(p.group_start[group], p.group_start[group + 1]):
         member = p.group_op[k]
         if not s.holds[p.weight[member], i]:
             weights += p.weight_bytes[p.weight[member]]
+        if p.first_cache < p.num_weights:
+            cache = p.weight[member] + p.first_cache
+            cached += 0 if s.holds[cache, home] else p.weight_bytes[cache]
         for x in range(p.in_start[member], p.in_start[member + 1]):
             t = p.in_tensor[x]
             if s.placed[p.producer[t], 0] >= 0 and not s.held[t, i] and s.seen[t] != s.visit[0]:
@@ -49,8 +54,14 @@ def room(p, s, op, i):
                 tensors += held_bytes(p, s, t, i, p.copies)
     for k in range(p.out_start[op], p.out_start[op + 1]):
         tensors += held_bytes(p, s, p.out_tensor[k], i, 1.0)
+    if home == i:
+        weights += cached
     need = weights + max(s.fullest_bytes[i], tensors)
-    return min(p.memory_bytes[i] - need, pool_room(p, s, i) - need)
+    left = min(p.memory_bytes[i] - need, pool_room(p, s, i) - need)
+    if home != i and cached > 0:
+        need = s.weight_bytes[home] + cached + s.fullest_bytes[home]
+        left = min(left, p.memory_bytes[home] - need, pool_room(p, s, home) - need)
+    return left
 
 
 @numba.njit(**INNER)
@@ -114,6 +125,11 @@ def settle_group(p, s, group, i):
         if not s.holds[weight, i]:
             s.holds[weight, i] = True
             s.weight_bytes[i] += p.weight_bytes[weight]
+        if p.first_cache < p.num_weights:
+            cache, home = weight + p.first_cache, p.cache_home[i]
+            if not s.holds[cache, home]:
+                s.holds[cache, home] = True
+                s.weight_bytes[home] += p.weight_bytes[cache]
         for x in range(p.in_start[member], p.in_start[member + 1]):
             if s.placed[p.producer[p.in_tensor[x]], 0] >= 0:
                 receive(p, s, p.in_tensor[x], i)

@@ -1,7 +1,7 @@
 """The flat arrays that the heuristics and the local search read inside their kernels.
 
-Axes: N ops, T tensors, E uses, D devices, G groups, W distinct weights, M (op, weight) pairs, P
-memories that devices share.
+Axes: N ops, T tensors, E uses, D devices, G groups, W distinct weights and caches, M (group,
+weight) pairs, P memories that devices share.
 """
 
 from typing import NamedTuple
@@ -11,7 +11,7 @@ from jaxtyping import Bool, Float, Int
 
 from gdp.graph.groups import lists
 from gdp.graph.op_graph import INPUT
-from gdp.problem.problem import Problem, cached_on_problem
+from gdp.problem.problem import Problem, cached_on_problem, stored_bytes
 
 
 class Arrays(NamedTuple):
@@ -46,6 +46,9 @@ class Arrays(NamedTuple):
     group_weight_start: Int[np.ndarray, "G+1"]
     group_weight: Int[np.ndarray, "M"]  # the distinct weights of a group that hold any bytes
     weight_bytes: Int[np.ndarray, "W"]
+    # From here on caches, in the order of their weights, on `cache_home`; W where none are apart.
+    first_cache: int
+    cache_home: Int[np.ndarray, "D"]  # device that holds the caches of the ops on each
     memory_bytes: Int[np.ndarray, "D"]
     pool: Int[np.ndarray, "D"]  # memory that a device shares with others, or below zero
     pool_bytes: Int[np.ndarray, "P"]
@@ -61,7 +64,7 @@ def arrays_of(problem: Problem) -> Arrays:
     out_start, out_tensor = lists(graph.producer, n)
     use_start, tensor_use = lists(graph.use_tensor, t)
     group_start, group_op = lists(problem.group, problem.num_groups)
-    weight_bytes, group_weight_start, group_weight = _weights(problem)
+    weight_bytes, first_cache, group_weight_start, group_weight = _weights(problem)
     is_input = np.array([kind == INPUT for kind in graph.op_types], dtype=bool)
     opens = np.diff(in_start) == 0
     opens[graph.use_op[is_input[graph.producer[graph.use_tensor]]]] = True
@@ -96,6 +99,8 @@ def arrays_of(problem: Problem) -> Arrays:
         group_weight_start=group_weight_start,
         group_weight=group_weight,
         weight_bytes=weight_bytes,
+        first_cache=first_cache,
+        cache_home=_int(cluster.cache_home),
         memory_bytes=_int(cluster.memory_bytes),
         pool=_int(cluster.pool),
         pool_bytes=_int(cluster.pool_bytes),
@@ -110,16 +115,16 @@ def _int(values: np.ndarray) -> Int[np.ndarray, "..."]:
 
 def _weights(
     problem: Problem,
-) -> tuple[Int[np.ndarray, "W"], Int[np.ndarray, "L"], Int[np.ndarray, "M"]]:
-    """The bytes of each distinct weight, and the distinct weights of each group.
+) -> tuple[Int[np.ndarray, "W"], int, Int[np.ndarray, "L"], Int[np.ndarray, "M"]]:
+    """(bytes of each distinct weight, the first that is a cache, distinct weights of each group).
 
     Ops that share an id hold one weight; where they disagree on its size the largest counts.
     """
-    graph = problem.graph
-    _, weight = np.unique(graph.weight_id, return_inverse=True)
-    size = np.zeros(int(weight.max()) + 1, dtype=np.int64)
-    np.maximum.at(size, weight, graph.weight_bytes)
-    heavy = np.flatnonzero(graph.weight_bytes > 0)
-    pairs = np.unique(np.stack([problem.group[heavy], weight[heavy]], axis=1), axis=0)
+    stored = stored_bytes(problem)
+    ids, of_op = np.unique(problem.graph.weight_id, return_inverse=True)
+    weight = of_op[stored.op] + len(ids) * stored.is_cache
+    size = np.zeros(len(ids) * (1 + stored.is_cache.any()), dtype=np.int64)
+    np.maximum.at(size, weight, stored.size_bytes)
+    pairs = np.unique(np.stack([problem.group[stored.op], weight], axis=1), axis=0)
     start, index = lists(pairs[:, 0], problem.num_groups)
-    return size, start, _int(pairs[index, 1])
+    return size, len(ids), start, _int(pairs[index, 1])

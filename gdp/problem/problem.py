@@ -130,6 +130,45 @@ def cached_on_problem(
     return cached
 
 
+class StoredBytes(NamedTuple):
+    """Bytes that ops hold throughout a run, on the device that they are placed on or, from entry
+    `first_cache` on, on the one that holds its caches (`Cluster.cache_home`).
+
+    A device holds entries of one id once, of the largest size. Axis: H entries, by ids, ascending.
+    """
+
+    op: Int[np.ndarray, "H"]
+    id: Int[np.ndarray, "H"]  # those of caches that lie elsewhere are no others' ids
+    size_bytes: Int[np.ndarray, "H"]
+    first_cache: int  # H where every device holds its caches, which are weights then
+
+    @property
+    def is_cache(self) -> Bool[np.ndarray, "H"]:
+        """True for entries that are caches, which may lie on another device."""
+        return np.arange(len(self.op)) >= self.first_cache
+
+    def on(self, problem: Problem, device: Int[np.ndarray, "N"]) -> Int[np.ndarray, "H"]:
+        """The device that holds each entry in a placement."""
+        where = np.array(device, dtype=np.int64)[self.op]
+        where[self.first_cache :] = problem.cluster.cache_home[where[self.first_cache :]]
+        return where
+
+
+@cached_on_problem
+def stored_bytes(problem: Problem) -> StoredBytes:
+    """Weights and caches of a problem's ops, told apart where caches of some device lie on another.
+    O(N log N)."""
+    graph = problem.graph
+    apart = problem.cluster.moves_caches and bool(graph.cache_bytes.any())
+    cache = graph.cache_bytes if apart else np.zeros_like(graph.cache_bytes)
+    sizes = np.stack([graph.weight_bytes - cache, cache]).astype(np.int64)
+    kind, op = np.nonzero(sizes)
+    after = int(graph.weight_id.max(initial=0)) + 1
+    ids = graph.weight_id[op].astype(np.int64) + kind * after
+    order = np.argsort(ids, kind="stable")
+    return StoredBytes(op[order], ids[order], sizes[kind, op][order], int((kind == 0).sum()))
+
+
 def make_problem(
     graph: OpGraph,
     cluster: Cluster,

@@ -41,7 +41,8 @@ def classes_of(alike: Bool[np.ndarray, "D D"]) -> list[list[int]]:
 
 @cached_on_problem
 def links_alike(problem: Problem) -> Bool[np.ndarray, "D D"]:
-    """Pairs of devices whose exchange leaves links as they are and renames channels.
+    """Pairs of devices whose exchange leaves links and homes of caches as they are and renames
+    channels.
 
     Both share their memory and their processor with each other, or with none.
     """
@@ -61,7 +62,8 @@ def links_alike(problem: Problem) -> Bool[np.ndarray, "D D"]:
             pairs = np.stack([cluster.channel[off], cluster.channel[moved][off]])
             renamed = len(np.unique(pairs, axis=1).T) == num_channels
             queues = (cluster.queues[moved] == cluster.queues).all()
-            alike[i, j] = alike[j, i] = kept and renamed and queues
+            homes = (swap[cluster.cache_home[swap]] == cluster.cache_home).all()
+            alike[i, j] = alike[j, i] = kept and renamed and queues and homes
     return alike & same(cluster.pool, cluster.processor)
 
 

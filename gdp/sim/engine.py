@@ -27,7 +27,7 @@ from jaxtyping import Bool, Float, Int, UInt
 from gdp.cluster.types import Cluster
 from gdp.graph.op_graph import OUTPUT
 from gdp.problem.arrays import Arrays, arrays_of
-from gdp.problem.problem import Problem, cached_on_problem
+from gdp.problem.problem import Problem, cached_on_problem, stored_bytes
 from gdp.problem.ticks import send_time
 
 CHUNK = 64  # arrivals per chunk of a lane, a power of two; see Workspace.entry_s
@@ -39,7 +39,8 @@ PENDING = 8 * MAX_DEVICES
 
 
 class EngineArrays(NamedTuple):
-    """A problem for kernels. Axes: N ops, T tensors, E uses, D devices, S ops without inputs.
+    """A problem for kernels. Axes: N ops, T tensors, E uses, D devices, S ops without inputs, H
+    weights and caches of ops.
 
     What `problem.arrays.Arrays` holds, in the forms that the loops of the engine want: 32 bits
     where they chase indices, links and costs flat.
@@ -80,9 +81,11 @@ class EngineArrays(NamedTuple):
     pool_bytes: Int[np.ndarray, "P"]
     processor: Int[np.ndarray, "D"]
     shares_processor: bool  # two devices are one processor
-    weight_op: Int[np.ndarray, "W"]  # ops with weights, sorted by weight id
-    weight_id: Int[np.ndarray, "W"]  # of those ops
-    weight_bytes: Int[np.ndarray, "W"]
+    weight_op: Int[np.ndarray, "H"]  # of `problem.StoredBytes`, as the next three
+    weight_id: Int[np.ndarray, "H"]
+    weight_bytes: Int[np.ndarray, "H"]
+    first_cache: int
+    cache_home: Int[np.ndarray, "D"]
     memory_binds: bool  # one run of some placement could overflow some device
     pipeline_memory_binds: bool  # a full pipeline of some placement could
 
@@ -139,8 +142,7 @@ def arrays(problem: Problem) -> EngineArrays:
     num_inputs = np.diff(a.in_start)
     pays = np.where(a.is_io | graph.rests, 0, PAYS)
     channel = _channels(cluster)
-    weight_op = np.flatnonzero(graph.weight_bytes)
-    weight_op = weight_op[np.argsort(graph.weight_id[weight_op], kind="stable")]
+    held = stored_bytes(problem)
     output_bytes = np.zeros(n, dtype=np.int64)
     np.add.at(output_bytes, a.producer, a.held_bytes)
     weight_bytes, all_bytes = int(graph.weight_bytes.sum()), int(a.held_bytes.sum())
@@ -180,9 +182,11 @@ def arrays(problem: Problem) -> EngineArrays:
         pool_bytes=a.pool_bytes,
         processor=a.processor,
         shares_processor=bool((a.processor >= 0).any()),
-        weight_op=weight_op,
-        weight_id=graph.weight_id[weight_op].astype(np.int64),
-        weight_bytes=graph.weight_bytes[weight_op].astype(np.int64),
+        weight_op=held.op,
+        weight_id=held.id,
+        weight_bytes=held.size_bytes,
+        first_cache=held.first_cache,
+        cache_home=a.cache_home,
         memory_binds=_may_overflow(a, weight_bytes, all_bytes),
         # Two buffers of each tensor received, and one set for each stage that follows.
         pipeline_memory_binds=_may_overflow(a, weight_bytes, (d + 1) * all_bytes),

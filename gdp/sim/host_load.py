@@ -25,7 +25,7 @@ the number of times that the paths to it have come back to its device, and each 
 Ranks cut further: ops of unlike rank are in unlike blocks, which run in the order of rank.
 (arXiv 2006.16423, section 5.2; with equal ranks exactly what the authors' program evaluates.)
 
-Axes: N ops, T tensors, E uses, D devices, B placements.
+Axes: N ops, T tensors, E uses, D devices, B placements, H weights and caches of ops.
 """
 
 from typing import NamedTuple
@@ -37,7 +37,7 @@ from gdp.cluster.types import Cluster
 from gdp.errors import ArgumentError
 from gdp.graph.op_graph import OpGraph
 from gdp.problem.arrays import arrays_of
-from gdp.problem.problem import Problem, cached_on_problem
+from gdp.problem.problem import Problem, cached_on_problem, stored_bytes
 from gdp.problem.ticks import in_ticks, seconds_per_unit
 
 
@@ -53,9 +53,11 @@ class LoadArrays(NamedTuple):
     use_start: Int[np.ndarray, "T+1"]  # the readers of tensor t: use_op[use_start[t] : ...[t + 1]]
     use_op: Int[np.ndarray, "E"]
     is_cpu: Bool[np.ndarray, "D"]
-    weight_order: Int[np.ndarray, "N"]  # ops sorted by weight id
-    weight_id: Int[np.ndarray, "N"]
-    weight_bytes: Int[np.ndarray, "N"]
+    weight_op: Int[np.ndarray, "H"]  # of `problem.StoredBytes`, as the next three
+    weight_id: Int[np.ndarray, "H"]
+    weight_bytes: Int[np.ndarray, "H"]
+    first_cache: int
+    cache_home: Int[np.ndarray, "D"]
     memory_bytes: Int[np.ndarray, "D"]
     pool: Int[np.ndarray, "D"]
     pool_bytes: Int[np.ndarray, "P"]
@@ -70,7 +72,7 @@ def is_cpu(problem: Problem) -> Bool[np.ndarray, "D"]:
 @cached_on_problem
 def load_arrays(problem: Problem) -> LoadArrays:
     """The flat arrays of a problem."""
-    graph, a = problem.graph, arrays_of(problem)
+    a, stored = arrays_of(problem), stored_bytes(problem)
     return LoadArrays(
         compute_s=np.array(problem.compute_s, dtype=np.float64, order="C"),
         tensor_s=np.array(_tensor_s(problem), dtype=np.float64),
@@ -78,9 +80,11 @@ def load_arrays(problem: Problem) -> LoadArrays:
         use_start=a.use_start,
         use_op=a.use_op,
         is_cpu=is_cpu(problem),
-        weight_order=np.argsort(graph.weight_id, kind="stable").astype(np.int64),
-        weight_id=np.array(graph.weight_id, dtype=np.int64),
-        weight_bytes=np.array(graph.weight_bytes, dtype=np.int64),
+        weight_op=stored.op,
+        weight_id=stored.id,
+        weight_bytes=stored.size_bytes,
+        first_cache=stored.first_cache,
+        cache_home=a.cache_home,
         memory_bytes=a.memory_bytes,
         pool=a.pool,
         pool_bytes=a.pool_bytes,
@@ -104,17 +108,6 @@ def values(
 
     flat, rows = load_arrays(in_ticks(problem)), np.array(devices, dtype=np.int64, order="C")
     return batch_loads(flat, rows) * seconds_per_unit(problem), batch_overflow(flat, rows)
-
-
-def held_bytes(problem: Problem, device: Int[np.ndarray, "N"]) -> Int[np.ndarray, "D"]:
-    """Bytes of weights that each device holds; ops that share a weight id hold the largest once."""
-    pair = problem.graph.weight_id.astype(np.int64) * problem.num_devices + device
-    kept, which = np.unique(pair, return_inverse=True)
-    largest = np.zeros(len(kept), dtype=np.int64)
-    np.maximum.at(largest, which, problem.graph.weight_bytes)
-    held = np.zeros(problem.num_devices, dtype=np.int64)
-    np.add.at(held, kept % problem.num_devices, largest)
-    return held
 
 
 def host_transfer_s(graph: OpGraph, cluster: Cluster) -> Float[np.ndarray, "T"]:

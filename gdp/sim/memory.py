@@ -1,7 +1,8 @@
 """Peak memory of each device, in bytes.
 
 One run (latency). Weights, and optimizer state with them, are there throughout, each weight id once
-per device. A tensor is held
+per device; so are caches, on the device that holds those of an op's device (`Device.caches_on`). A
+tensor is held
 * on the device that makes it: from the start of its producer until its last reader there has
   finished and its last outgoing transfer has arrived, or, with neither, until its producer ends;
 * on a device that receives it: from when the channel takes the transfer until its last reader
@@ -30,7 +31,7 @@ import numpy as np
 from jaxtyping import Float, Int
 
 from gdp.graph.op_graph import OUTPUT
-from gdp.problem.problem import Problem
+from gdp.problem.problem import Problem, stored_bytes
 from gdp.sim.engine import arrays
 from gdp.sim.latency import borrowed, checked_devices
 
@@ -90,16 +91,20 @@ def held_over_time(
 
 
 def weights_held(problem: Problem, device: Int[np.ndarray, "N"]) -> Int[np.ndarray, "D"]:
-    """Bytes of the weights of each device, every weight id once."""
-    graph = problem.graph
-    largest: dict[tuple[int, int], int] = {}
-    for op in np.flatnonzero(graph.weight_bytes).tolist():
-        key = int(device[op]), int(graph.weight_id[op])
-        largest[key] = max(largest.get(key, 0), int(graph.weight_bytes[op]))
-    held = np.zeros(problem.num_devices, dtype=np.int64)
-    for (d, _), size in largest.items():
-        held[d] += size
-    return held
+    """Bytes of weights and caches that each device holds, every id once."""
+    return weights_of_ways(problem, device[None])
+
+
+def weights_of_ways(problem: Problem, devices: Int[np.ndarray, "B N"]) -> Int[np.ndarray, "D"]:
+    """Bytes of weights and caches on each device that serves several placements in turn."""
+    held, d = stored_bytes(problem), problem.num_devices
+    on = np.stack([held.on(problem, device) for device in devices])
+    kept, which = np.unique(held.id * d + on, return_inverse=True)
+    largest = np.zeros(len(kept), dtype=np.int64)
+    np.maximum.at(largest, which.reshape(-1), np.tile(held.size_bytes, len(devices)))
+    total = np.zeros(d, dtype=np.int64)
+    np.add.at(total, kept % d, largest)
+    return total
 
 
 def _copies(

@@ -21,7 +21,7 @@ from gdp.problem.problem import Problem
 from gdp.sim import host_load
 from gdp.sim.engine import arrays
 from gdp.sim.latency import latencies, periods, simulate
-from gdp.sim.memory import latency_peaks, pipeline_peaks
+from gdp.sim.memory import latency_peaks, pipeline_peaks, weights_held
 from gdp.units import format_seconds
 
 Rank = Int[np.ndarray, "N"] | None
@@ -102,7 +102,7 @@ def peaks(
     rule = objective_of(problem).memory
     if rule == "run":
         return latency_peaks(problem, device, rank)
-    return (pipeline_peaks if rule == "pipeline" else host_load.held_bytes)(problem, device)
+    return (pipeline_peaks if rule == "pipeline" else weights_held)(problem, device)
 
 
 def memory_binds(problem: Problem) -> bool:
@@ -131,7 +131,7 @@ def _period_score(problem: Problem, device: Int[np.ndarray, "N"], rank: Rank) ->
 def _load_score(problem: Problem, device: Int[np.ndarray, "N"], rank: Rank) -> Score:
     latency_s = float(host_load.block_values(problem, device[None], rank)[0][0])
     load_s = float(host_load.values(problem, device[None])[0][0])
-    held = host_load.held_bytes(problem, device)
+    held = weights_held(problem, device)
     return Score(latency_s, load_s, overflow_bytes(problem.cluster, held), held, load_s)
 
 

@@ -42,6 +42,7 @@ from gdp.problem.problem import Problem
 from gdp.problem.ticks import in_ticks, seconds_per_unit
 from gdp.sim.engine import arrays
 from gdp.sim.latency import borrowed, checked_devices, simulate
+from gdp.sim.memory import weights_held, weights_of_ways
 from gdp.sim.objectives import Score as Score
 from gdp.sim.objectives import objective_of, peaks
 
@@ -154,10 +155,13 @@ def peak_bytes(
     """Peak bytes of each device, by the objective's rule of memory."""
     _require(problem, device, teams)
     ways = max((len(team) for team in teams), default=1)
-    peak_rows = np.stack(
-        [peaks(problem, devices_of_sample(problem, device, teams, i), rank) for i in range(ways)]
-    )
+    rows = np.stack([devices_of_sample(problem, device, teams, i) for i in range(ways)])
+    peak_rows = np.stack([peaks(problem, row, rank) for row in rows])
     most = peak_rows.max(axis=0)
+    if problem.cluster.moves_caches:
+        # Devices that serve unlike samples may keep their caches on one, which holds all of them.
+        peak_rows = peak_rows - np.stack([weights_held(problem, row) for row in rows])
+        most = peak_rows.max(axis=0) + weights_of_ways(problem, rows)
     if objective_of(problem).pipelined and any(problem.cluster.host in team for team in teams):
         # The least is that of a sample which another member serves: inputs and outputs alone.
         most[problem.cluster.host] += peak_rows.min(axis=0)[problem.cluster.host]

@@ -13,7 +13,6 @@ from jaxtyping import Int
 
 from gdp import solve
 from gdp.cluster.types import Cluster, overflow_bytes
-from gdp.costs.offload import moved_caches
 from gdp.errors import InfeasibleError, ModelError
 from gdp.graph.generation import grows, longest_of_model, request_of, with_context
 from gdp.graph.op_graph import OpGraph
@@ -38,10 +37,11 @@ def cache_bytes_on(
 ) -> Int[np.ndarray, "D"]:
     """Bytes of the caches of so many requests on each device, of a graph as the devices hold it
     (`gdp.splits.members.held_graph`); of an offloaded module they lie where it is computed."""
-    held = [
-        int(graph.cache_bytes[ops].sum()) for ops in weights_once(graph, placement, cluster)
-    ]  # fmt: skip
-    return count * (np.array(held) + moved_caches(graph, placement.device, cluster))
+    held, kept = weights_once(graph, placement, cluster), np.zeros(cluster.num_devices, np.int64)
+    for d in np.unique(cluster.cache_home).tolist():
+        ops = np.concatenate([held[s] for s in np.flatnonzero(cluster.cache_home == d).tolist()])
+        kept[d] = graph.cache_bytes[graph.weight_holders(ops)].sum()
+    return count * kept
 
 
 def weights_once(

@@ -8,6 +8,7 @@ import pytest
 from tiny import (
     all_devices,
     brute_force_s,
+    cpu,
     fork_join,
     plain_graph,
     random_problem,
@@ -20,6 +21,7 @@ from gdp.bounds.best import CUT_SHORT, all_bounds, best_bound, shared_work_s
 from gdp.bounds.budget import WorkBudget
 from gdp.bounds.linear_program import dual_value_s, dual_weights, load_weights
 from gdp.bounds.loads import build_loads, build_work, load_program_size, worst_points
+from gdp.cluster.types import make_cluster
 from gdp.graph.op_graph import INPUT, OUTPUT
 from gdp.problem.problem import Problem, make_problem
 from gdp.sim.latency import periods
@@ -268,6 +270,20 @@ def test_the_argument_says_what_proved_the_bound_in_figures() -> None:
     for objective in ("latency", "throughput"):
         for bound in all_bounds(fork_join(objective), 5.0):
             assert any(c.isdigit() for c in bound.argument), bound.argument
+
+
+def test_caches_along_a_path_are_priced_where_they_lie() -> None:
+    """A chain of 4 ops of 10 bytes, 4 of them caches, which all lie on d0, of 28 bytes: 2 ops stay
+    there, 1 s each, and 2 take 9 s on d1. At 10 bytes an op on d0 there would be room for 2.8."""
+    devices = [cpu("d0", memory_bytes=28), cpu("d1", caches_on="d0")]
+    cluster = make_cluster("two", devices, default_bytes_per_s=np.inf, default_latency_s=0.0)
+    graph = plain_graph(
+        4, [(i, i + 1) for i in range(3)], 0, weight_bytes=[10] * 4, cache_bytes=[4] * 4
+    )
+    problem = make_problem(graph, cluster, np.array([[1.0, 9.0]] * 4))
+    priced = [bound for bound in all_bounds(problem, 1.0) if bound.argument.startswith("memory: ")]
+    assert [bound.value_s for bound in priced] == [pytest.approx(20.0, rel=1e-2)]
+    assert brute_force_s(problem) == pytest.approx(20.0)
 
 
 def test_a_bound_without_time_is_still_a_bound() -> None:

@@ -20,7 +20,6 @@ from gdp.costs.measured.costs import MeasuredCosts
 from gdp.costs.offload import (
     HOST_POOL,
     Streamed,
-    moved_caches,
     read_bytes,
     resident,
     with_offload,
@@ -32,6 +31,7 @@ from gdp.placement import make_placement
 from gdp.problem.problem import make_problem
 from gdp.question import Question, evaluating, question_about
 from gdp.result import Result
+from gdp.sim.memory import weights_held
 from gdp.sim.score import values
 from gdp.targets.hf_accelerate import plan as accelerate
 from gdp.targets.hf_accelerate.plan import plan_accelerate
@@ -126,16 +126,16 @@ def test_caches_of_offloaded_modules_have_two_places() -> None:
         cache_bytes=[4, 4, 6, 8], weight_id=[0, 0, 1, 2],
     )  # fmt: skip
     cluster = with_offload(box(100, 100), ["cpu", "disk"])
-    moved = moved_caches(graph, np.array([3, 3, 2, 4]), cluster)
-    assert dict(zip(cluster.device_names, moved.tolist(), strict=True)) == {
-        "epyc": 0, "g0": 12, "g1": 0, "cpu offload": -4, "disk offload": -8,
+    problem = make_problem(graph, cluster, Streamed(roofline)(graph, cluster))
+    held = weights_held(problem, np.array([3, 3, 2, 4]))
+    assert dict(zip(cluster.device_names, held.tolist(), strict=True)) == {
+        "epyc": 0, "g0": 12, "g1": 6, "cpu offload": 0, "disk offload": 1,
     }  # fmt: skip
 
 
-def test_a_plan_whose_caches_hardly_lack_room_is_followed_by_one_that_holds_less() -> None:
-    """Four layers of 100 MB, the last with 160 MB of cache; half of 519 MB streams. A search that
-    is told of 139 MB keeps a layer, and 100 + 160 MB lack half a megabyte. Smaller memories down
-    to 100 MB change nothing; then no layer stays."""
+def test_a_layer_gives_way_where_caches_hardly_lack_room() -> None:
+    """Four layers of 100 MB, the last with 160 MB of cache; half of 519 MB streams. A layer and the
+    cache take half a megabyte more than the rest: no layer stays."""
     plain = chain(4, weight_mb=100)
     held = np.where(np.arange(plain.num_ops) == plain.op_index["mul3"], 160 * MB, 0)
     graph = replace(plain, weight_bytes=plain.weight_bytes + held, cache_bytes=held)
@@ -159,13 +159,14 @@ def test_a_plan_whose_caches_hardly_lack_room_is_followed_by_one_that_holds_less
 def test_searches_for_one_map_share_the_seconds(
     memory_mb: int, second_mb: int | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Also where caches want a second search: the parts of the clock are no more than it."""
+    """Where what may not fit is searched for first, on the accelerators alone, the rest of the
+    clock is left to the other."""
     given: list[float] = []
 
     def counted(question: Question) -> Result:
         limit = question.search.budget()
-        given.append(limit.seconds or 0.0)
-        now.s += limit.seconds or 0.0
+        given.append(limit.remaining_s())
+        now.s += given[-1]
         # Of what a search may use, it uses all.
         return solved(replace(question, search=SEARCH))
 
@@ -361,6 +362,53 @@ def test_the_bound_counts_what_streams_beside_the_critical_path() -> None:
     assert best_s[1000].value_s == pytest.approx(1.0, rel=1e-3)
     assert "953.67 MiB of weights or more stream" in best_s[1000].argument
     assert best_s[3000].value_s == pytest.approx(0.4, rel=1e-3)
+
+
+def test_the_bound_counts_caches_on_the_main_device() -> None:
+    """Ten layers of 10 MB and 4 MB of cache, 100 MB: beside all caches six layers stay, and four
+    stream 10 ms each. The same caches on the host's side would leave room for seven and a bit."""
+    plain = chain(10)
+    held = 4 * MB * (plain.weight_bytes > 0)
+    graph = replace(plain, weight_bytes=plain.weight_bytes + held, cache_bytes=held)
+    cluster = with_offload(box(100), ["cpu"])
+    problem = make_problem(graph, cluster, Streamed(roofline)(graph, cluster))
+    bound = best_bound(problem, 0.5)
+    assert bound.value_s == pytest.approx(60e-3, rel=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("memory_mb", "host_mb"),
+    [((51,), None), ((48,), None), ((36, 25), None), ((51,), 36), ((41, 15), 36), ((48,), 36)],
+)
+def test_one_search_finds_the_best_of_all_maps(
+    memory_mb: tuple[int, ...], host_mb: int | None
+) -> None:
+    """Four layers of 10 MB and 4 MB of cache: every map of them, as the simulator sees it. The
+    host's 36 MB hold two layers beside 14 MB that stream, but not their caches, too, nor three."""
+    plain, cluster = chain(4), box(*memory_mb)
+    held = 4 * MB * (plain.weight_bytes > 0)
+    graph = replace(plain, weight_bytes=plain.weight_bytes + held, cache_bytes=held)
+    if host_mb is not None:
+        host = replace(cluster.devices[0], memory_bytes=host_mb * MB)
+        cluster = replace(cluster, devices=(host, *cluster.devices[1:]))
+    whole = Constraints(whole=whole_modules(None, graph, "layer"))
+    question = Question(graph, cluster, constraints=whole, costs=roofline, search=SEARCH)
+    offloading = with_offload(cluster, ["cpu"], streamed_bytes(graph, whole))
+    asked, best_s = replace(question, cluster=offloading, costs=Streamed(roofline)), np.inf
+    for layers in itertools.product(range(1, offloading.num_devices), repeat=4):
+        device = np.zeros(graph.num_ops, dtype=np.int64)
+        device[1:-1] = np.repeat(layers, 2)
+        score = solve.simulate(asked, make_placement(graph, offloading, device))
+        best_s = min(best_s, score.value_s if score.feasible else np.inf)
+    assert np.isinf(best_s) == ((memory_mb, host_mb) == ((48,), 36))
+    if np.isinf(best_s):
+        with pytest.raises(InfeasibleError):
+            plan_accelerate(question)
+        return
+    plan = plan_accelerate(question)
+    assert plan.score.feasible
+    assert plan.value_s == pytest.approx(best_s, rel=1e-9)
+    assert plan.bound_s <= best_s * (1 + 1e-9)
 
 
 def test_the_bound_of_a_tiny_machine_stays_below_its_best_placement() -> None:

@@ -107,6 +107,20 @@ def independent(objective: str) -> Problem:
     return make_problem(graph, unit_cluster(2), compute_s, objective, tensor_s=tensor_s)
 
 
+def streamed(objective: str) -> Problem:
+    """As where weights stream: a slow device of ample memory whose caches lie on the fast one. Of
+    each op's 4 bytes 2 are caches, so that 10 bytes are there in any case."""
+    fast = cpu("fast", memory_bytes=17 if objective == "throughput" else 15)
+    cluster = make_cluster(
+        "streamed", [fast, cpu("slow", caches_on="fast")],
+        default_bytes_per_s=1.0, default_latency_s=0.0,
+    )  # fmt: skip
+    graph = plain_graph(5, DIAMOND, 1, weight_bytes=[4] * 5, cache_bytes=[2] * 5)
+    compute_s = np.array([[1.0, 3.0]] * 5)
+    tensor_s = np.ones(5) if objective in HOST else None
+    return make_problem(graph, cluster, compute_s, objective, tensor_s=tensor_s)
+
+
 def too_large(objective: str) -> Problem:
     """One op that fits nowhere: shown without a search."""
     graph = plain_graph(3, [(0, 1), (1, 2)], weight_bytes=[1, 9, 1])
@@ -151,6 +165,7 @@ def drawn(seed: int, num_ops: int, num_devices: int) -> Callable[[str], Problem]
 
 
 ONE_PROCESSOR, ONE_MEMORY = 1, 5  # seeds of random problems in which the shared one binds
+OTHER_HOMES = 403  # and in which caches that lie elsewhere bind
 
 
 INSTANCES: dict[str, Callable[[str], Problem]] = {
@@ -162,6 +177,7 @@ INSTANCES: dict[str, Callable[[str], Problem]] = {
     "unequal": unequal,
     "alone": alone,
     "independent": independent,
+    "streamed": streamed,
     "too_large": too_large,
     "too_lumpy": too_lumpy,
     "on_accelerators": on_accelerators,
@@ -170,6 +186,7 @@ INSTANCES: dict[str, Callable[[str], Problem]] = {
     "drawn 5 on 3": drawn(4, 5, 3),
     "one processor": drawn(ONE_PROCESSOR, 5, 3),
     "one memory": drawn(ONE_MEMORY, 5, 3),
+    "caches elsewhere": drawn(OTHER_HOMES, 5, 3),
     "without queues": lambda objective: without_queues(drawn(9, 5, 3)(objective), 1, 0.7),
 }
 MISFITS = ("too_large", "too_lumpy")
@@ -257,6 +274,15 @@ def test_the_same_seed_gives_the_same_answer(name: str, objective: str) -> None:
     ranks = first.assignment.rank, again.assignment.rank
     assert ranks[0] is ranks[1] is None or (ranks[0] == ranks[1]).all()
     assert again.evaluations == first.evaluations
+
+
+@pytest.mark.parametrize("objective", [*EVENT, *HOST])
+def test_caches_that_lie_elsewhere_bind(objective: str) -> None:
+    for instance in ("streamed", *(["caches elsewhere"] if objective in EVENT else [])):
+        problem, best_s = prepared(instance, objective)
+        own = tuple(replace(device, caches_on="") for device in problem.cluster.devices)
+        apart = replace(problem, cluster=replace(problem.cluster, devices=own))
+        assert best_s != brute_force_s(apart)
 
 
 @pytest.mark.parametrize("objective", EVENT)

@@ -11,6 +11,7 @@ from tiny import plain_graph, unit_cluster
 from gdp.cluster.types import Cluster, Device, Link, make_cluster
 from gdp.problem.problem import Problem, make_problem
 from gdp.sim import host_load
+from gdp.sim.memory import weights_held
 from gdp.sim.score import score, values
 
 KINDS = ("accelerator", "accelerator", "cpu")
@@ -199,7 +200,7 @@ def test_held_bytes_are_those_of_the_kernel() -> None:
     for _ in range(20):
         problem = load_problem(rng, 6, 2, 1, memory_bytes=4)
         device = rng.integers(3, size=problem.num_ops)
-        over = host_load.held_bytes(problem, device) - problem.cluster.memory_bytes
+        over = weights_held(problem, device) - problem.cluster.memory_bytes
         overflow = host_load.values(problem, device[None])[1][0]
         assert np.maximum(over, 0).sum() == overflow
 

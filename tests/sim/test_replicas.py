@@ -5,7 +5,7 @@ import itertools
 
 import numpy as np
 import pytest
-from reference_simulator import pipeline_peaks, tables
+from reference_simulator import pipeline_peaks, tables, weight_bytes
 from tiny import plain_graph, random_devices, random_problem, unit_cluster
 
 from gdp.cluster.types import NO_CHANNEL
@@ -128,14 +128,15 @@ def test_each_member_holds_what_a_plain_pipeline_holds_there(teams: Teams) -> No
             assert (held >= pipeline_peaks(problem, way.tolist())).all()
         if not any(host in team for team in teams):
             ways = [
-                pipeline_peaks(problem, np.where(
+                np.where(
                     np.isin(device, [t[0] for t in teams]) & ~problem.graph.is_io,
                     [next((t[i % len(t)] for t in teams if t[0] == d), d) for d in device],
                     device,
-                ).tolist())
+                ).tolist()
                 for i in range(6)
             ]  # fmt: skip
-            assert held.tolist() == np.max(ways, axis=0).tolist()
+            own = [np.subtract(pipeline_peaks(problem, x), weight_bytes(problem, x)) for x in ways]
+            assert held.tolist() == (np.max(own, axis=0) + weight_bytes(problem, *ways)).tolist()
 
 
 def test_without_teams_the_score_is_the_plain_one() -> None:

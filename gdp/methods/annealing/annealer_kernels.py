@@ -29,6 +29,7 @@ from gdp.methods.annealing.move_score_kernels import (
 )
 from gdp.methods.annealing.moves_kernels import NUM_KINDS, any_group, below, propose, uniform
 from gdp.problem.arrays import Arrays
+from gdp.problem.weights_kernels import hold_weights
 from gdp.sim.kernels.engine import transfer_time
 from gdp.sim.kernels.evaluate import evaluate, evaluate_with, overflow, pipeline_peaks
 
@@ -134,17 +135,11 @@ def add_send(m, loads, t, source, to, sign):
 
 @numba.njit(**INNER_INLINE)
 @no_type_check
-def hold_weights(m, loads, op, d, sign):
+def hold_group(m, loads, op, d, sign):
     """Count the weights of an op's group on a device, with its first op."""
     g = m.group[op]
-    if m.group_op[m.group_start[g]] != op:
-        return
-    for x in range(m.group_weight_start[g], m.group_weight_start[g + 1]):
-        w = m.group_weight[x]
-        before = loads.held[w, d]
-        loads.held[w, d] = before + sign
-        if (before == 0) != (before + sign == 0):
-            loads.room_bytes[d] += sign * m.weight_bytes[w]
+    if m.group_op[m.group_start[g]] == op:
+        hold_weights(m, loads.held, loads.room_bytes, g, d, sign)
 
 
 @numba.njit(**BARE)
@@ -167,7 +162,7 @@ def make_loads(m, loads, device):
         add_busy(m, loads, d, m.compute_s[op, d])
         if pays_segment(m, loads, op):
             add_busy(m, loads, d, m.segment_s[d])
-        hold_weights(m, loads, op, d, 1)
+        hold_group(m, loads, op, d, 1)
     for t in range(m.producer.shape[0]):
         home = np.int64(device[m.producer[t]])
         loads.room_bytes[home] += (1 + loads.kept[t]) * m.held_bytes[t]
@@ -243,8 +238,8 @@ def move_op(m, loads, device, op, new):
     if pays_segment(m, loads, op):
         add_busy(m, loads, new, m.segment_s[new])
     move_outputs(m, loads, device, op, old, new)
-    hold_weights(m, loads, op, old, -1)
-    hold_weights(m, loads, op, new, 1)
+    hold_group(m, loads, op, old, -1)
+    hold_group(m, loads, op, new, 1)
     device[op] = new
 
 

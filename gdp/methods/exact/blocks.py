@@ -25,14 +25,13 @@ import numpy as np
 from jaxtyping import Float, Int
 
 from gdp.bounds.linear_program import PlacementSolution
-from gdp.bounds.loads import owned_weights
 from gdp.bounds.work import earliest_ends
 from gdp.clock import Clock
 from gdp.graph.op_graph import topological_order
 from gdp.methods.exact.cp_sat import (
     TICKS,
     cp_model_library,
-    limit_weights,
+    fit_weights,
     run_cp,
     ticks,
 )
@@ -96,8 +95,10 @@ class _Model:
         self._times()
 
     def _are_equal(self) -> bool:
-        a = self.accelerators
-        traits = (self.work, self.problem.allowed, self.problem.cluster.memory_bytes)
+        a, cluster = self.accelerators, self.problem.cluster
+        traits = (self.work, self.problem.allowed, cluster.memory_bytes, cluster.pool)
+        if cluster.moves_caches:
+            return False
         return len(a) > 0 and bool(same(*(trait[..., a] for trait in traits)).all())
 
     def _ladder(self) -> None:
@@ -200,17 +201,10 @@ class _Model:
 
     def _memory(self) -> None:
         """Fit weights into every device, and into every memory that devices share."""
-        problem, memory = self.problem, self.problem.cluster.memory_bytes
-        weights = owned_weights(problem, problem.group, problem.num_groups)
-        here = {a: [row[i] for row in self.holds] for i, a in enumerate(self.accelerators)}
+        here = {int(a): [row[i] for row in self.holds] for i, a in enumerate(self.accelerators)}
         if self.cpu_holds:
-            here |= {c: [row[j] for row in self.cpu_holds] for j, c in enumerate(self.cpus)}
-        for d, on in here.items():
-            limit_weights(self.model, [on], int(memory[d]), *weights)
-        for k, size in enumerate(problem.cluster.pool_bytes.tolist()):
-            members = [on for d, on in here.items() if problem.cluster.pool[d] == k]
-            if members:
-                limit_weights(self.model, members, size, *weights)
+            here |= {int(c): [row[j] for row in self.cpu_holds] for j, c in enumerate(self.cpus)}
+        fit_weights(self.model, self.problem, here)
 
     def _times(self) -> None:
         model, problem = self.model, self.problem

@@ -1,12 +1,15 @@
 """Common parts of the CP-SAT models: the library, whole-number time, weights, the solver."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from jaxtyping import Int
 
+from gdp.bounds.loads import owned_weights
 from gdp.errors import MissingExtraError
+from gdp.problem.problem import Problem
 from gdp.version import install_command
 
 TICKS = 10**8
@@ -48,32 +51,50 @@ def ticks(seconds: np.ndarray, unit_s: float) -> Int[np.ndarray, "..."]:
     return np.where(np.isfinite(seconds), whole, 2 * TICKS).astype(np.int64)
 
 
-def limit_weights(
-    model: Any,
-    here: list[list[Any]],
-    capacity: int,
-    held: Int[np.ndarray, "G"],
-    shared: tuple[tuple[int, tuple[int, ...]], ...],
-) -> None:
-    """Fit the weights of groups into a memory; each of its devices holds shared ones once.
+Part = tuple[list[list[list[Any]]], Int[np.ndarray, "G"], tuple[tuple[int, tuple[int, ...]], ...]]
+"""(of each device of a memory, rows of a literal of each group, any of which has the device hold
+it; bytes of each group alone; (bytes, groups) of each weight that groups share)"""
+
+
+def fit_weights(model: Any, problem: Problem, on: dict[int, list[Any]]) -> None:
+    """Fit weights and caches into every device, and into every memory that devices share.
 
     Args:
         model: Under construction.
-        here: A literal of each group, for each device of the memory.
-        capacity: Bytes of the memory.
-        held: Bytes of each group alone.
-        shared: (bytes, groups) of each weight that groups share.
+        problem: With the weights of its ops.
+        on: Literal of each group, for each device; devices without are not limited.
     """
-    if capacity >= int(held.sum()) + len(here) * sum(size for size, _ in shared):
+    cluster, groups = problem.cluster, (problem.group, problem.num_groups)
+    own, caches = owned_weights(problem, *groups), owned_weights(problem, *groups, caches=True)
+    kept = {d: [on[s] for s in np.flatnonzero(cluster.cache_home == d).tolist() if s in on]
+            for d in on}  # fmt: skip
+    memories = [([d], int(cluster.memory_bytes[d])) for d in on]
+    for k, size in enumerate(cluster.pool_bytes.tolist()):
+        members = [d for d in on if cluster.pool[d] == k]
+        memories += [(members, size)] if members else []
+    for members, capacity in memories:
+        parts = [([[on[d]] for d in members], *own), ([kept[d] for d in members], *caches)]
+        _limit_weights(model, parts, capacity)
+
+
+def _limit_weights(model: Any, parts: Sequence[Part], capacity: int) -> None:
+    """Fit parts into a memory; each of its devices holds shared ones once."""
+    most = sum(
+        int(held.sum()) + len(here) * sum(size for size, _ in shared)
+        for here, held, shared in parts
+    )
+    if capacity >= most:
         return
     terms = []
-    for on in here:
-        terms += [int(size) * on[g] for g, size in enumerate(held) if size]
-        for size, groups in shared:
-            there = model.new_bool_var("")
-            for g in groups:
-                model.add_implication(on[g], there)
-            terms.append(int(size) * there)
+    for here, held, shared in parts:
+        for rows in here:
+            terms += [int(size) * on[g] for on in rows for g, size in enumerate(held) if size]
+            for size, groups in shared:
+                there = model.new_bool_var("")
+                for on in rows:
+                    for g in groups:
+                        model.add_implication(on[g], there)
+                terms.append(int(size) * there)
     model.add(sum(terms) <= capacity)
 
 

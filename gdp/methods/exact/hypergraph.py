@@ -49,6 +49,9 @@ class LoadHypergraph:
     weight_s: Float[np.ndarray, "H"]  # > 0
     held_bytes: Int[np.ndarray, "V"]  # weights that no other node shares
     shared: tuple[tuple[int, tuple[int, ...]], ...]  # (bytes, nodes) of each shared weight
+    cached_bytes: Int[np.ndarray, "V"]  # as the two before, of caches that lie on `cache_home`
+    shared_caches: tuple[tuple[int, tuple[int, ...]], ...]
+    cache_home: Int[np.ndarray, "D"]
     memory_bytes: Int[np.ndarray, "D"]
     processor: Int[np.ndarray, "D"]  # of devices that add up to one load; below zero alone
 
@@ -72,13 +75,18 @@ class LoadHypergraph:
 
     def weighs(self) -> Bool[np.ndarray, "V"]:
         """Nodes that may not go where they like: they hold bytes and some device could overflow."""
-        total = int(self.held_bytes.sum()) + sum(size for size, _ in self.shared)
-        if total <= int(self.memory_bytes.min()):
+        if self.stored_bytes <= int(self.memory_bytes.min()):
             return np.zeros(self.num_nodes, dtype=bool)
-        heavy = self.held_bytes > 0
-        for size, nodes in self.shared:
+        heavy = self.held_bytes + self.cached_bytes > 0
+        for size, nodes in (*self.shared, *self.shared_caches):
             heavy[list(nodes)] |= size > 0
         return heavy
+
+    @property
+    def stored_bytes(self) -> int:
+        """Weights and caches of all nodes, each once."""
+        alone = int(self.held_bytes.sum() + self.cached_bytes.sum())
+        return alone + sum(size for size, _ in (*self.shared, *self.shared_caches))
 
 
 def load_model(problem: Problem) -> LoadHypergraph:
@@ -92,6 +100,7 @@ def load_model(problem: Problem) -> LoadHypergraph:
     for t, g in zip(graph.use_tensor.tolist(), group[graph.use_op].tolist(), strict=True):
         touched[t].add(g)
     held_bytes, shared = owned_weights(problem, group, problem.num_groups)
+    cached_bytes, caches = owned_weights(problem, group, problem.num_groups, caches=True)
     model = LoadHypergraph(
         node=np.arange(problem.num_groups),
         work_s=np.where(problem.group_allowed, work_s, np.inf),
@@ -100,6 +109,9 @@ def load_model(problem: Problem) -> LoadHypergraph:
         weight_s=np.array(problem.tensor_s, dtype=float),
         held_bytes=held_bytes,
         shared=shared,
+        cached_bytes=cached_bytes,
+        shared_caches=caches,
+        cache_home=problem.cluster.cache_home,
         memory_bytes=np.array(problem.cluster.memory_bytes, dtype=np.int64),
         processor=problem.cluster.processor,
     )
@@ -116,15 +128,23 @@ def merge(model: LoadHypergraph, target: Int[np.ndarray, "V"]) -> LoadHypergraph
         moved = tuple(sorted({int(number[v]) for v in pins}))
         if len(moved) > 1 and seconds > 0:
             weight[moved] = weight.get(moved, 0.0) + seconds
-    held = np.zeros(len(kept), dtype=np.int64)
-    np.add.at(held, number, model.held_bytes)
-    shared = []
-    for size, nodes in model.shared:
-        moved = tuple(sorted({int(number[v]) for v in nodes}))
-        if len(moved) > 1:
-            shared.append((size, moved))
-        else:
-            held[moved[0]] += size
+
+    def joined(
+        own: Int[np.ndarray, "V"], shares: tuple[tuple[int, tuple[int, ...]], ...]
+    ) -> tuple[Int[np.ndarray, "_"], tuple[tuple[int, tuple[int, ...]], ...]]:
+        held = np.zeros(len(kept), dtype=np.int64)
+        np.add.at(held, number, own)
+        shared = []
+        for size, nodes in shares:
+            moved = tuple(sorted({int(number[v]) for v in nodes}))
+            if len(moved) > 1:
+                shared.append((size, moved))
+            else:
+                held[moved[0]] += size
+        return held, tuple(shared)
+
+    held, shared = joined(model.held_bytes, model.shared)
+    cached, caches = joined(model.cached_bytes, model.shared_caches)
     return replace(
         model,
         node=number[model.node].astype(np.int64),
@@ -132,13 +152,18 @@ def merge(model: LoadHypergraph, target: Int[np.ndarray, "V"]) -> LoadHypergraph
         pins=tuple(weight),
         weight_s=np.array(list(weight.values()), dtype=float),
         held_bytes=held,
-        shared=tuple(shared),
+        shared=shared,
+        cached_bytes=cached,
+        shared_caches=caches,
     )
 
 
 def equal_devices(model: LoadHypergraph) -> list[list[int]]:
     """Classes of devices that may be exchanged for one another."""
-    return classes_of(same(model.work_s, model.pays, model.memory_bytes, model.processor))
+    traits = [model.work_s, model.pays, model.memory_bytes, model.processor]
+    if (model.cache_home != np.arange(model.num_devices)).any():
+        traits.append(np.arange(model.num_devices))
+    return classes_of(same(*traits))
 
 
 _UNIT = 1 << 26  # the known value as an integer; flows are 32 bit

@@ -45,6 +45,9 @@ class HypergraphArrays(NamedTuple):
     share_start: np.ndarray  # [V + 1] the shared weights of a node
     share: np.ndarray
     share_bytes: np.ndarray  # [K]
+    first_cache: int  # shared weights from here on are caches
+    cached_bytes: np.ndarray  # [V]
+    cache_home: np.ndarray  # [D] where caches of nodes on a device lie
     memory_bytes: np.ndarray  # [D]
 
 
@@ -103,7 +106,8 @@ def search_loads(
 def flat_nodes(model: LoadHypergraph) -> HypergraphArrays:
     """The model as the flat arrays of the kernels."""
     edge_start, edge, pin_start, pin = _incidence(model.pins, model.num_nodes)
-    share_start, share, _, _ = _incidence([nodes for _, nodes in model.shared], model.num_nodes)
+    shared = (*model.shared, *model.shared_caches)
+    share_start, share, _, _ = _incidence([nodes for _, nodes in shared], model.num_nodes)
     return HypergraphArrays(
         work_s=np.ascontiguousarray(model.work_s),
         pays=model.pays,
@@ -115,7 +119,10 @@ def flat_nodes(model: LoadHypergraph) -> HypergraphArrays:
         held_bytes=model.held_bytes,
         share_start=share_start,
         share=share,
-        share_bytes=np.array([size for size, _ in model.shared], dtype=np.int64),
+        share_bytes=np.array([size for size, _ in shared], dtype=np.int64),
+        first_cache=len(model.shared),
+        cached_bytes=model.cached_bytes,
+        cache_home=model.cache_home,
         memory_bytes=model.memory_bytes,
     )
 
@@ -172,12 +179,15 @@ def fill(nodes, state):
         d = state.device[v]
         state.load_s[d] += nodes.work_s[v, d]
         state.held[d] += nodes.held_bytes[v]
+        state.held[nodes.cache_home[d]] += nodes.cached_bytes[v]
         for i in range(nodes.edge_start[v], nodes.edge_start[v + 1]):
             state.pins[nodes.edge[i], d] += 1
         for i in range(nodes.share_start[v], nodes.share_start[v + 1]):
-            if state.holders[nodes.share[i], d] == 0:
-                state.held[d] += nodes.share_bytes[nodes.share[i]]
-            state.holders[nodes.share[i], d] += 1
+            k = nodes.share[i]
+            at = d if k < nodes.first_cache else nodes.cache_home[d]
+            if state.holders[k, at] == 0:
+                state.held[at] += nodes.share_bytes[k]
+            state.holders[k, at] += 1
     for h in range(nodes.weight_s.size):
         size = nodes.pin_start[h + 1] - nodes.pin_start[h]
         for d in range(num_devices):
@@ -203,16 +213,23 @@ def move(nodes, state, v, to):
         state.pins[h, to] += 1
     for i in range(nodes.share_start[v], nodes.share_start[v + 1]):
         k = nodes.share[i]
-        state.holders[k, home] -= 1
-        state.holders[k, to] += 1
-        if state.holders[k, home] == 0:
-            state.held[home] -= nodes.share_bytes[k]
-        if state.holders[k, to] == 1:
-            state.held[to] += nodes.share_bytes[k]
+        source, target = home, to
+        if k >= nodes.first_cache:
+            source, target = nodes.cache_home[home], nodes.cache_home[to]
+        if source == target:
+            continue
+        state.holders[k, source] -= 1
+        state.holders[k, target] += 1
+        if state.holders[k, source] == 0:
+            state.held[source] -= nodes.share_bytes[k]
+        if state.holders[k, target] == 1:
+            state.held[target] += nodes.share_bytes[k]
     state.load_s[home] += leaves
     state.load_s[to] += enters
     state.held[home] -= nodes.held_bytes[v]
     state.held[to] += nodes.held_bytes[v]
+    state.held[nodes.cache_home[home]] -= nodes.cached_bytes[v]
+    state.held[nodes.cache_home[to]] += nodes.cached_bytes[v]
     state.device[v] = to
 
 

@@ -72,6 +72,7 @@ def least_load(problem: Problem, search: Search) -> ProofState:
     groups = _good_groups(problem, model, search)
     device = None if groups is None else groups[problem.group]
     value_s, bound_s = load_value_s(problem, device), work_over_speed_s(model.work_s)
+    device = device if np.isfinite(value_s) else None
     state = ProofState(device, value_s, bound_s, "work over the speed of all devices")
 
     nodes = None if search.evaluations is None else _COUNTED_NODES
@@ -302,16 +303,22 @@ def _cut(rows: RowBuilder, pins: list[int]) -> list[tuple[int, float]]:
 
 
 def _limit_weights(model: LoadHypergraph, rows: RowBuilder, x: np.ndarray) -> None:
-    """Fit weights into every device; a weight that nodes share is there once."""
-    total = int(model.held_bytes.sum()) + sum(size for size, _ in model.shared)
+    """Fit weights and caches into every device; one that nodes share is there once."""
     for d, capacity in enumerate(model.memory_bytes.tolist()):
-        if capacity >= total:
+        if capacity >= model.stored_bytes:
             continue
         columns, values = list(x[:, d]), list(model.held_bytes / capacity)
-        for size, nodes in model.shared:
+        keeping = np.flatnonzero(model.cache_home == d).tolist()
+        for s in keeping if model.cached_bytes.any() else ():
+            columns += list(x[:, s])
+            values += list(model.cached_bytes / capacity)
+        ways = [*((share, [d]) for share in model.shared)]
+        ways += [(share, keeping) for share in model.shared_caches]
+        for (size, nodes), devices in ways:
             held = rows.columns(1)
             columns.append(held)
             values.append(size / capacity)
             for v in nodes:
-                rows.add_row([[held, x[v, d]]], [[1.0, -1.0]], np.inf, 0.0)
+                for s in devices:
+                    rows.add_row([[held, x[v, s]]], [[1.0, -1.0]], np.inf, 0.0)
         rows.add_row([columns], [values], 1.0)

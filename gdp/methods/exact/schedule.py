@@ -18,13 +18,12 @@ import numpy as np
 from jaxtyping import Int
 
 from gdp.bounds.linear_program import PlacementSolution
-from gdp.bounds.loads import owned_weights
 from gdp.bounds.work import earliest_ends
 from gdp.graph.groups import inverse
 from gdp.methods.exact.cp_sat import (
     TICKS,
     cp_model_library,
-    limit_weights,
+    fit_weights,
     run_cp,
     ticks,
 )
@@ -93,13 +92,8 @@ class _Model:
             for d in np.flatnonzero(~problem.group_allowed[g]).tolist():
                 model.add(row[d] == 0)
             self.on.append(row)
-        weights = owned_weights(problem, problem.group, problem.num_groups)
-        for d, capacity in enumerate(problem.cluster.memory_bytes.tolist()):
-            limit_weights(model, [[row[d] for row in self.on]], capacity, *weights)
-        for k, capacity in enumerate(problem.cluster.pool_bytes.tolist()):
-            members = np.flatnonzero(problem.cluster.pool == k).tolist()
-            here = [[row[d] for row in self.on] for d in members]
-            limit_weights(model, here, capacity, *weights)
+        here = {d: [row[d] for row in self.on] for d in range(problem.num_devices)}
+        fit_weights(model, problem, here)
 
     def _ops(self) -> None:
         model, problem = self.model, self.problem

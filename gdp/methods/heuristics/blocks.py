@@ -12,6 +12,7 @@ from gdp.methods.repair import repair_and_select
 from gdp.methods.scoring import (
     compile_once,
     expand,
+    group_cache_bytes,
     group_seconds,
     group_weight_bytes,
     nearest_allowed,
@@ -188,10 +189,22 @@ def _splits(problem: Problem, sequence: Int[np.ndarray, "Q"]) -> Iterator[Int[np
 
 
 def _capacities(problem: Problem) -> list[Float[np.ndarray, "D"]]:
-    """The devices' memories, and with each memory that devices share divided among them."""
+    """The devices' memories, and with each memory that devices share divided among them; without
+    room for the caches of other devices that would lie there, as far as these are known."""
     cluster = problem.cluster
     ways = [cluster.memory_bytes, cluster.divided_bytes] if len(cluster.pool_bytes) else []
-    return [way.astype(float) for way in ways or [cluster.memory_bytes]]
+    rooms = [way.astype(float) for way in ways or [cluster.memory_bytes]]
+    if not (cached := float(group_cache_bytes(problem).sum())):
+        return rooms
+    # Of the caches, those of ops that do not fit where caches lie, by their share of the weights.
+    held, devices = group_weight_bytes(problem), np.arange(problem.num_devices)
+    usable = problem.group_allowed[held > 0].any(axis=0)
+    keeps = usable & (cluster.cache_home == devices)
+    total = float(held.sum())
+    away = min(1.0, max(0.0, total - cluster.room_bytes(keeps)) / max(total - cached, 1.0))
+    lent = np.isin(devices, cluster.cache_home[usable & ~keeps])
+    return [np.where(lent, np.maximum(room - cached * x, 1.0), room)
+            for room in rooms for x in dict.fromkeys((away, 1.0))]  # fmt: skip
 
 
 def _sums(values: Float[np.ndarray, "Q K"]) -> Float[np.ndarray, "K B"]:

@@ -15,6 +15,7 @@ import numpy as np
 from gdp.kernels.options import BARE, INNER, INNER_INLINE
 from gdp.kernels.struct import as_struct
 from gdp.problem.arrays import Arrays
+from gdp.problem.weights_kernels import added_bytes, holder
 from gdp.sim.kernels.engine import transfer_time
 
 MAX_GAPS = 512  # idle gaps remembered per device; the earliest are forgotten first
@@ -152,19 +153,28 @@ def run_seconds(a, plan, i, d):
 @no_type_check
 def excess_bytes(a, plan, i, d, extra):
     """Bytes over the memory of device d, or that it shares, with op i, its group's weights and
-    `extra` bytes."""
+    `extra` bytes; or over that of the device that would hold its caches."""
     weights, tensors = plan.weight_bytes[d] + extra, plan.live_bytes[d]
-    g = a.group[i]
+    g, home = a.group[i], a.cache_home[d]
     if plan.group_device[g] != d:
-        for x in range(a.group_weight_start[g], a.group_weight_start[g + 1]):
-            if not plan.holds[a.group_weight[x], d]:
-                weights += a.weight_bytes[a.group_weight[x]]
+        weights += added_bytes(a, plan.holds, g, d, d)
     for x in range(a.in_start[i], a.in_start[i + 1]):
         if plan.arrival_s[a.in_tensor[x], d] == np.inf:
             tensors += a.held_bytes[a.in_tensor[x]]
     for x in range(a.out_start[i], a.out_start[i + 1]):
         tensors += a.held_bytes[a.out_tensor[x]]
-    need = weights + max(plan.fullest_bytes[d], tensors)
+    excess = over_bytes(a, plan, d, weights + max(plan.fullest_bytes[d], tensors))
+    if home != d and plan.group_device[g] != d:
+        cached = added_bytes(a, plan.holds, g, d, home)
+        need = plan.weight_bytes[home] + plan.fullest_bytes[home] + cached
+        excess = max(excess, over_bytes(a, plan, home, need) if cached > 0 else 0)
+    return excess
+
+
+@numba.njit(**INNER)
+@no_type_check
+def over_bytes(a, plan, d, need):
+    """Bytes over the memory of a device, or that it shares, which needs so many."""
     excess = max(need - a.memory_bytes[d], 0)
     if a.pool[d] >= 0:
         for other in range(a.memory_bytes.shape[0]):
@@ -272,9 +282,10 @@ def take_memory(a, plan, i, d, finish):
         plan.group_device[g] = d
         for x in range(a.group_weight_start[g], a.group_weight_start[g + 1]):
             w = a.group_weight[x]
-            if not plan.holds[w, d]:
-                plan.holds[w, d] = True
-                plan.weight_bytes[d] += a.weight_bytes[w]
+            at = holder(a, w, d)
+            if not plan.holds[w, at]:
+                plan.holds[w, at] = True
+                plan.weight_bytes[at] += a.weight_bytes[w]
     for x in range(a.out_start[i], a.out_start[i + 1]):
         t = a.out_tensor[x]
         plan.arrival_s[t, d] = finish
@@ -312,9 +323,7 @@ def waiting_bytes(a, plan, i, d):
         if plan.device[source] < a.compute_s.shape[1]:
             continue
         g = a.group[source]
-        for y in range(a.group_weight_start[g], a.group_weight_start[g + 1]):
-            if not plan.holds[a.group_weight[y], d]:
-                held += a.weight_bytes[a.group_weight[y]]
+        held += added_bytes(a, plan.holds, g, d, d)
     return held
 
 

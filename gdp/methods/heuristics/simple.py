@@ -14,6 +14,7 @@ from gdp.methods.scoring import (
     best_of,
     best_priority_rule,
     expand,
+    group_cache_bytes,
     group_seconds,
     group_weight_bytes,
     missing_text,
@@ -68,21 +69,32 @@ def _deal(problem: Problem) -> Int[np.ndarray, "G"]:
     a = arrays_of(problem)
     num_devices = problem.num_devices
     seconds = group_seconds(problem)
-    heavy = group_weight_bytes(problem)
-    allowed = problem.group_allowed.tolist()
+    heavy, caches = group_weight_bytes(problem).tolist(), group_cache_bytes(problem).tolist()
+    allowed, cache_home = problem.group_allowed.tolist(), a.cache_home.tolist()
     free, shared, pool = a.memory_bytes.copy(), a.pool_bytes.copy(), a.pool.tolist()
+
+    def held(g: int, d: int) -> list[tuple[int, int]]:
+        """(device, bytes) of the weights and caches of group g if it is on device d."""
+        apart = caches[g] if cache_home[d] != d else 0
+        return [(d, heavy[g] - apart), *([(cache_home[d], apart)] if apart else [])]
+
+    def left(g: int, d: int) -> int:
+        """Bytes of room that group g on device d leaves, where that is least."""
+        room = {at: min(free[at], shared[pool[at]]) if pool[at] >= 0 else free[at]
+                for at, _ in held(g, d)}  # fmt: skip
+        return min(int(room[at]) - size for at, size in held(g, d))
+
     device = np.empty(problem.num_groups, dtype=np.int64)
     turn = 0
     for g in range(problem.num_groups):
-        weight = int(heavy[g])
-        order = [(turn + k) % num_devices for k in range(num_devices)]
-        may = [d for d in order if allowed[g][d]]
-        room = {d: min(free[d], shared[pool[d]]) if pool[d] >= 0 else free[d] for d in may}
-        chosen = next((d for d in may if room[d] >= weight), max(may, key=room.__getitem__))
+        may = [d for k in range(num_devices) if allowed[g][d := (turn + k) % num_devices]]
+        over = {d: left(g, d) for d in may}
+        chosen = next((d for d in may if over[d] >= 0), max(may, key=over.__getitem__))
         device[g] = chosen
-        free[chosen] -= weight
-        if pool[chosen] >= 0:
-            shared[pool[chosen]] -= weight
+        for at, size in held(g, chosen):
+            free[at] -= size
+            if pool[at] >= 0:
+                shared[pool[at]] -= size
         # Inputs and outputs sit on the host and take no turn.
         if len(may) > 1 or seconds[g, may[0]] > 0:
             turn = (chosen + 1) % num_devices

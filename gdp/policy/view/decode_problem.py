@@ -71,8 +71,10 @@ class DecodeProblem(NamedTuple):
     group_allowed: Bool[np.ndarray, "G D"]
     group_start: Int[np.ndarray, "G+1"]
     group_op: Int[np.ndarray, "N"]
-    weight: Int[np.ndarray, "N"]  # id of the weight an op holds
+    weight: Int[np.ndarray, "N"]  # id of the weight an op holds; its cache is `first_cache` on
     weight_bytes: Int[np.ndarray, "W"]
+    first_cache: int
+    cache_home: Int[np.ndarray, "D"]
     is_io: Bool[np.ndarray, "N"]
     is_backward: Bool[np.ndarray, "N"]
     in_start: Int[np.ndarray, "N+1"]
@@ -108,8 +110,9 @@ class DecodeProblem(NamedTuple):
 
 
 SHARED = (
-    "group", "group_allowed", "group_start", "group_op", "weight_bytes", "is_io", "is_backward",
-    "in_start", "in_tensor", "out_start", "out_tensor", "producer", "held_bytes", "sent_bytes",
-    "use_start", "use_op", "segment_s", "pool", "pool_bytes",
+    "group", "group_allowed", "group_start", "group_op", "weight_bytes", "first_cache",
+    "cache_home", "is_io", "is_backward", "in_start", "in_tensor", "out_start", "out_tensor",
+    "producer", "held_bytes", "sent_bytes", "use_start", "use_op", "segment_s", "pool",
+    "pool_bytes",
 )  # fmt: skip
-"""Fields of `DecodeProblem` that are arrays of `Arrays`."""
+"""Fields of `DecodeProblem` that are those of `Arrays`."""

@@ -88,7 +88,7 @@ def overflow(a, w):
 @numba.njit(**INNER)
 @typing.no_type_check
 def weights(a, w, device):
-    """Leave in `hold[:, SUM]` the bytes of weights per device, each weight id once."""
+    """Leave in `hold[:, SUM]` the bytes of weights and caches per device, each id once."""
     w.hold[:, SUM] = 0
     w.hold[:, SCRATCH] = 0
     k, count = 0, len(a.weight_op)
@@ -96,15 +96,24 @@ def weights(a, w, device):
         end = k + 1
         while end < count and a.weight_id[end] == a.weight_id[k]:
             end += 1
+        moves = k >= a.first_cache
         for member in range(k, end):
-            i = device[a.weight_op[member]]
+            i = _holder(a, device, member, moves)
             more = a.weight_bytes[member] - w.hold[i, SCRATCH]
             if more > 0:
                 w.hold[i, SUM] += more
                 w.hold[i, SCRATCH] += more
         for member in range(k, end):
-            w.hold[device[a.weight_op[member]], SCRATCH] = 0
+            w.hold[_holder(a, device, member, moves), SCRATCH] = 0
         k = end
+
+
+@numba.njit(**INNER_INLINE)
+@typing.no_type_check
+def _holder(a, device, member, moves):
+    """Device that holds a weight, or a cache that `moves` to the home of its device's caches."""
+    i = np.int64(device[a.weight_op[member]])
+    return a.cache_home[i] if moves else i
 
 
 @numba.njit(**INNER)

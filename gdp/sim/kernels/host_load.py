@@ -49,7 +49,7 @@ def batch_loads(flat, devices):
 @numba.njit(cache=KEEP, nogil=True)
 @no_type_check
 def batch_overflow(flat, devices):
-    """Bytes of weights over device memory, summed over devices, of each placement, [B].
+    """Bytes of weights and caches over device memory, summed over devices, of each placement, [B].
 
     Ops that share a weight id hold one weight, of the largest size that any of them states.
     """
@@ -59,14 +59,15 @@ def batch_overflow(flat, devices):
         held = np.zeros(num_devices, dtype=np.int64)
         largest = np.zeros(num_devices, dtype=np.int64)
         previous = np.int64(-1)
-        for i in range(flat.weight_order.size):
-            op = flat.weight_order[i]
-            if i == 0 or flat.weight_id[op] != previous:
+        for i in range(flat.weight_op.size):
+            if i == 0 or flat.weight_id[i] != previous:
                 held += largest
                 largest[:] = 0
-                previous = flat.weight_id[op]
-            d = devices[b, op]
-            largest[d] = max(largest[d], flat.weight_bytes[op])
+                previous = flat.weight_id[i]
+            d = devices[b, flat.weight_op[i]]
+            if i >= flat.first_cache:
+                d = flat.cache_home[d]
+            largest[d] = max(largest[d], flat.weight_bytes[i])
         held += largest
         for d in range(num_devices):
             overflow[b] += max(0, held[d] - flat.memory_bytes[d])

@@ -7,7 +7,6 @@ nothing, and where the accelerators are too small, weights are offloaded.
 
 import glob
 import logging
-import math
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
@@ -17,18 +16,16 @@ import numpy as np
 from jaxtyping import Int
 
 from gdp import solve
-from gdp.clock import Phases
-from gdp.cluster.types import UNLIMITED_BYTES, Cluster
+from gdp.cluster.types import Cluster
 from gdp.constraints import Pin, streamed_bytes
 from gdp.costs.default import resolve_costs
 from gdp.costs.offload import Streamed, is_offload, main_device, resident, with_offload
 from gdp.errors import ArgumentError, InfeasibleError, PlacementError
 from gdp.graph.op_graph import OpGraph
-from gdp.methods.shares import MAP_TRY_SHARE, RESIDENT_SHARE
+from gdp.methods.shares import RESIDENT_SHARE
 from gdp.placement import Placement, make_placement
-from gdp.prepare import prepare_problem, requests_in_flight
 from gdp.question import Question
-from gdp.result import Result, with_bound
+from gdp.result import Result
 from gdp.sim.objectives import find_objective
 from gdp.targets.modules import torch_model, torch_module, with_whole_modules
 from gdp.targets.peers import Peer, beside, broken_constraint
@@ -67,7 +64,7 @@ def plan_accelerate(question: Question) -> Result:
     offloading = cluster_with_offload(question.cluster, question.offload, reserved)
     _require_room_of_root(graph, offloading)
     question = _with_pins_of_root(replace(question, cluster=offloading, costs=Streamed(base)))
-    result = _with_room_for_caches(question)
+    result = _searched(question, 1.0)
     placement = replace(result.placement, streamed_bytes=reserved)
     result = beside(replace(result, placement=placement), peer, reserved)
     code = torch_model(question.model)
@@ -148,8 +145,6 @@ def _even_maps(question: Question) -> Iterator[Placement]:
 
 HARDLY = 0.8
 """Share of the accelerators' memory that weights and caches take of a model that may not fit."""
-MOST_PLANS = 4
-"""Plans that are made until the caches of their offloaded modules have room."""
 
 
 def _searched(question: Question, share: float) -> Result:
@@ -173,90 +168,6 @@ def _hardly_fits(graph: OpGraph, cluster: Cluster) -> bool:
     where they take more than all of it, that is known without a search."""
     first = np.unique(graph.weight_id, return_index=True)[1]
     return int(graph.weight_bytes[first].sum()) > HARDLY * _resident_bytes(cluster)
-
-
-def _offloaded_caches(graph: OpGraph, cluster: Cluster, count: int) -> int:
-    """Bytes of the caches of modules that do not fit the accelerators, by their share of the
-    weights: where offloaded modules are computed, their caches stay."""
-    first = np.unique(graph.weight_id, return_index=True)[1]
-    caches = count * int(graph.cache_bytes[first].sum())
-    weights = int((graph.weight_bytes - graph.cache_bytes)[first].sum())
-    away = max(0, weights + caches - _resident_bytes(cluster))
-    return math.ceil(caches * min(1.0, away / max(weights, 1)))
-
-
-def _with_room_for_caches(question: Question) -> Result:
-    """The best map whose main device has room for the caches of offloaded modules, too.
-
-    Searches count caches where weights rest. So they are told of less memory: by the caches of all
-    that cannot but be offloaded, and by more where that leaves too little room. The bound knows
-    nothing of caches on the host, so it holds for every map.
-
-    Raises:
-        InfeasibleError: if nothing fits.
-    """
-    graph, cluster = question.graph, question.cluster
-    if not graph.cache_bytes.any():
-        return _searched(question, 1.0)
-    count = requests_in_flight(graph, cluster, question.objective)
-    every = count * int(graph.cache_bytes.sum())
-    main, kept = main_device(cluster), _offloaded_caches(graph, cluster, count)
-    weights = int((graph.weight_bytes - graph.cache_bytes).sum())
-    phases, evaluations = Phases(), 0
-    for number in range(1, MOST_PLANS + 1):
-        last = number == MOST_PLANS
-        # With room for every cache none can lack it.
-        smaller = _with_memory(cluster, main, -(every if last else min(kept, every)))
-        try:
-            result = _searched(replace(question, cluster=smaller), 1.0 if last else MAP_TRY_SHARE)
-        except InfeasibleError:
-            if number == 1:
-                raise
-            break
-        phases.ended("planning", result.phases)
-        evaluations += result.evaluations
-        score = solve.simulate(question, result.placement)
-        if score.feasible:
-            bound = _bound_beside_caches(question, count, score.value_s)
-            phases.ended("bound")
-            held = replace(result.score, peak_bytes=score.peak_bytes)
-            result = replace(
-                result, question=question, score=held, evaluations=evaluations,
-                phases=phases.seconds, seconds=sum(phases.seconds.values()),
-            )  # fmt: skip
-            return with_bound(result, *bound)
-        # The next plan holds less than this one, which may have left room; and a module that gives
-        # way leaves its cache behind.
-        leaves = count * int(graph.cache_bytes.sum()) / max(weights, 1)
-        spare = smaller.devices[main or 0].memory_bytes - int(result.score.peak_bytes[main or 0])
-        kept += spare + int(score.overflow_bytes * (1 + leaves)) + 1
-    raise InfeasibleError(
-        f"the caches of offloaded modules stay on {cluster.device_names[main or 0]}, which has no "
-        "room for them; ask for fewer tokens or requests"
-    )
-
-
-def _with_memory(cluster: Cluster, d: int | None, more_bytes: int) -> Cluster:
-    """The cluster with more or less memory on a device."""
-    devices = [
-        replace(device, memory_bytes=max(1, device.memory_bytes + more_bytes)) if i == d else device
-        for i, device in enumerate(cluster.devices)
-    ]
-    return replace(cluster, devices=tuple(devices))
-
-
-def _bound_beside_caches(question: Question, count: int, value_s: float) -> tuple[float, str]:
-    """The bound on a cluster whose offload devices have room for all caches beside the weights."""
-    caches, cluster = count * int(question.graph.cache_bytes.sum()), question.cluster
-    for d, device in enumerate(cluster.devices):
-        if is_offload(device) and device.memory_bytes < UNLIMITED_BYTES:
-            cluster = _with_memory(cluster, d, caches)
-            pool = device.memory_pool
-            for host, other in enumerate(cluster.devices):
-                if pool and host != d and other.memory_pool == pool:
-                    cluster = _with_memory(cluster, host, caches)
-    problem = prepare_problem(replace(question, cluster=cluster), replicas=True)
-    return solve.bound_of(problem, question.search.budget(), value_s)
 
 
 def cluster_with_offload(cluster: Cluster, offload: str | None, reserved_bytes: int = 0) -> Cluster:

@@ -8,9 +8,10 @@ import pytest
 
 from gdp.learn.instances import Instance, draw, load_problems, make, random_graph
 from gdp.learn.labels import LabelStore
-from gdp.learn.pretrain import Outcome, Trainer, by_regime, quality_of, single_device_s
+from gdp.learn.pretrain import Outcome, by_regime, quality_of
 from gdp.learn.processes import ProcessGroup
 from gdp.learn.recipe import Recipe, RecipeError, parse_recipe
+from gdp.learn.trainer import Trainer, single_device_s
 from gdp.policy.model.network import init
 from gdp.problem.problem import Problem
 

@@ -3,35 +3,29 @@
 GDP (arXiv 1910.01578) adapts a policy that was pre-trained over many graphs to one graph through
 its superposition network, in fewer than 50 updates. The simulator gives the rewards.
 With simulated rewards it starts from the answer of `auto` with as many evaluations, explores other
-gates before the gradient changes any weight, and ends with a local search.
-
-Exploration: samples of a confident policy differ from its greedy placement in a few ops. Noise on
-weights changes many choices at once, consistently (parameter-space noise, Plappert et al. 2018,
-arXiv 1706.01905). Here it scales the gates of the pair head, 99 numbers of the shipped policy, in a
-(mu + lambda) evolution strategy (Beyer and Schwefel 2002, doi 10.1023/A:1015059928466).
+gates (`gdp.learn.gates`) before the gradient changes any weight, and ends with a local search.
 """
 
 import json
-import logging
 import os
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Literal
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Float, Int
+from jaxtyping import Float
 
 from gdp.clock import Clock
-from gdp.cores import num_cores
 from gdp.errors import ArgumentError, of_kind
 from gdp.files.disk_cache import use_xla_cache
 from gdp.files.reading import read_toml, shipped
 from gdp.files.writing import OverwritePolicy, check_folder_writable
 from gdp.interrupts import Interrupts
 from gdp.learn.evaluator import PlacementEvaluator
+from gdp.learn.gates import Explorer
 from gdp.learn.ppo import (
     ChoiceRows,
     Weights,
@@ -50,7 +44,7 @@ from gdp.methods.scoring import Evaluated, score_all
 from gdp.methods.search.local_search import local_search
 from gdp.methods.shares import REFERENCE_SHARE
 from gdp.policy.advice import Advice, advice, advise, incumbents, with_incumbent
-from gdp.policy.decode import DecodeProblem, decode, in_threads
+from gdp.policy.decode import DecodeProblem, decode
 from gdp.policy.method import load, policy_candidate
 from gdp.policy.model.config import Head, Params
 from gdp.policy.model.network import Batch
@@ -107,93 +101,6 @@ def load_finetune(path: str | os.PathLike[str]) -> FinetuneConfig:
     require_moderate(config, os.fspath(path))
     return config
 
-
-LAYERS = {"feature": "feature_head", "mixing": "mixing", "out": "out_head"}
-"""Superposed layers whose kernels `Head` holds with their gates folded in, by field."""
-ELITE = 8
-"""Number of best policies that are kept and varied."""
-NOISE = (0.05, 2.0)
-"""Range of the deviation of a policy's noise on the logarithms of its gates, log-uniform."""
-
-FARTHEST = 10.0
-"""Largest log factor, within which scaled weights stay in single precision."""
-SMALL = 1000
-"""Ops up to which one thread decodes: starting more takes longer."""
-
-Factors = dict[str, Float[np.ndarray, "F"]]
-"""By field of `Head`: the logarithm of each gate's factor."""
-
-
-class _Rated(NamedTuple):
-    cost_s: float
-    factor: Factors
-
-
-class Explorer:
-    """The best policies found, as factors on the gates of one policy."""
-
-    def __init__(self, params: Params, seed: int) -> None:
-        self.params = params
-        self.elite: list[_Rated] = []
-        self.drawn: list[Factors] = []
-        self.rng = np.random.default_rng([seed, 11])
-
-    def draw(self, view: DecodeProblem, head: Head, count: int) -> Int[np.ndarray, "K N"]:
-        """Greedy placements of `count` varied policies, at first with the unchanged one."""
-        self.drawn = [self._vary(head) for _ in range(count)]
-        if not self.elite:
-            self.drawn[0] = {name: np.zeros(len(getattr(head, name))) for name in LAYERS}
-
-        def greedy(factor: Factors) -> Int[np.ndarray, "N"]:
-            other = scaled(head, factor)
-            return decode(view, other, samples=1, seed=0, greedy_first=True).device[0]
-
-        threads = 1 if len(head.node) <= SMALL else num_cores()
-        return np.stack(in_threads(greedy, self.drawn, threads))
-
-    def learn(self, cost_s: Float[np.ndarray, "K"]) -> None:
-        """Select the best policies of old and new ones; one policy per cost."""
-        met = [_Rated(float(c), factor) for c, factor in zip(cost_s, self.drawn, strict=True)]
-        best = {rated.cost_s: rated for rated in reversed([*self.elite, *met])}
-        self.elite = [best[cost] for cost in sorted(best)[:ELITE]]
-
-    def adapted(self) -> Params:
-        """The weights with the best gates; unchanged where nothing was explored."""
-        return fold(self.params, self.elite[0].factor) if self.elite else self.params
-
-    def _vary(self, head: Head) -> Factors:
-        """Factors of a policy varied from one of the best so far."""
-        parent = self.elite[int(self.rng.integers(len(self.elite)))].factor if self.elite else {}
-        deviation = np.exp(self.rng.uniform(*np.log(NOISE)))
-        varied = {}
-        for name in LAYERS:
-            noise = deviation * self.rng.standard_normal(len(getattr(head, name)))
-            varied[name] = np.clip(parent.get(name, 0.0) + noise, -FARTHEST, FARTHEST)
-        return varied
-
-
-def scaled(head: Head, factor: Factors) -> Head:
-    """The encoded problem under scaled gates."""
-    changed: dict[str, Any] = {}
-    for name, logs in factor.items():
-        kernel = getattr(head, name)
-        rows = np.exp(logs).reshape(-1, *[1] * (kernel.ndim - 1))
-        changed[name] = (kernel * rows).astype(np.float32)
-    return head._replace(**changed)
-
-
-def fold(params: Params, factor: Factors) -> Params:
-    """Weights that encode every problem with scaled gates."""
-    changed = dict(params)
-    for name, layer in LAYERS.items():
-        # In the layer behind the gates, as a gate's own sigmoid ends at 2.
-        dense = params[layer]["dense"]
-        kernel = np.asarray(dense["kernel"]) * np.exp(factor[name])[:, None]
-        changed[layer] = params[layer] | {"dense": dense | {"kernel": kernel.astype(np.float32)}}
-    return changed
-
-
-log = logging.getLogger(__name__)
 
 STALE = 8
 """Consecutive updates without a new placement, the last at the hottest temperature, after which

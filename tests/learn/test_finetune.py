@@ -11,18 +11,8 @@ import numpy as np
 import pytest
 from tiny import fork_join, random_problem, with_memory
 
-from gdp.learn.finetune import (
-    ELITE,
-    LAYERS,
-    STALE,
-    Explorer,
-    FinetuneConfig,
-    finetune,
-    fold,
-    free,
-    load_finetune,
-    scaled,
-)
+from gdp.learn.finetune import STALE, FinetuneConfig, finetune, free, load_finetune
+from gdp.learn.gates import ELITE, LAYERS, Explorer, fold, scaled
 from gdp.learn.instances import Instance, make, random_graph
 from gdp.learn.recipe import RecipeError
 from gdp.methods.base import Answer, Search

@@ -51,6 +51,19 @@ def test_rows_say_what_fits_and_why_not(tmp_path: Path) -> None:
     assert widths == pytest.approx([310 * speed / max(speeds) for speed in speeds], abs=0.05)
 
 
+def test_rows_are_those_that_a_runtime_can_follow(tmp_path: Path) -> None:
+    model = write_gguf(tmp_path / "m.gguf", layers=2)
+    words = ["fit", str(model), "--cluster", "cpu+t4", "--prompt", "8", *QUICK, "--json"]
+    told = [CliRunner().invoke(cli, [*words, *more]) for more in ([], ["--for", "llamacpp"])]
+    assert [done.exit_code for done in told] == [0, 0], told
+    free, own = (json.loads(done.output.splitlines()[-1])["rows"][0] for done in told)
+    assert free["fits"]
+    assert own["fits"]
+    # llama.cpp keeps the table of tokens on the processor.
+    assert own["request_s"] >= free["request_s"]
+    assert own["layout"] == ""
+
+
 def test_a_row_takes_the_plan_of_another_that_is_better_for_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

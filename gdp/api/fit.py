@@ -12,7 +12,7 @@ import numpy as np
 from jaxtyping import Bool
 
 from gdp import solve
-from gdp.api.place import ask, quantisation_note
+from gdp.api.place import ask, planned, quantisation_note
 from gdp.cluster.file import Machine, load_cluster
 from gdp.cluster.types import UNLIMITED_BYTES, Cluster, fullness
 from gdp.costs.base import CostModel
@@ -277,6 +277,7 @@ class FitRow:
     longest_context: int | None = None  # that the plan has room for
     note: str = ""  # what a scheme leaves of the weights as they are
     costs: str = ""  # where the seconds come from, and how far off they may be
+    layout: str = ""  # of a plan that divides ops, such as "tensor 4"
 
     def to_json(self) -> dict[str, Any]:
         """Plain data with the field names of the command line's `--json`."""
@@ -292,6 +293,7 @@ def fit(
     quantize: Sequence[str] = ("",),
     new: int = 256,
     context: int | str | None = None,
+    target: str | None = None,
     costs: CostModel | str | Path | None = None,
     search: Search | None = None,
     progress: Callable[[str, float], None] | None = None,
@@ -313,6 +315,7 @@ def fit(
         new: Tokens that are written.
         context: Tokens of each sequence that caches are reserved for, "max" for the longest that
             fits. Default: those of prompt and new.
+        target: Runtime that shall be able to follow, as `gdp.place` takes it. Default: none.
         costs: As `gdp.place` takes them.
         search: Budget of each placement. Default: one second.
         progress: Called with the row that begins and the share of the rows that are done.
@@ -321,7 +324,7 @@ def fit(
         ModelError, ClusterError: A file cannot be read, or a scheme is unknown.
         ArgumentError: A scheme is given for a model of another kind.
     """
-    search = search or Search(seconds=1.0)
+    search, plan = search or Search(seconds=1.0), plan_freely if target is None else planned
     machines = [load_cluster(cluster) for cluster in clusters]
     asked = list(itertools.product(quantize, prompts, batches))
     rows: dict[tuple[int, str, int, int], tuple[FitRow, Result | None]] = {}
@@ -334,10 +337,8 @@ def fit(
                 progress(f"{machine.name}: {prompt} tokens, batch {batch}", share)
             row = FitRow(machine.name, prompt, new, batch, fits=False, quantize=scheme)
             try:
-                question = ask(request, machine, costs=costs, search=search)
-                result = plan_longest(question, plan_freely) if question.longest else (
-                    plan_freely(question)
-                )  # fmt: skip
+                question = ask(request, machine, target=target, costs=costs, search=search)
+                result = plan_longest(question, plan) if question.longest else plan(question)
             except InfeasibleError as error:
                 rows[j, scheme, prompt, batch] = replace(row, limit=str(error)), None
                 continue
@@ -376,7 +377,17 @@ def _told(row: FitRow, result: Result) -> FitRow:
         request_s=answer.request_s, fullest=max(full), limit=answer.limits[1],
         context=answer.context, longest_context=answer.longest_context,
         gap=max(0.0, 1.0 - result.bound_s / value_s) if value_s else 0.0,
+        layout=_layout(result.placement, answer.stages),
     )  # fmt: skip
+
+
+def _layout(placement: Placement, stages: int) -> str:
+    """Sizes of a plan whose ops devices compute together; "" for others."""
+    if not placement.splits:
+        return ""
+    experts = ", whole experts" if placement.splits[0].experts else ""
+    pipeline = f" x pipeline {stages}" if stages > 1 else ""
+    return f"tensor {len(placement.splits[0].devices)}{pipeline}{experts}"
 
 
 def _carried(plan: Placement, graph: OpGraph, machine: Cluster) -> Placement | None:

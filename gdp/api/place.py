@@ -146,7 +146,7 @@ def answer(question: Question, phases: Phases | None = None) -> Result:
         phases: Seconds of the call so far; by default none.
     """
     phases = phases or Phases()
-    result = plan_longest(question, _planned) if question.longest else _planned(question)
+    result = plan_longest(question, planned) if question.longest else planned(question)
     graph, model, target = result.question.graph, question.model, question.target
     request = request_of(graph)
     if question.longest and model is not None and request is not None:
@@ -169,7 +169,7 @@ def answer(question: Question, phases: Phases | None = None) -> Result:
     )  # fmt: skip
 
 
-def _planned(question: Question) -> Result:
+def planned(question: Question) -> Result:
     """The answer, whose placement does not know its question yet."""
     target = question.target
     if target is None:

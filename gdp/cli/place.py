@@ -11,6 +11,7 @@ from gdp.cli.program import STARTED_S
 from gdp.cli.show import placing, show, stages
 from gdp.clock import COMPILE, Phases, waiting_for
 from gdp.errors import ArgumentError, InfeasibleError
+from gdp.targets.table import PLANNERS
 from gdp.terminal import printable_lines
 
 if TYPE_CHECKING:
@@ -250,6 +251,9 @@ def _schemes(context: click.Context, parameter: click.Parameter, value: str) -> 
     help="Tokens that are written.",
 )  # fmt: skip
 @options.context
+@click.option(
+    "--for", "target", type=click.Choice(tuple(PLANNERS)), help="Rows that this runtime can follow."
+)
 @click.option("--seconds", type=float, default=1.0, show_default=True, help="Search of each row.")
 @options.seed
 @options.costs
@@ -257,8 +261,8 @@ def _schemes(context: click.Context, parameter: click.Parameter, value: str) -> 
 @options.as_json
 def fit(
     model: str, clusters: tuple[str, ...], prompts: tuple[int, ...], batches: tuple[int, ...],
-    quantize: tuple[str, ...], new: int, context: str | None, seconds: float, seed: int,
-    costs: str | None, outputs: options.Outputs,
+    quantize: tuple[str, ...], new: int, context: str | None, target: str | None, seconds: float,
+    seed: int, costs: str | None, outputs: options.Outputs,
 ) -> None:  # fmt: skip
     """Compare contexts, batches, schemes and machines: if they fit, and how fast they are.
 
@@ -279,7 +283,8 @@ def fit(
     with stages() as say, listening(say):
         rows = fit_rows(
             model, names, prompts=prompts, batches=batches, quantize=quantize, new=new,
-            context=context if context in (None, LONGEST) else int(context), costs=costs,
+            context=context if context in (None, LONGEST) else int(context), target=target,
+            costs=costs,
             search=Search(seed, seconds), progress=say,
         )  # fmt: skip
     if path := outputs.paths.get("picture"):
@@ -292,22 +297,23 @@ def fit_text(rows: "Sequence[FitRow]") -> str:
     from gdp.cli.text import shown, table
     from gdp.units import format_seconds
 
-    body, tried = [], any(row.quantize for row in rows)
+    body, tried, divides = [], any(row.quantize for row in rows), any(row.layout for row in rows)
     for row in rows:
         start = [row.cluster, f"{row.prompt}+{row.new}", str(row.batch)]
         start += [row.quantize or "-"] if tried else []
         if not row.fits or row.first_token_s is None or row.request_s is None:
-            body.append([*start, "no", *["-"] * 6])
+            body.append([*start, "no", *["-"] * (6 + divides)])
             continue
         body.append(
             [
                 *start, "yes", f"{row.tokens_per_s:.1f}", format_seconds(row.first_token_s),
                 format_seconds(row.request_s), f"{row.gap or 0:.0%}", f"{row.fullest or 0:.0%}",
                 "-" if row.longest_context is None else str(row.longest_context),
+                *([row.layout or "-"] if divides else []),
             ]
         )  # fmt: skip
     header = ["machine", "tokens", "batch", *["quantised"] * tried, "fits", "tokens/s"]
-    header += ["first token", "request", "gap", "fullest", "longest context"]
+    header += ["first token", "request", "gap", "fullest", "longest context", *["layout"] * divides]
     reasons = dict.fromkeys(
         f"{row.cluster}, {row.prompt}+{row.new} tokens, batch {row.batch}"
         f"{row.quantize and f', {row.quantize}'}: {row.limit}"

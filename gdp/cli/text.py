@@ -16,6 +16,7 @@ from gdp.graph.op_graph import OpGraph
 from gdp.placement import Split
 from gdp.result import Result
 from gdp.sim.objectives import find_objective
+from gdp.splits.members import held_graph
 from gdp.terminal import printable
 from gdp.units import format_bytes, format_seconds
 
@@ -71,7 +72,7 @@ def result_text(
     device = result.placement.device
     real = ~graph.is_io
     rows = []
-    leads = result.placement.homes
+    leads, flop = result.placement.homes, held_graph(graph, result.placement).flop
     for d, entry in enumerate(cluster.devices):
         mine = (device == leads.get(d, d)) & real
         peak = int(result.score.peak_bytes[d])
@@ -79,7 +80,7 @@ def result_text(
             [
                 entry.name,
                 str(int(mine.sum())),
-                f"{graph.flop[mine].sum() / 1e9:.2f}",
+                f"{flop[mine].sum() / 1e9:.2f}",
                 format_bytes(peak),
                 _memory(entry.memory_bytes) + (" shared" if entry.memory_pool else ""),
                 _share(peak, entry.memory_bytes),

@@ -1,6 +1,7 @@
 """Predictions beside public measurements: which rows are read, and what is asked for them."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -9,6 +10,7 @@ from benchmarks.measured_world.serving import (
     Predicted,
     Run,
     errors,
+    layouts_in_order,
     machine,
     measured_runs,
     room,
@@ -100,6 +102,29 @@ def test_room_is_that_of_caches_beside_weights_and_tensors() -> None:
     gpu = Device("g", "g", {"default": 1e9}, 1e9, 1000 - 100, reserve_bytes=100)
     cluster = make_cluster("c", [Device("cpu", "cpu", {"default": 1e9}, 1e9, 1 << 20), gpu])
     assert room(code.build("m"), cluster, 40) == 25
+
+
+def test_layouts_of_one_server_are_compared() -> None:
+    """2 GPUs take 10 ms, 4 take 6 and 8 take 5; 4 are predicted to be the fastest: 2 of 3 pairs."""
+    runs = [replace(_run(s), tensor=t) for s, t in ((0.01, 2), (0.006, 4), (0.005, 8))]
+    answers = [Predicted(4, 0.05, s) for s in (0.011, 0.004, 0.0045)]
+    told = layouts_in_order(runs, answers)
+    assert told.startswith("67% of 3 pairs of layouts in the right order")
+    assert "loses 20.0% in the mean of 1 loads" in told
+
+
+def test_rows_of_several_gpus_divide_every_layer(tmp_path: Path) -> None:
+    names = ("alone", "two", "experts", "both", "odd")
+    rows = tmp_path / "split.csv"
+    rows.write_text("\n".join([SPLIT, *(f"{name},develop,agg,True," for name in names)]) + "\n")
+    (tmp_path / "systems").mkdir()
+    lines = [COLUMNS, _row("alone"), _row("two", 2), _row("experts", 4).replace(",0.0,", ",4.0,"),
+             _row("both", 4, "2").replace(",0.0,", ",2.0,"), _row("odd", 4, "2")]  # fmt: skip
+    (tmp_path / "systems" / "silicon_sample.csv").write_text("\n".join(lines) + "\n")
+    found = measured_runs(tmp_path, rows, several=True)
+    assert [(run.name, run.tensor, run.experts) for run in found] == [
+        ("two", 2, False), ("experts", 4, True),
+    ]  # fmt: skip
 
 
 def test_errors_and_what_waits_are_told() -> None:

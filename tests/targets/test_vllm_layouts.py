@@ -9,7 +9,8 @@ import pytest
 
 import gdp
 from gdp import solve
-from gdp.api.fit import generation_answer
+from gdp.api.fit import FitRow, _told, generation_answer
+from gdp.cli.place import fit_text
 from gdp.cluster.types import Cluster, Device, make_cluster
 from gdp.constraints import Pin
 from gdp.costs.base import roofline
@@ -253,3 +254,6 @@ def test_memory_and_context_are_those_of_a_member() -> None:
     assert first.weights_bytes == second.weights_bytes
     assert first.cache_bytes == second.cache_bytes == int(graph.cache_bytes.sum()) // 2
     assert answer.stages == 1
+    row = _told(FitRow("box", 8, 4, 1, fits=False), result)
+    assert (row.layout, row.fits) == ("tensor 2", True)
+    assert "tensor 2" in fit_text([row])

@@ -218,8 +218,8 @@ def _lane(
             state.context -= requests[r].prompt + requests[r].new
             state.held -= requests[r].prompt + requests[r].new
             clients.append(now)
-    rows = zip(asked, started, first, ended, requests, strict=True)
-    return [_Row(*times, r.new) for *times, r in rows]
+    times = zip(asked, started, first, ended, strict=True)
+    return [_Row(*own, r.new) for own, r in zip(times, requests, strict=True)]
 
 
 def _passes(

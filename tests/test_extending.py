@@ -12,6 +12,8 @@ import onnx
 import pytest
 from onnx import TensorProto, helper
 
+from gdp.targets.target import imported
+
 TOP = Path(__file__).resolve().parent.parent
 PAGES = TOP / "docs" / "how-to"
 
@@ -100,3 +102,9 @@ def test_the_diff_and_the_program_add_a_method(copy: Path, tmp_path: Path) -> No
     table = gdp(copy, "compare", "swish.onnx", "--cluster", "2xt4-pcie4", "--methods",
                 "single,random_blocks", "--evaluations", "20")  # fmt: skip
     assert "random_blocks" in table
+
+
+@pytest.mark.parametrize("function", ["gdp.targets.table:nothing", "gdp.targets.nowhere:plan"])
+def test_a_row_that_names_no_function_is_named(function: str) -> None:
+    with pytest.raises(LookupError, match=f"row of gdp/targets names '{function}'"):
+        imported(function)

@@ -179,7 +179,10 @@ def planned(question: Question) -> Result:
     if row.by_module and granularity == "op":
         raise ArgumentError(f"{target} goes by whole modules: granularity module or layer")
     if row.exact and question.method != "auto":
-        raise ArgumentError(f"--for {target} is planned by one program, not by {question.method!r}")
+        raise ArgumentError(
+            f"--for {target} is planned by one program, not by {question.method!r}: leave out "
+            "--method"
+        )
     cluster = for_runtime(question.cluster, target)
     return row.plan(replace(question, cluster=cluster, granularity=granularity))
 

@@ -433,7 +433,7 @@ class Destination:
         for name in _SEARCHES:
             if context.get_parameter_source(name) is ParameterSource.COMMANDLINE:
                 raise click.UsageError(
-                    f"--for {self.runtime} asks one exact program over blocks: leave out --{name}"
+                    f"--for {self.runtime} is planned without a search: leave out --{name}"
                 )
 
 

@@ -26,9 +26,18 @@ if TYPE_CHECKING:
 
 
 def imported(function: str) -> Callable[..., Any]:
-    """The function that "module:function" names, imported when it is used."""
+    """The function that "module:function" names, imported when it is used.
+
+    Raises:
+        LookupError: There is none of that name: a row of a target is wrong.
+    """
     module, _, name = function.partition(":")
-    return getattr(import_module(module), name)
+    try:
+        return getattr(import_module(module), name)
+    except (AttributeError, ModuleNotFoundError) as error:
+        if isinstance(error, ModuleNotFoundError) and error.name != module:
+            raise  # a library that is not installed
+        raise LookupError(f"a row of gdp/targets names {function!r}: {error}") from error
 
 
 @dataclass(frozen=True)
@@ -88,7 +97,7 @@ class ExportJob:
 class Exporter:
     """Files with which a runtime follows a placement."""
 
-    title: str  # as the README lists it
+    title: str  # as the README lists it, without a comma
     function: str  # "module:function"; takes an `ExportJob` and returns the paths written
     accepts: Literal["onnx", "traced", "jax", "hf", "any"] = "any"  # kind of models
     offloads: bool = False  # holds weights that rest in host memory or on disk
@@ -106,11 +115,11 @@ class Planner:
 
     function: str  # "module:function"; takes a `Question` and returns a `Result`
     by_module: bool = False  # whole modules, where granularity "op" is not possible
-    exact: bool = False  # one program over blocks, instead of a method
+    exact: bool = False  # one program instead of a method: `--method` is refused
     offloads: bool = False  # weights may rest in host memory or on disk
-    searches: bool = True  # heeds some option of the search
+    searches: bool = True  # else the options of the search (`--evaluations`, `--seed`) are refused
     computes: str = ""  # "module:function" of (model, cluster): the model as it computes it
-    replicates: bool = False  # lets devices take samples in turn
+    replicates: bool = False  # lets devices take samples in turn; as the exporter says
     divides: bool = False  # lets devices compute each op together
 
     def plan(self, question: "Question") -> "Result":

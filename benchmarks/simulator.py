@@ -24,7 +24,7 @@ from gdp.cluster.types import Device, make_cluster
 from gdp.graph.op_graph import make_graph
 from gdp.problem.problem import Problem, make_problem
 from gdp.sim.engine import arrays, workspace
-from gdp.sim.kernels.engine import run_latency
+from gdp.sim.kernels.direct import run_latency
 
 DEVICES = 4
 REACH = 100  # ops before an op that it may read

@@ -3,7 +3,7 @@
 For kernels that simulate many placements (local search, roll-outs), inside numba:
 
     from gdp.sim.engine import arrays, workspace
-    from gdp.sim.kernels.engine import set_order
+    from gdp.sim.kernels.events import set_order
     from gdp.sim.kernels.evaluate import evaluate
     flat, work = arrays(problem), workspace(problem)  # one workspace per thread
     latency_s, overflow = evaluate(flat, work, device, False)  # in a kernel, not in Python
@@ -13,7 +13,7 @@ function for other kernels; it allocates nothing. With `by_rank` True the device
 that the last `set_order(work, order)` left in the workspace, else each takes the op that was ready
 first. Overflow is in bytes, summed over devices; peaks are accounted only where
 memory can bind (`flat.memory_binds`), else it is 0 at no cost.
-`gdp.sim.kernels.engine.run_latency(flat, work, device, by_rank, record) -> float64` is the latency
+`gdp.sim.kernels.direct.run_latency(flat, work, device, by_rank, record) -> float64` is the latency
 alone, likewise for kernels; with `record` it leaves times and transfers in `work`.
 
 This module loads no numba, so that it may be imported anywhere.
@@ -102,7 +102,7 @@ class Workspace(NamedTuple):
 
     state: UInt[np.ndarray, "N"]  # see above
     queue_op: UInt[np.ndarray, "D*N"]  # each device's ops as they became ready, or by start
-    clock_s: Float[np.ndarray, "X"]  # of devices and lanes, see kernels.engine
+    clock_s: Float[np.ndarray, "X"]  # of devices and lanes, see kernels.events and .direct
     mark: UInt[np.ndarray, "Y"]  # the same for integers
     entry_s: Float[np.ndarray, "Z"]  # when an op gets an input, or all of them; Z >= N
     entry_op: UInt[np.ndarray, "Z"]

@@ -30,8 +30,8 @@ from gdp.methods.annealing.move_score_kernels import (
 from gdp.methods.annealing.moves_kernels import NUM_KINDS, any_group, below, propose, uniform
 from gdp.problem.arrays import Arrays
 from gdp.problem.weights_kernels import hold_weights
-from gdp.sim.kernels.engine import transfer_time
 from gdp.sim.kernels.evaluate import evaluate, evaluate_with, overflow, pipeline_peaks
+from gdp.sim.kernels.events import transfer_time
 
 
 class Loads(NamedTuple):

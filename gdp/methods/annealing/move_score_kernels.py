@@ -18,7 +18,7 @@ import numpy as np
 from gdp.kernels.options import INNER, INNER_INLINE
 from gdp.kernels.struct import as_struct
 from gdp.methods.annealing.moves_kernels import uniform
-from gdp.sim.kernels.engine import transfer_time
+from gdp.sim.kernels.events import transfer_time
 
 DRAWS = 4  # moves drawn for each that is simulated
 UNSCORED = 0.3  # share of steps whose move is drawn without a score

@@ -16,7 +16,7 @@ from gdp.kernels.options import BARE, INNER, INNER_INLINE
 from gdp.kernels.struct import as_struct
 from gdp.problem.arrays import Arrays
 from gdp.problem.weights_kernels import added_bytes, holder
-from gdp.sim.kernels.engine import transfer_time
+from gdp.sim.kernels.events import transfer_time
 
 MAX_GAPS = 512  # idle gaps remembered per device; the earliest are forgotten first
 TIE = 1e-9  # relative: ends that are this close are drawn between by `critical_plan`

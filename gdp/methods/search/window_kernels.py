@@ -29,7 +29,7 @@ from gdp.methods.annealing.move_score_kernels import (
     take_best,
 )
 from gdp.methods.annealing.moves_kernels import NUM_KINDS, below, propose, uniform
-from gdp.sim.kernels.engine import run_until
+from gdp.sim.kernels.events import run_until
 from gdp.sim.kernels.resume import begin, expected_end, find_tails, go_on, place, record_run
 
 # Rows of Window.number

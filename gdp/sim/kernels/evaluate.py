@@ -7,7 +7,8 @@ import numpy as np
 
 from gdp.kernels.options import BARE, INNER, INNER_INLINE
 from gdp.sim.engine import OPENS
-from gdp.sim.kernels.engine import run_events, run_latency, set_order, transfer_time
+from gdp.sim.kernels.direct import run_latency
+from gdp.sim.kernels.events import run_events, set_order, transfer_time
 
 SUM, SCRATCH, NEXT_START, NEXT_FINISH = 0, 1, 2, 3  # columns of Workspace.hold
 

@@ -20,7 +20,7 @@ from gdp.kernels.struct import as_struct
 from gdp.problem.problem import Problem
 from gdp.sim.engine import Workspace
 from gdp.sim.kernels.bits import add_bit, pop_bit
-from gdp.sim.kernels.engine import (
+from gdp.sim.kernels.events import (
     CHUNK_MASK,
     CHUNK_SIZE,
     HEAD,

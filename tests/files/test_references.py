@@ -57,6 +57,10 @@ DECISIONS = {
     "costs.machine.MachineRecord": dict.fromkeys(
         ("costs", "date", "digest", "model", "runtime", "versions"), TEXT),
     "costs.machine.TunedDevice": {"kind": TEXT, "model": TEXT},
+    "costs.measured.collectives.CollectivesMeta": dict.fromkeys(
+        ("curves", "date", "errors", "licence", "links", "source"), TEXT),  # travels with gdp
+    "costs.measured.collectives.MeasuredLink": dict.fromkeys(("devices", "family"), TEXT),
+    "costs.measured.collectives.Typical": dict.fromkeys(("efficiency", "sends"), TEXT),
     "costs.measured.shipped.MeasuredDevice": {"arithmetic": TEXT},
     "costs.measured.shipped.NetworkMeta": dict.fromkeys(
         ("date", "devices", "shapes", "source"), TEXT),  # travels with gdp

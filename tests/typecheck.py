@@ -15,9 +15,10 @@ from typing import Any
 
 import jaxtyping
 from beartype import BeartypeConf, beartype
-from jaxtyping import AbstractArray, install_import_hook
+from jaxtyping import AbstractArray, TypeCheckError, install_import_hook
 
-check = beartype(conf=BeartypeConf(is_pep484_tower=True))  # an int is a float, as PEP 484 says
+# An int is a float, as PEP 484 says; violations are of one type, whoever notices them.
+check = beartype(conf=BeartypeConf(is_pep484_tower=True, violation_type=TypeCheckError))
 _jaxtyped = jaxtyping.jaxtyped
 
 

@@ -10,7 +10,7 @@ from types import ModuleType
 import numpy as np
 import pytest
 from jaxtyping import TypeCheckError
-from typecheck import checked_package
+from typecheck import ViolationError, checked_package
 
 from gdp.kernels import cache
 
@@ -103,8 +103,7 @@ def test_types_and_axes_of_calls_and_dataclasses_are_checked(made: ModuleType) -
         lambda: made.sums(costs, np.ones(3)),
         lambda: made.sums(costs.astype(int), times),
         lambda: made.sums(np.ones((6, 2)), times),  # the result has another length
-        lambda: made.first((times, np.ones(3))),
-        lambda: made.first((times, None)),
+        lambda: made.first((None, None)),  # of a tuple of any length one entry is looked at
         *(functools.partial(add, "1") for add in adders),
         *(functools.partial(add, 0) for add in adders),
         lambda: made.drawn(costs, np.ones(3)),
@@ -114,7 +113,7 @@ def test_types_and_axes_of_calls_and_dataclasses_are_checked(made: ModuleType) -
         lambda: table.total(costs),
         lambda: made.Early().name,
     ):
-        with pytest.raises(TypeCheckError):
+        with pytest.raises((ViolationError, TypeCheckError)):
             wrong()
 
 

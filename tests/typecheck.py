@@ -15,10 +15,15 @@ from typing import Any
 
 import jaxtyping
 from beartype import BeartypeConf, beartype
-from jaxtyping import AbstractArray, TypeCheckError, install_import_hook
+from jaxtyping import AbstractArray, install_import_hook
 
-# An int is a float, as PEP 484 says; violations are of one type, whoever notices them.
-check = beartype(conf=BeartypeConf(is_pep484_tower=True, violation_type=TypeCheckError))
+
+class ViolationError(TypeError):
+    """A call with values of other types than its annotations say."""
+
+
+# An int is a float, as PEP 484 says. Tests of wrong arguments expect what is a `TypeError`.
+check = beartype(conf=BeartypeConf(is_pep484_tower=True, violation_type=ViolationError))
 _jaxtyped = jaxtyping.jaxtyped
 
 

@@ -1,6 +1,7 @@
 """What gdp doctor finds: where all is well, and where a library, a cache or a checkpoint is not."""
 
 import json
+from dataclasses import replace
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -83,12 +84,16 @@ def test_costs_that_match_are_told_from_datasheets(monkeypatch: pytest.MonkeyPat
     from gdp.costs.default import shipped
 
     known = device_preset("cpu-core", "known")
-    devices = [known, device_preset("a100", "unknown")]
+    other = replace(known, name="other", model="Some Processor avx512")
+    devices = [known, other, device_preset("a100", "gpu"), device_preset("m2-max", "unknown")]
     monkeypatch.setattr(detect, "local_cluster", lambda: make_cluster("box", devices))
     costs = [check for check in doctor._devices() if check.area == "costs"]
-    assert [check.status for check in costs] == [OK, WARN]
+    assert [check.status for check in costs] == [OK, WARN, OK, WARN]
     assert costs[0].found == shipped()[0].label()
-    assert "gdp calibrate" in costs[1].advice
+    assert "scaled by FLOP/s and bandwidth" in costs[1].found
+    assert "gdp profile --quick" in costs[1].advice
+    assert "measured kernels" in costs[2].found
+    assert (costs[3].found, "gdp profile MODEL" in costs[3].advice) == ("datasheet", True)
 
 
 def test_a_cache_that_cannot_be_kept_is_a_warning(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -113,23 +113,22 @@ def _runtimes() -> Iterator[Check]:
 def _devices() -> Iterator[Check]:
     """This machine's devices, and the costs that a placement on them uses."""
     from gdp.cluster.detect import local_cluster
-    from gdp.costs.default import shipped
-    from gdp.costs.learned import LearnedCosts
+    from gdp.costs.default import DATASHEET, calibrated, source_of
 
-    costs = LearnedCosts(shipped())
     for device in local_cluster().devices:
         memory = format_bytes(device.total_bytes) if device.memory_bytes < UNLIMITED_BYTES else "-"
         model = f", {device.model}" if device.model else ""
         shared = " shared" if device.memory_pool else ""
         yield Check("devices", device.name, OK, f"{device.kind}, {memory}{shared}{model}")
-        calibration = costs.of(device)
-        if calibration is not None:
-            yield Check("costs", device.name, OK, calibration.label())
+        source = source_of(device)
+        if device.is_cpu and not calibrated(device):
+            yield Check("costs", device.name, WARN, source,
+                        "gdp profile --quick learns it in half a minute")  # fmt: skip
+        elif source == DATASHEET:
+            yield Check("costs", device.name, WARN, source,
+                        "measure models on it: gdp profile MODEL --device torch:cuda")  # fmt: skip
         else:
-            yield Check(
-                "costs", device.name, WARN, "no calibration matches: datasheet numbers",
-                "gdp profile --quick learns it in half a minute",
-            )  # fmt: skip
+            yield Check("costs", device.name, OK, source)
 
 
 def _remembered() -> Iterator[Check]:

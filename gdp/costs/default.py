@@ -106,6 +106,11 @@ def _datasheets(cluster: Cluster, graph: OpGraph | None) -> tuple[CostModel, str
     return (OpOffloadCosts(model) if stored else model), label
 
 
+def calibrated(device: Device) -> bool:
+    """True for a device that a shipped calibration is of."""
+    return LearnedCosts(shipped()).of(device) is not None
+
+
 def source_of(device: Device) -> str:
     """Source of the default seconds of a device, for models whose ops were measured."""
     calibration = LearnedCosts(shipped()).of(device)
@@ -116,7 +121,7 @@ def source_of(device: Device) -> str:
         return told_of(found[1], device.kind).partition(": ")[2]
     if device.is_cpu and shipped():
         return f"{transferred(shipped()[0], device).label()} for ONNX models, else datasheet"
-    return "datasheet"
+    return DATASHEET
 
 
 @functools.cache

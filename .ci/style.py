@@ -4,7 +4,7 @@
 
 Prints one line for each violation and exits with 1 if there are any: a docstring whose first line
 begins with a question word or points at another thing instead of naming its own, a class name that
-stands twice in the package, a compiled kernel with more than twelve parameters, a relative clause
+stands twice in the package, a file of tests whose name stands twice, a compiled kernel with more than twelve parameters, a relative clause
 where a noun should stand (`of what` and the like, in docstrings and comments). With `--counts` also
 the lines and files of each folder, the short files that only one other file imports, and rates that
 fall where code gets simpler.
@@ -158,6 +158,16 @@ def print_rates(modules: dict[Path, ast.Module]) -> None:
         print(f"{len(files):6} files that name {name}")
 
 
+def test_names(folder: Path) -> Iterator[str]:
+    """Files of tests with one name in two folders: pytest imports only the first."""
+    seen: dict[str, Path] = {}
+    for path in sorted(folder.rglob("test_*.py")):
+        if path.name in seen:
+            first = seen[path.name].relative_to(ROOT)
+            yield f"{path.relative_to(ROOT)}: a test file of this name stands at {first}"
+        seen.setdefault(path.name, path)
+
+
 def main(arguments: list[str]) -> int:
     paths = [Path(a).resolve() for a in arguments if not a.startswith("--")]
     modules = trees(paths or [ROOT / "gdp"])
@@ -168,6 +178,7 @@ def main(arguments: list[str]) -> int:
         for text in check(path, tree)
     ]
     violations += class_names(trees([ROOT / "gdp"]))
+    violations += test_names(ROOT / "tests")
     for text in violations:
         print(text)
     if "--counts" in arguments:

@@ -6,8 +6,8 @@ Prints one line for each violation and exits with 1 if there are any: a docstrin
 begins with a question word or points at another thing instead of naming its own, a class name that
 stands twice in the package, a file of tests whose name stands twice, a compiled kernel with more
 than twelve parameters, a relative clause where a noun should stand (`of what` and the like, in
-docstrings and comments). With `--counts` also the lines and files of each folder, the short files that only one other file imports, and rates that
-fall where code gets simpler.
+docstrings and comments). With `--counts` also the lines and files of each folder, the short files
+that only one other file imports, and rates that fall where code gets simpler.
 """
 
 import ast

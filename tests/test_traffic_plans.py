@@ -95,3 +95,14 @@ def test_traffic_that_cannot_be_is_one_line(config: str, args: list[str], messag
     assert done.exit_code == 2
     assert message in done.output
     assert "Traceback" not in done.output
+
+
+@pytest.mark.parametrize(
+    ("cluster", "most"), [("cpu+t4", 256), ("cpu+a100", 256), ("cpu+h100", 1024)]
+)
+def test_requests_at_once_are_those_of_the_cards_whatever_a_pass_computes(
+    config: str, cluster: str, most: int
+) -> None:
+    spec = f"{config}?max_num_batched_tokens=4096"
+    engine = gdp.serve(spec, cluster, "concurrency=1,prompt=64,new=16,requests=1").engine
+    assert (engine.tokens_at_once, engine.requests_at_once) == (4096, most)

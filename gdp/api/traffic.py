@@ -14,8 +14,8 @@ from gdp.costs.base import CostModel
 from gdp.errors import ArgumentError, InfeasibleError
 from gdp.importers.pytorch.config_spec import parse_config_spec
 from gdp.methods.base import Search
-from gdp.models import Generation, Model, spec_of
-from gdp.ops.vllm import BATCHED_TOKENS, SEQUENCES, SEQUENCES_LARGE
+from gdp.models import Generation, spec_of
+from gdp.ops.vllm import SEQUENCES, SEQUENCES_LARGE
 from gdp.question import Question
 from gdp.result import Result
 from gdp.sim.traffic import (
@@ -26,6 +26,7 @@ from gdp.sim.traffic import (
     parse_traffic,
 )
 from gdp.sim.traffic import serve as served_by
+from gdp.targets.vllm.plan import has_large_gpus
 from gdp.units import format_seconds
 
 FIRST_BATCH = 8
@@ -147,7 +148,7 @@ def served_plan(
         made += 1
         generation = generation_answer(result.question, result.placement, result.score)
         assert generation is not None  # of a request
-        engine = engine_of(generation, question.model)
+        engine = engine_of(generation, question)
         if requests_at_once is not None:
             engine = engine._replace(requests_at_once=requests_at_once)
         served = served_by(in_steady_state(traffic, engine), engine)
@@ -160,14 +161,14 @@ def served_plan(
     return plan
 
 
-def engine_of(answer: GenerationAnswer, model: Model | None) -> ServingEngine:
+def engine_of(answer: GenerationAnswer, question: Question) -> ServingEngine:
     """The engine of a plan: seconds of a pass from those of its prompt and its step, room from the
     memory that the plan leaves.
 
     Raises:
         ArgumentError: The model is not computed as an engine computes it.
     """
-    request, spec = answer.request, spec_of(model or "")
+    request, spec = answer.request, spec_of(question.model or "")
     at_once = parse_config_spec(spec).max_num_batched_tokens if spec.startswith("hf:") else 0
     if not at_once:
         raise ArgumentError("traffic is for plans of hf: models for vllm (--for vllm)")
@@ -183,7 +184,7 @@ def engine_of(answer: GenerationAnswer, model: Model | None) -> ServingEngine:
         token_s=answer.first_token_s / (request.batch * request.prompt),
         context_s=answer.caches_s / (request.batch * mean_context),
         tokens_at_once=at_once,
-        requests_at_once=SEQUENCES if at_once == BATCHED_TOKENS else SEQUENCES_LARGE,
+        requests_at_once=SEQUENCES_LARGE if has_large_gpus(question.cluster) else SEQUENCES,
         cache_tokens=min(rooms) * sequences * request.held if rooms else math.inf,
         stages=answer.stages,
     )

@@ -328,8 +328,9 @@ def measure_arithmetic(cores: int, seconds: float = SECONDS) -> Arithmetic:
     def flop_per_s(threads: int) -> float:
         program = _MULTIPLY.format(size=PRODUCT, seconds=seconds / 2)
         environment = os.environ | dict.fromkeys(_THREADS, str(threads))
+        # -P: a file of the current folder that is called numpy.py is not run.
         done = subprocess.run(
-            [sys.executable, "-c", program], env=environment, capture_output=True, text=True,
+            [sys.executable, "-P", "-c", program], env=environment, capture_output=True, text=True,
             check=False,
         )  # fmt: skip
         try:

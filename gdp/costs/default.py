@@ -177,7 +177,7 @@ def _described(
         elif calibration is not None:
             label = calibration.label()
             if calibration.speeds is not None:
-                label += f", expect {ERROR:.0%} off"
+                label += f", {ERROR:.0%} off on two of its cores as one device"
             elif calibration.mean_error is not None:
                 label += f", whole models held out {calibration.mean_error:.1%} off in the mean"
         names = by_label.setdefault(label, [])

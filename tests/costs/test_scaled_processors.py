@@ -1,6 +1,7 @@
 """Costs of processors that were not measured: scaled from those of a core that was."""
 
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -107,7 +108,9 @@ def test_cores_with_wider_units_are_faster_and_not_those_that_were_measured(
     assert ["scaled" in label for label in labels] == [False, True]
 
 
-def test_arithmetic_is_measured() -> None:
+def test_arithmetic_is_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "numpy.py").write_text("raise SystemExit('a file of this folder was run')")
+    monkeypatch.chdir(tmp_path)
     measured = measure_arithmetic(1, seconds=0.01)
     assert 1e8 < measured.one_core == measured.all_cores < 1e14
 

@@ -28,11 +28,15 @@ from gdp.targets.vllm.layouts import (
 def vllm_model(model: Model, cluster: Cluster) -> Model:
     """A configuration as vLLM computes it: attention fused, prompts in chunks of the tokens that
     `vllm serve` computes at once on the GPUs of a cluster. Other models as they are."""
+    return as_served(model, BATCHED_TOKENS_LARGE if has_large_gpus(cluster) else BATCHED_TOKENS)
+
+
+def has_large_gpus(cluster: Cluster) -> bool:
+    """True where vLLM takes its larger defaults: on GPUs of much memory alone, A100s aside."""
     gpus = [device for device in resident(cluster).devices if not device.is_cpu]
-    large = gpus and all(
+    return bool(gpus) and all(
         device.total_bytes >= LARGE_BYTES and not device.kind.startswith("a100") for device in gpus
     )
-    return as_served(model, BATCHED_TOKENS_LARGE if large else BATCHED_TOKENS)
 
 
 def plan_vllm(question: Question) -> Result:

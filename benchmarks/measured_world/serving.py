@@ -223,7 +223,7 @@ def predicted(config: Path, cluster: Cluster, run: Run, costs: str | None = None
         answer = generation_answer(question, placement, score)
         assert answer is not None
         arrivals = (Arrival(0.0, run.prompt, run.new),) * (ROUNDS * run.batch)
-        engine = engine_of(answer, replace(result.question, model=model))
+        engine = engine_of(answer, replace(question, model=model))
         together = Traffic(arrivals, run.batch)
         served = serve(in_steady_state(together, engine), engine)
         burst_s = serve(together, engine).first_token.mean_s

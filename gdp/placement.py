@@ -38,6 +38,7 @@ COST_FILES = ("costs.npz", "gdp.json", "meta.json", "recipe.toml")
 """Files of a folder of costs, sorted; see `gdp.costs.cost_file`."""
 _Rank = Annotated[int, msgspec.Meta(ge=-(2**62), le=2**62)]
 _Index = Annotated[int, msgspec.Meta(ge=0, le=2**31)]
+_Share = Annotated[int, msgspec.Meta(ge=1, le=2**31)]
 
 Teams = tuple[tuple[int, ...], ...]
 """Devices that take the samples of a full pipeline in turn: sample i runs on member i modulo their
@@ -49,11 +50,22 @@ DIVIDED = "several devices compute each of its ops together, which vLLM alone do
 
 
 class Split(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Devices that compute each op together, in equal shares of its heads or columns. Its ops are
-    placed on the first one. A team of replicas has the first devices of its splits as members."""
+    """Devices that compute each op together, in shares of its heads or columns. Its ops are placed
+    on the first one. A team of replicas has the first devices of its splits as members."""
 
     devices: tuple[_Index, ...]  # ascending, as indices into device_names
     experts: bool = False  # each holds whole experts, instead of columns of all
+    shares: tuple[_Share, ...] = ()  # of each device, in proportion to each other; (): equal ones
+
+    @property
+    def parts(self) -> tuple[int, ...]:
+        """The share of each device, equal ones as 1."""
+        return self.shares if len(set(self.shares)) > 1 else (1,) * len(self.devices)
+
+    @property
+    def is_even(self) -> bool:
+        """True where all devices have one share."""
+        return len(set(self.parts)) == 1
 
 
 class QuestionRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
@@ -314,6 +326,10 @@ def split_faults(splits: Iterable[Split], teams: Teams, num_devices: int) -> Ite
     for split in splits:
         if len(split.devices) < 2 or list(split.devices) != sorted(set(split.devices)):
             yield f"split {list(split.devices)} must be two devices or more, ascending"
+        if split.shares and len(split.shares) != len(split.devices):
+            yield f"split {list(split.devices)} has {len(split.shares)} shares; give one a device"
+        if any(not isinstance(share, int) or share < 1 for share in split.shares):
+            yield f"shares {list(split.shares)} must be whole numbers of 1 and more, such as 7, 3"
     if any(d >= num_devices for d in members):
         yield f"a split names a device outside 0..{num_devices - 1}"
     if len(set(members)) < len(members):

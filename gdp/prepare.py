@@ -12,7 +12,7 @@ from gdp.costs.adapt import AdaptedCosts
 from gdp.costs.base import CostModel, RuntimeOverheads
 from gdp.costs.offload import is_offload
 from gdp.errors import PlacementError, of_kind
-from gdp.graph.fuse import Fused, class_parts, fuse, group_seconds
+from gdp.graph.fuse import Fused, class_parts, contracted, fuse, group_seconds
 from gdp.graph.generation import request_of
 from gdp.graph.groups import all_per_group, first_members, joined, merge_ids, sum_per_group
 from gdp.graph.op_graph import OpGraph
@@ -61,9 +61,15 @@ def prepare_problem(
     if isinstance(model, AdaptedCosts):
         model = model.for_pipelines(find_objective(objective).pipelined and cluster.num_devices > 1)
     seconds = _fused_seconds(model, fused, graph, cluster)
-    exchange_s = None
+    exchange_s, members = None, dict[int, OpGraph]()
     if parts is not None:
         exchange_s = sum_per_group(parts.exchange_s, fused.group_of)
+        seconds = seconds.copy()
+        for d, own in parts.others.items():
+            own = _with_all_caches(replace(question, graph=own))
+            as_member = Fused(contracted(own, fused.group_of), fused.group_of)
+            seconds[:, d] = _fused_seconds(model, as_member, own, cluster)[:, d]
+            members[d] = as_member.graph
         seconds = parts.of_slowest(seconds, fused.graph.is_io) + exchange_s
     kernel_s = seconds if kernels is fused else _fused_seconds(model, kernels, graph, cluster)
     ties = None if together is None else joined(fused.group_of, together)
@@ -85,7 +91,9 @@ def prepare_problem(
         together=ties,
         tensor_s=tensor_s,
         replicas=replicas and constraints.replicas,
-        origin=Origin(fused.group_of, label, model, kernels is not fused, slack_s, exchange_s),
+        origin=Origin(
+            fused.group_of, label, model, kernels is not fused, slack_s, exchange_s, members
+        ),
     )
 
 

@@ -112,7 +112,11 @@ class Result:
             "kernels": dict(zip(names, self.counts.kernels, strict=False)),
             "teams": teams,
             "splits": [
-                {"devices": [names[d] for d in split.devices], "experts": split.experts}
+                {
+                    "devices": [names[d] for d in split.devices],
+                    "experts": split.experts,
+                    "shares": list(split.parts),
+                }
                 for split in self.placement.splits
             ],
             "seconds": self.seconds,

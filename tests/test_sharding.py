@@ -1,14 +1,26 @@
 """Members of a split: what each has, what all have together, and what is refused."""
 
 from dataclasses import fields, replace
+from pathlib import Path
 
 import numpy as np
 import pytest
 
-from gdp.cluster.types import Device, make_cluster
+from gdp import solve
+from gdp.cluster.types import Cluster, Device, make_cluster
 from gdp.costs.base import roofline
-from gdp.errors import ModelError
+from gdp.errors import ModelError, PlacementError
 from gdp.graph.op_graph import OpGraph
+from gdp.placement import (
+    Placement,
+    Split,
+    load_placement,
+    make_placement,
+    require,
+    save_placement,
+)
+from gdp.question import Question
+from gdp.sim.objectives import Score
 from gdp.splits.division import Role, division_of
 from gdp.splits.sharding import Shares, exchanges, member_graph
 from tests.decoders import ITEM, Sizes, decoder
@@ -184,3 +196,63 @@ def test_layers_of_unknown_form_are_refused_by_name() -> None:
     kinds = ["einsum" if op == odd else kind for op, kind in enumerate(graph.op_types)]
     with pytest.raises(ModelError, match=r"an unknown use of linear in 'm\.layers\.1\.mlp"):
         division_of(replace(graph, op_types=tuple(kinds)))
+
+
+def unlike_pair(slow: float = 2.0) -> Cluster:
+    """Two devices of which the second is slower, without a link to wait for."""
+    pair = [
+        Device("fast", "a", {"default": 1e12}, 1e11, 1 << 40),
+        Device("slow", "b", {"default": 1e12 / slow}, 1e11 / slow, 1 << 40),
+    ]
+    return make_cluster("pair", pair, default_bytes_per_s=1e15, default_latency_s=0.0)
+
+
+def split_score(graph: OpGraph, cluster: Cluster, split: Split) -> Score:
+    device = np.zeros(graph.num_ops, dtype=np.int64)
+    placement = make_placement(graph, cluster, device, splits=(split,))
+    return solve.simulate(Question(graph, cluster, costs=roofline), placement)
+
+
+def test_each_member_takes_the_seconds_of_its_own_share() -> None:
+    """Where one device has twice the speed, shares of 2:1 beat equal ones, and 1:2 lose."""
+    graph = decoder(replace(DENSE, heads=9, keys=3, hidden=576, inner=1152))
+    cluster = unlike_pair()
+    right, wrong = (
+        split_score(graph, cluster, Split((0, 1), shares=shares)).latency_s
+        for shares in ((2, 1), (1, 2))
+    )
+    assert right < 0.6 * wrong
+    alone = solve.simulate(
+        Question(graph, cluster, costs=roofline),
+        make_placement(graph, cluster, np.zeros(graph.num_ops, dtype=np.int64)),
+    )
+    assert right < alone.latency_s
+
+
+@pytest.mark.parametrize("shares", [(7, 3), (3, 7)])
+def test_each_member_holds_its_own_share(shares: tuple[int, int]) -> None:
+    graph = decoder(replace(DENSE, inner=128))
+    cluster, parts = unlike_pair(), members(graph, Shares(shares))
+    held = split_score(graph, cluster, Split((0, 1), shares=shares)).peak_bytes
+    weights = [member.weight_bytes[member.weight_holders()].sum() for member in parts]
+    for d, member in enumerate(parts):
+        device = np.zeros(graph.num_ops, dtype=np.int64)
+        alone = solve.simulate(
+            Question(member, cluster, costs=roofline), make_placement(member, cluster, device)
+        )
+        assert held[d] == alone.peak_bytes[0] > weights[d]
+    assert held[0] != held[1]
+
+
+def test_shares_are_kept_in_files_and_bad_ones_refused(tmp_path: Path) -> None:
+    graph, cluster = decoder(replace(DENSE, inner=128)), unlike_pair()
+    device = np.zeros(graph.num_ops, dtype=np.int64)
+
+    def placed(shares: tuple[int, ...]) -> Placement:
+        return make_placement(graph, cluster, device, splits=(Split((0, 1), shares=shares),))
+
+    save_placement(placed((7, 3)), tmp_path / "p.json")
+    assert load_placement(tmp_path / "p.json").splits == (Split((0, 1), shares=(7, 3)),)
+    for shares, told in (((7,), "has 1 shares"), ((7, 0), "whole numbers of 1 and more")):
+        with pytest.raises(PlacementError, match=told):
+            require(placed(shares), graph, cluster)

@@ -51,7 +51,7 @@ from gdp.placement import Placement, Split, make_placement
 from gdp.question import Question
 from gdp.sim.objectives import Score
 from gdp.sim.traffic import ROUNDS, Arrival, Traffic, in_steady_state, serve
-from gdp.splits.members import held_graph
+from gdp.splits.members import held_graphs
 from gdp.targets.table import PLANNERS
 
 PACKAGE = "aiconfigurator_core"
@@ -267,7 +267,7 @@ def room(graph: gdp.OpGraph, cluster: Cluster, batch: int, splits: tuple[Split, 
     placement = _layers_on_gpus(graph, cluster, splits)
     gpu = next(d for d, device in enumerate(cluster.devices) if not device.is_cpu)
     peak = int(gdp.simulate(graph, placement, cluster).peak_bytes[gpu])
-    cache = int(held_graph(graph, placement).cache_bytes.sum())
+    cache = int(held_graphs(graph, placement)[gpu].cache_bytes.sum())
     free = cluster.devices[gpu].memory_bytes - (peak - cache)
     return max(0, int(free // max(cache / batch, 1)))
 

@@ -30,7 +30,7 @@ from gdp.result import Result
 from gdp.sim.latency import simulate
 from gdp.sim.objectives import Score, find_objective
 from gdp.sim.prediction import Prediction
-from gdp.splits.members import held_graph
+from gdp.splits.members import held_graphs
 from gdp.targets.contexts import cache_bytes_on, longest_of_plan, plan_longest, weights_once
 from gdp.targets.free import plan_freely
 
@@ -230,11 +230,11 @@ def _limit(shares: tuple[TimePart, ...], phase: str, whole: str) -> str:
 def _memory(
     graph: OpGraph, placement: Placement, cluster: Cluster, score: Score, count: int
 ) -> tuple[DeviceMemory, ...]:
-    rows, graph = [], held_graph(graph, placement)
-    caches = cache_bytes_on(graph, placement, cluster, count)
-    held = weights_once(graph, placement, cluster)
+    rows, graphs = [], held_graphs(graph, placement)
+    caches = cache_bytes_on(graphs, placement, cluster, count)
+    held = weights_once(graphs, placement)
     for d, entry in enumerate(cluster.devices):
-        weights = int((graph.weight_bytes - graph.cache_bytes)[held[d]].sum())
+        weights = int((graphs[d].weight_bytes - graphs[d].cache_bytes)[held[d]].sum())
         cache = int(caches[d])
         peak = int(score.peak_bytes[d])
         limited = entry.memory_bytes < UNLIMITED_BYTES
@@ -387,7 +387,9 @@ def _layout(placement: Placement, stages: int) -> str:
         return ""
     experts = ", whole experts" if placement.splits[0].experts else ""
     pipeline = f" x pipeline {stages}" if stages > 1 else ""
-    return f"tensor {len(placement.splits[0].devices)}{pipeline}{experts}"
+    first = placement.splits[0]
+    unlike = "" if first.is_even else f" ({':'.join(map(str, first.parts))})"
+    return f"tensor {len(first.devices)}{unlike}{pipeline}{experts}"
 
 
 def _carried(plan: Placement, graph: OpGraph, machine: Cluster) -> Placement | None:

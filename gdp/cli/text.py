@@ -16,7 +16,7 @@ from gdp.graph.op_graph import OpGraph
 from gdp.placement import Split
 from gdp.result import Result
 from gdp.sim.objectives import find_objective
-from gdp.splits.members import held_graph
+from gdp.splits.members import held_graphs
 from gdp.terminal import printable
 from gdp.units import format_bytes, format_seconds
 
@@ -72,7 +72,7 @@ def result_text(
     device = result.placement.device
     real = ~graph.is_io
     rows = []
-    leads, flop = result.placement.homes, held_graph(graph, result.placement).flop
+    leads, held = result.placement.homes, held_graphs(graph, result.placement)
     for d, entry in enumerate(cluster.devices):
         mine = (device == leads.get(d, d)) & real
         peak = int(result.score.peak_bytes[d])
@@ -80,7 +80,7 @@ def result_text(
             [
                 entry.name,
                 str(int(mine.sum())),
-                f"{flop[mine].sum() / 1e9:.2f}",
+                f"{held[d].flop[mine].sum() / 1e9:.2f}",
                 format_bytes(peak),
                 _memory(entry.memory_bytes) + (" shared" if entry.memory_pool else ""),
                 _share(peak, entry.memory_bytes),
@@ -200,6 +200,7 @@ def _team_text(team: tuple[int, ...], result: Result) -> str:
 def _split_text(split: Split, result: Result) -> str:
     names = ", ".join(result.placement.device_names[d] for d in split.devices)
     how = "with whole experts on each" if split.experts else "heads and columns divided"
+    how += "" if split.is_even else f" as {':'.join(map(str, split.parts))}"
     return f"split    {names} compute each op together, {how}"
 
 

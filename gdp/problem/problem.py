@@ -1,7 +1,7 @@
 """One question: this graph, on this cluster, at these costs, for this objective."""
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Concatenate, NamedTuple, ParamSpec, TypeVar
 
@@ -47,6 +47,8 @@ class Origin:
     slack_s: float = 0.0  # by which a time may exceed that of `prepare_placement`
     # Of the collectives in one run of each fused op; None where no op is divided.
     exchange_s: Float[np.ndarray, "N D"] | None = None
+    # The graph as further members of splits of unlike shares hold it, by device.
+    members: Mapping[int, OpGraph] = field(default_factory=dict)
 
     def expand(self, values: Int[np.ndarray, "N"]) -> Int[np.ndarray, "A"]:
         """Values of the fused ops, for the ops of the model."""

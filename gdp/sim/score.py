@@ -64,13 +64,17 @@ def score(
 
 def score_of(problem: Problem, assignment: Assignment) -> Score:
     """The score of an assignment, replica groups and splits included: each member of a split holds
-    as much as its first one."""
+    as much as its first one, or its own share."""
     scored = score(problem, assignment.device, assignment.rank, assignment.teams)
     if not assignment.splits:
         return scored
     held = scored.peak_bytes.copy()
     for split in assignment.splits:
         held[list(split.devices)] = held[split.devices[0]]
+    for d, graph in problem.origin.members.items():
+        own = replace(problem, graph=graph)
+        peak = score(own, assignment.device, assignment.rank, assignment.teams).peak_bytes
+        held[d] = peak[next(s.devices[0] for s in assignment.splits if d in s.devices)]
     over = overflow_bytes(problem.cluster, held)
     return replace(scored, peak_bytes=held, overflow_bytes=over)
 

@@ -1,12 +1,12 @@
 """Splits of a placement: graph of a member, and seconds of the collectives.
 
-Members of a split have equal shares and wait for each other behind each op, so that an op takes as
-long as on the slowest of them, and its collectives besides.
+Members of a split wait for each other behind each op, so that an op takes as long as on the slowest
+of them, each with its own share, and its collectives besides.
 """
 
 import functools
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 from jaxtyping import Bool, Float, Int
@@ -28,9 +28,11 @@ known_division = functools.lru_cache(maxsize=4)(division_of)
 class Divided:
     """A graph whose ops are divided. Axes: N ops, D devices."""
 
-    graph: OpGraph  # as one member has it
+    graph: OpGraph  # as the first member of each split has it
     splits: tuple[Split, ...]
     exchange_s: Float[np.ndarray, "N D"]  # of one run of an op placed on the first member
+    # As further members of splits of unlike shares have it, by device.
+    others: Mapping[int, OpGraph] = field(default_factory=dict)
 
     def of_slowest(
         self, seconds: Float[np.ndarray, "M D"], is_io: Bool[np.ndarray, "M"]
@@ -53,48 +55,62 @@ def divided(
     Args:
         graph: The whole one.
         cluster: Its devices.
-        splits: Of one size and mode where there is no `device`: then each may get any op.
+        splits: Of one size, mode and shares where there is no `device`: then each may get any op.
         device: First member of the split, or the device, of each op.
 
     Raises:
         ModelError: The layers are of no known form, or do not divide so in whole units.
     """
     division = known_division(graph)
-    n, forms = graph.num_ops, sorted({(len(s.devices), s.experts) for s in splits})
-    graphs = [_member(division, *form) for form in forms]
-    which = np.zeros(n, dtype=np.int64)
-    if device is not None:
-        form_of = {s.devices[0]: 1 + forms.index((len(s.devices), s.experts)) for s in splits}
-        which = np.array([form_of.get(d, 0) for d in device.tolist()], dtype=np.int64)
-        graphs = [graph, *graphs]
+    n = graph.num_ops
+    where = np.full(n, splits[0].devices[0]) if device is None else device
+    held = _held(graph, splits, where)
+    others = {d: held(d) for s in splits if not s.is_even for d in s.devices[1:]}
     exchange_s = np.zeros((n, cluster.num_devices))
     told = exchanges(division)
     for split in splits:
         exchange_s[:, split.devices[0]] = _exchange_s(cluster, split, told, n)
-    return Divided(_picked(graphs, which), tuple(splits), exchange_s)
+    return Divided(held(splits[0].devices[0]), tuple(splits), exchange_s, others)
 
 
-def held_graph(graph: OpGraph, placement: Placement) -> OpGraph:
-    """The graph with weights and caches that each device of a placement holds: those of a member
-    where ops are divided."""
+def held_graphs(graph: OpGraph, placement: Placement) -> tuple[OpGraph, ...]:
+    """By device, the graph with the weights and caches that it holds: those of a member where ops
+    are divided. Devices that hold alike parts have one object."""
+    count = len(placement.device_names)
     if not placement.splits:
-        return graph
+        return (graph,) * count
+    held = _held(graph, placement.splits, placement.device)
+    others = {d: held(d) for s in placement.splits if not s.is_even for d in s.devices[1:]}
+    first = held(placement.splits[0].devices[0])
+    return tuple(others.get(d, first) for d in range(count))
+
+
+def _held(
+    graph: OpGraph, splits: Sequence[Split], device: Int[np.ndarray, "N"]
+) -> Callable[[int], OpGraph]:
+    """The graph as a device holds its part of each split that it is in, and as the first members
+    hold the others."""
     division = known_division(graph)
-    graphs, which = [graph], np.zeros(graph.num_ops, dtype=np.int64)
-    for split in placement.splits:
-        which[placement.device == split.devices[0]] = len(graphs)
-        graphs.append(_member(division, len(split.devices), split.experts))
-    return _picked(graphs, which)
+
+    def held(d: int) -> OpGraph:
+        graphs, which = [graph], np.zeros(graph.num_ops, dtype=np.int64)
+        for split in splits:
+            rank = split.devices.index(d) if d in split.devices else 0
+            shares = Shares(split.parts, split.experts)
+            which[device == split.devices[0]] = len(graphs)
+            graphs.append(_member(division, shares, 0 if split.is_even else rank))
+        return _picked(graphs, which)
+
+    return held
 
 
 @functools.lru_cache(maxsize=32)
-def _member(division: Division, size: int, experts: bool) -> OpGraph:
-    """The graph of the member that holds most, of so many with equal shares."""
-    shares = Shares((1,) * size, experts)
-    if all(unit.total % size == 0 for unit in division.units):
-        return member_graph(division, shares, 0)
+def _member(division: Division, shares: Shares, rank: int) -> OpGraph:
+    """The graph of a member, of equal shares that of the one that holds most."""
+    if not shares.is_even or all(unit.total % shares.size == 0 for unit in division.units):
+        return member_graph(division, shares, rank)
     # Pieces that are left over make some members larger.
-    graphs = (member_graph(division, shares, rank) for rank in range(size))
+    graphs = (member_graph(division, shares, rank) for rank in range(shares.size))
     return max(graphs, key=lambda graph: int(graph.weight_bytes.sum()))
 
 

@@ -5,7 +5,7 @@ What is timed stays the same, so that only caches grow, each at its own pace
 simulated or traced.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -21,7 +21,7 @@ from gdp.prepare import requests_in_flight
 from gdp.question import Question
 from gdp.result import Result
 from gdp.sim.objectives import Score
-from gdp.splits.members import held_graph
+from gdp.splits.members import held_graphs
 from gdp.terminal import stage
 
 STEP = 256
@@ -33,23 +33,21 @@ CLOSE = 64
 
 
 def cache_bytes_on(
-    graph: OpGraph, placement: Placement, cluster: Cluster, count: int
+    graphs: Sequence[OpGraph], placement: Placement, cluster: Cluster, count: int
 ) -> Int[np.ndarray, "D"]:
-    """Bytes of the caches of so many requests on each device, of a graph as the devices hold it
-    (`gdp.splits.members.held_graph`); of an offloaded module they lie where it is computed."""
-    held, kept = weights_once(graph, placement, cluster), np.zeros(cluster.num_devices, np.int64)
+    """Bytes of the caches of so many requests on each device, of the graph as each one holds it
+    (`gdp.splits.members.held_graphs`); of an offloaded module they lie where it is computed."""
+    held, kept = weights_once(graphs, placement), np.zeros(cluster.num_devices, np.int64)
     for d in np.unique(cluster.cache_home).tolist():
         ops = np.concatenate([held[s] for s in np.flatnonzero(cluster.cache_home == d).tolist()])
-        kept[d] = graph.cache_bytes[graph.weight_holders(ops)].sum()
+        kept[d] = graphs[d].cache_bytes[graphs[d].weight_holders(ops)].sum()
     return count * kept
 
 
-def weights_once(
-    graph: OpGraph, placement: Placement, cluster: Cluster
-) -> list[Int[np.ndarray, "_"]]:
+def weights_once(graphs: Sequence[OpGraph], placement: Placement) -> list[Int[np.ndarray, "_"]]:
     """Of each device, ops whose weights and caches it holds, one for every weight."""
     homes, rows = placement.homes, []
-    for d in range(cluster.num_devices):
+    for d, graph in enumerate(graphs):
         mine = (placement.device == homes.get(d, d)) & (graph.weight_bytes > 0)
         rows.append(graph.weight_holders(np.flatnonzero(mine)))
     return rows
@@ -62,12 +60,13 @@ def longest_of_plan(question: Question, placement: Placement, score: Score) -> i
     request = request_of(graph)
     if request is None or not grows(graph) or not score.feasible:
         return None
-    graph = held_graph(graph, placement)
+    held = held_graphs(graph, placement)
     count = requests_in_flight(graph, cluster, question.objective)
-    other_bytes = score.peak_bytes - cache_bytes_on(graph, placement, cluster, count)
+    other_bytes = score.peak_bytes - cache_bytes_on(held, placement, cluster, count)
 
     def fits(tokens: int) -> bool:
-        caches = cache_bytes_on(with_context(graph, tokens), placement, cluster, count)
+        grown = {id(own): with_context(own, tokens) for own in held}
+        caches = cache_bytes_on([grown[id(own)] for own in held], placement, cluster, count)
         return overflow_bytes(cluster, other_bytes + caches) == 0
 
     least, most = request.held, _most(graph)

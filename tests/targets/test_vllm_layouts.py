@@ -215,7 +215,9 @@ def test_what_others_cannot_do_with_a_split_they_say_in_a_line(tmp_path: Path) -
     graph = decoder(LARGE)
     result = gdp.place(graph, boxes("a", "a"), target="vllm", costs=roofline)
     assert result.placement.splits
-    assert result.to_json()["splits"] == [{"devices": ["g0", "g1"], "experts": False}]
+    assert result.to_json()["splits"] == [
+        {"devices": ["g0", "g1"], "experts": False, "shares": [1, 1]}
+    ]
     with pytest.raises(ArgumentError, match="none can move alone"):
         gdp.explain(graph, result.placement, costs=roofline, op="*")
     with pytest.raises(PlacementError, match="compute each of its ops together"):

@@ -27,7 +27,7 @@ from gdp.files.writing import OWN_FILES_ONLY, OverwritePolicy, indented_json, ne
 from gdp.graph.generation import STEP, request_of
 from gdp.graph.op_graph import OpGraph
 from gdp.placement import Placement
-from gdp.splits.members import held_graph
+from gdp.splits.members import held_graphs
 from gdp.units import format_seconds
 
 TENSOR_PARALLEL = (
@@ -205,7 +205,7 @@ def vllm_options(
     members, tensor, data = _gpus_of(placement, leads)
     used = [d for group in members for d in group]
     share = min(_usable(cluster, d) for d in used)
-    held = held_graph(graph, placement)
+    held = held_graphs(graph, placement)[leads[0]]
     moved = _tied_bytes(held, placement, row, leads)
     tokens = []
     for group, lead in zip(members, leads * data, strict=True):
@@ -241,6 +241,8 @@ def _gpus_of(placement: Placement, leads: Sequence[int]) -> tuple[list[tuple[int
     groups = [[members.get(first, (first,)) for first in row] for row in rows]
     sizes = {len(group) for row in groups for group in row}
     modes = {split.experts for split in placement.splits}
+    if not all(split.is_even for split in placement.splits):
+        raise _cannot("GPUs have equal shares of a layer, and those of the plan are not")
     if len(sizes) > 1 or len({len(row) for row in rows}) > 1 or len(modes) > 1:
         raise _cannot("all its stages are divided and copied alike, and those of the plan are not")
     data = len(rows[0])

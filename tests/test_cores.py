@@ -95,5 +95,7 @@ def test_torch_places_on_them_and_an_uncut_module_computes_with_all(
     names = [f"core{i}" for i in range(len(cores) + 1)]
     devices = [device_preset("cpu-core", name) for name in names]
     assert torch_devices(make_cluster("all", devices[:-1]))[1] == cores
+    whole = device_preset("cpu", "all cores")
+    assert torch_devices(make_cluster("both", [whole, devices[0]]))[1] == [None, cores[0]]
     with pytest.raises(ClusterError, match=f"torch has {len(cores)} cores"):
         torch_devices(make_cluster("more", devices))

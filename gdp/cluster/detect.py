@@ -72,13 +72,15 @@ def local_cluster(*, max_cores: int = MAX_CORES, run: Run | None = None) -> Clus
     matrix = run(["nvidia-smi", "topo", "-m"]) or ""
     links = read_topology(matrix, [g.name for g in gpus], [g.kind for g in gpus])
     joined = {(link.src, link.dst) for link in links}
+    lanes = dict(zip([g.name for g in gpus], _host_links(run, len(gpus)), strict=True))
     devices = [cpu, *gpus]
     for a in devices:
         for b in devices:
             if a is not b and (a.name, b.name) not in joined:
+                speed = min(lanes[d.name] for d in (a, b) if d.name in lanes)
                 links.append(
-                    Link(a.name, b.name, PCIE_BYTES_PER_S["pcie4"], PCIE_LATENCY_S,
-                         channel=f"{a.name} out", one_way=True)
+                    Link(a.name, b.name, speed, PCIE_LATENCY_S, channel=f"{a.name} out",
+                         one_way=True)
                 )  # fmt: skip
     return make_cluster("local", devices, links)
 
@@ -160,6 +162,28 @@ def _nvidia(run: Run) -> list[Device]:
         if mebibytes.strip().isdigit():
             devices.append(_gpu(f"gpu{i}", name.strip(), int(mebibytes) * 2**20))
     return devices
+
+
+def _host_links(run: Run, count: int) -> list[float]:
+    """Bytes per second each way between the host and each GPU, by the generation and the lanes that
+    the driver names; PCIe 4 with 16 lanes where it names none. A link that rests has dropped to
+    another generation, but never to fewer lanes."""
+    fields = "pcie.link.gen.max,pcie.link.width.current"
+    text = run(["nvidia-smi", f"--query-gpu={fields}", "--format=csv,noheader,nounits"]) or ""
+    rows = [[cell.strip() for cell in line.split(",")] for line in text.strip().splitlines()]
+    speeds = [PCIE_BYTES_PER_S["pcie4"]] * count
+    for i, row in enumerate(rows[:count]):
+        if len(row) == 2 and all(cell.isdigit() for cell in row) and int(row[1]):
+            speeds[i] = _LANE_BYTES_PER_S[min(max(int(row[0]), 1), 6)] * int(row[1])
+    return speeds
+
+
+# Of one lane, one direction: 250 and 500 MB/s (PCI-SIG base specifications 1.0 and 2.0), then a
+# sixteenth of the presets; the sixth generation doubles again, less what its flits carry.
+_LANE_BYTES_PER_S = {
+    1: 0.25e9, 2: 0.5e9, 6: 7.563e9,
+    **{g: PCIE_BYTES_PER_S[f"pcie{g}"] / 16 for g in (3, 4, 5)},
+}  # fmt: skip
 
 
 def _rocm(run: Run) -> list[Device]:

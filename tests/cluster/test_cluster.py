@@ -190,16 +190,27 @@ def test_gpus_that_nvidia_smi_reports_stand_beside_the_cpu() -> None:
     def run(command: list[str]) -> str | None:
         if command[:2] == ["nvidia-smi", "topo"]:
             return "\tGPU0\tGPU1\nGPU0\t X \tPIX\nGPU1\tPIX\t X \n"
+        if "pcie" in command[1]:
+            return lanes
         if command[0] == "nvidia-smi":
             return "Tesla T4, 15360\nNVIDIA A100-SXM4-80GB, 81920\n"
         return None
 
+    lanes = ""
     cluster = local_cluster(run=run)
     assert cluster.device_names == ("cpu", "gpu0", "gpu1")
     assert [d.kind for d in cluster.devices] == ["cpu", "t4", "a100"]
     assert cluster.devices[1].total_bytes == 15360 * 2**20
     assert cluster.devices[1].reserve_bytes == 2**30
     assert cluster.link_bytes_per_s[1, 2] == 31.5e9
+    assert cluster.link_bytes_per_s[0, 1] == cluster.link_bytes_per_s[2, 0] == 31.5e9
+    lanes = "3, 4\n5, 16\n"
+    cluster = local_cluster(run=run)
+    assert cluster.link_bytes_per_s[0, 1] == cluster.link_bytes_per_s[1, 0] == 15.75e9 / 4
+    assert cluster.link_bytes_per_s[0, 2] == 63e9
+    lanes = "[N/A], [N/A]\n4, 8\n"
+    cluster = local_cluster(run=run)
+    assert list(cluster.link_bytes_per_s[0, 1:]) == [31.5e9, 15.75e9]
 
 
 @pytest.mark.parametrize(

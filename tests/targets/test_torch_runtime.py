@@ -9,6 +9,8 @@ from gdp.cluster.presets import cluster_preset
 from gdp.importers.pytorch.model import TorchModel
 from gdp.measure.measuring import Measuring
 from gdp.measure.request import RunRequest
+from gdp.placement import make_placement
+from gdp.question import Question
 from gdp.sim.segments import segments
 
 torch: Any = pytest.importorskip("torch", reason="torch is not installed")
@@ -82,6 +84,53 @@ def test_a_run_reports_what_was_executed() -> None:
     assert {row.device for row in report.segments} == {"core0", "core1"}
     assert set(report.baselines) == {"single_device", "runtime_default"}
     assert not report.random_weights
+
+
+def test_pieces_are_timed_where_each_device_has_what_it_reads() -> None:
+    """The device `meta` stands for an accelerator."""
+    from dataclasses import replace
+
+    from gdp.measure.plan import make_plan
+    from gdp.prepare import prepare_placement
+    from gdp.targets.pytorch.run import (
+        SegmentedTorchProgram,
+        Workers,
+        _segments,
+        output_nodes,
+        pieces,
+        values,
+    )
+
+    recorded = model().record()
+    graph, cluster = recorded.graph, cluster_preset("2xcpu-core")
+    device = (np.arange(graph.num_ops) > graph.num_ops // 2).astype(np.int64)
+    question = Question(graph, cluster)
+    placement = make_placement(graph, cluster, np.where(graph.is_io, 0, device))
+    plan = make_plan(prepare_placement(question, placement), "latency")
+    devices = [torch.device("cpu"), torch.device("meta")]
+    made = pieces(recorded, plan.segment, plan.segment_device.tolist(), plan.order, devices)
+
+    def checked(piece: Any) -> Any:
+        def call(*arguments: Any) -> Any:
+            assert {x.device.type for x in arguments} <= {devices[piece.device].type}
+            return piece.call(*arguments)
+
+        return replace(piece, call=call)
+
+    workers = Workers(devices, [None, None])
+    try:
+        program = SegmentedTorchProgram(
+            [checked(piece) for piece in made],
+            workers,
+            values(recorded, 0)[0],
+            output_nodes(recorded),
+            0,
+        )
+        rows = _segments(program, plan, cluster)
+    finally:
+        workers.close()
+    assert {row.device for row in rows} == {"core0", "core1"}
+    assert any(row.input_bytes for row in rows if row.device == "core1")
 
 
 def test_inputs_that_a_module_branches_on_are_those_that_it_is_run_with() -> None:

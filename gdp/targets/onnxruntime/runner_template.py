@@ -26,9 +26,11 @@ MANIFEST = json.loads((HERE / "manifest.json").read_text(encoding="utf-8"))
 
 
 def open_session(segment, device):
-    """A session of one thread; RuntimeError where the device's provider is missing."""
+    """A session: one thread on a core, the runtime's own number on other devices. RuntimeError
+    where the device's provider is missing."""
     options = ort.SessionOptions()
-    options.intra_op_num_threads = options.inter_op_num_threads = 1
+    options.intra_op_num_threads = 0 if device["core"] is None else 1
+    options.inter_op_num_threads = 1
     provider = (device["provider"], device["provider_options"])
     session = ort.InferenceSession(HERE / segment["file"], options, providers=[provider])
     if session.get_providers()[0] != device["provider"]:

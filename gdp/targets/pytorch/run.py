@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from gdp.cluster.types import Cluster
+from gdp.cluster.types import CORE_KIND, Cluster
 from gdp.cores import usable_cores
 from gdp.errors import ClusterError, ModelError
 from gdp.importers.program import executed
@@ -27,6 +27,7 @@ from gdp.sim.prediction import Prediction
 from gdp.targets.pytorch.program import (
     SegmentedTorchProgram,
     Workers,
+    moved,
     output_nodes,
     pieces,
     whole_piece,
@@ -93,20 +94,21 @@ def run_torch(request: RunRequest) -> RunReport:
 
 
 def torch_devices(cluster: Cluster) -> tuple[list[Any], list[int | None]]:
-    """The torch device of each device of a cluster, and the core of each that is one."""
+    """The torch device of each device of a cluster, and the core of each that is one: a whole
+    processor computes on all of them."""
     import torch
 
     usable = usable_cores()
-    wanted = sum(device.is_cpu for device in cluster.devices)
+    wanted = sum(device.kind == CORE_KIND for device in cluster.devices)
+    accelerators = sum(not device.is_cpu for device in cluster.devices)
     cards = torch.cuda.device_count()
-    if wanted > len(usable) or cluster.num_devices - wanted > cards:
+    if wanted > len(usable) or accelerators > cards:
         raise ClusterError(
-            f"cluster {cluster.name!r} has {wanted} CPU devices and "
-            f"{cluster.num_devices - wanted} accelerators, torch has {len(usable)} cores and "
-            f"{cards} CUDA devices here; name a cluster that fits"
+            f"cluster {cluster.name!r} has {wanted} cores and {accelerators} accelerators, torch "
+            f"has {len(usable)} cores and {cards} CUDA devices here; name a cluster that fits"
         )
     free = iter(usable)
-    cores = [next(free) if device.is_cpu else None for device in cluster.devices]
+    cores = [next(free) if device.kind == CORE_KIND else None for device in cluster.devices]
     return [torch.device(name) for name in torch_names(cluster)], cores
 
 
@@ -253,11 +255,19 @@ def _segments(
     computed: dict[Any, Any] = {}
     times = []
     for piece in program.pieces:
-        arguments = [program.resident.get((n, piece.device), computed.get(n)) for n in piece.reads]
+        device = program.workers.devices[piece.device]
+        arguments = [
+            program.resident[n, piece.device]
+            if (n, piece.device) in program.resident
+            else moved(computed[n], device)
+            for n in piece.reads
+        ]
+        call = _finished(piece.call, arguments, device)
         spent, outs = [], ()
+        call()  # libraries of an accelerator load with their first call
         for _ in range(SEGMENT_RUNS):
             start_s = time.perf_counter()
-            outs = program.workers.submit(piece.device, _call(piece.call, arguments)).result()
+            outs = program.workers.submit(piece.device, call).result()
             spent.append(time.perf_counter() - start_s)
         computed.update(zip(piece.makes, outs, strict=True))
         sent = [n for n in piece.reads if n in program.maker]
@@ -274,12 +284,16 @@ def _segments(
     return tuple(times)
 
 
-def _call(module: Any, arguments: Sequence[Any]) -> Any:
+def _finished(module: Any, arguments: Sequence[Any], device: Any) -> Any:
+    """A call of a module that ends when the device has computed, not when it has been asked to."""
     import torch
 
     def task() -> Any:
         with torch.inference_mode():
-            return module(*arguments)
+            made = module(*arguments)
+            if device.type == "cuda":
+                torch.cuda.synchronize(device)
+            return made
 
     return task
 

@@ -1,18 +1,18 @@
 """Predictions of llama.cpp beside the rates that llama-bench measured on one card.
 
-    python -m benchmarks.measured_world llama --rows llama_bench.csv [--network]
+    python -m benchmarks.measured_world llama --rows llama_bench.csv
 
 `--rows` is a CSV file with columns devices, n_devices, kind, engine, backend, model, quantisation,
-size_gib, n_ubatch, test, prompt_or_gen_tokens, depth_tokens, tokens_per_s and note. Rows count that
-lie whole on one card that gdp has a preset of, of llama.cpp itself and of models of `SIZES`, each
-as a GGUF header with the quantisation's types; of prompts those of micro-batches of 512 tokens, the
-default. A prompt behind a context takes what a longer one takes beyond the context alone; a token
-is read with the mean context of its run. All layers lie on the card.
+size_gib, n_ubatch, flash_attention, build, test, prompt_or_gen_tokens, depth_tokens, tokens_per_s
+and note. Rows count that lie whole on one card that gdp has a preset of, of llama.cpp itself and of
+models of `SIZES`, each as a GGUF header with the quantisation's types; of prompts those of
+micro-batches of 512 tokens, the default. A prompt behind a context takes what a longer one takes
+beyond the context alone; a token is read with the mean context of its run. All layers lie on the
+card.
 
-Costs are the default of GGUF files, datasheets. Beside them stands the factor by which they were
-off on the card's other models, fitted to these, for each test; and with `--network` the network of
-accelerators, which has learned no kernel of llama.cpp: a product of quantised weights is one of 16
-bits that reads fewer bytes.
+Costs are the default of GGUF files, kernels of llama.cpp, for builds of before July 2024 the ones
+that those had, and with flash attention where a row says so. Beside them stands the factor by which
+they were off on the card's other models, fitted to these, for each test; and datasheets.
 
 Pairs: of two cards that ran one model and test, or of two models on one card, the faster one.
 """
@@ -23,7 +23,7 @@ import os
 import re
 import tempfile
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
@@ -37,12 +37,12 @@ from benchmarks.tables import geomean, head
 from gdp.api.fit import generation_answer
 from gdp.cluster.presets import cluster_preset, preset_of_model
 from gdp.cluster.types import Cluster
-from gdp.costs.base import CostModel
-from gdp.costs.measured.costs import MeasuredCosts, covers
-from gdp.costs.measured.kernels import Kernels, Silicon
-from gdp.costs.measured.network import KernelNetwork
+from gdp.costs.base import roofline
+from gdp.costs.default import DATASHEET
+from gdp.costs.llamacpp import BEFORE_JULY_2024, NEWEST, Build, LlamaCosts
+from gdp.costs.measured.costs import covers
 from gdp.costs.measured.shipped import shipped_network
-from gdp.graph.op_graph import OpDetail, OpGraph
+from gdp.graph.op_graph import OpGraph
 from gdp.importers.gguf_header import import_gguf
 from gdp.models import Generation, load
 from gdp.placement import make_placement
@@ -50,6 +50,8 @@ from gdp.question import Question
 
 LEFT_OUT = "proxy|spill|fault|sequences together"
 """In the notes of rows of other things than a prompt or tokens of one sequence on a sound card."""
+FIRST_OF_JULY_2024 = 3260
+"""Number of a build."""
 ALIKE = 0.05
 """Log of the rates of two runs that count as equally fast."""
 
@@ -116,6 +118,7 @@ class Bench:
     test: str  # pp or tg
     tokens: int
     depth: int
+    build: Build = NEWEST
     rate: float = 0.0  # tokens/s
 
     @property
@@ -151,10 +154,18 @@ def benches(path: Path) -> list[Bench]:
                 continue
             key = Bench(
                 preset, row["model"], kind, row["backend"], row["test"],
-                int(row["prompt_or_gen_tokens"]), int(row["depth_tokens"] or 0),
+                int(row["prompt_or_gen_tokens"]), int(row["depth_tokens"] or 0), build_of(row),
             )  # fmt: skip
             groups[key].append(float(row["tokens_per_s"]))
     return [replace(key, rate=float(np.median(rates))) for key, rates in groups.items()]
+
+
+def build_of(row: Mapping[str, str]) -> Build:
+    """The kernels of a row's build; llama-bench has flash attention only where it is asked."""
+    number = re.search(r"\((\d+)\)", row["build"])
+    old = "2024" in row["build"] or (number is not None and int(number[1]) < FIRST_OF_JULY_2024)
+    build = BEFORE_JULY_2024 if old else NEWEST
+    return replace(build, flash=row["flash_attention"] == "1")
 
 
 def tensors(size: Size, kind: str) -> dict[str, tuple[tuple[int, ...], str]]:
@@ -232,22 +243,25 @@ class Asker:
 
     folder: Path
 
-    def rate(self, bench: Bench, network: bool = False) -> float:
+    def rate(self, bench: Bench, datasheets: bool = False) -> float:
         """Predicted tokens/s of a row."""
+        build = None if datasheets else bench.build
         if bench.test == "tg":
-            return 1.0 / self._seconds(bench, max(bench.depth, 1), bench.tokens, network)[1]
-        whole = self._seconds(bench, bench.depth + bench.tokens, 1, network)[0]
-        before = self._seconds(bench, bench.depth, 1, network)[0] if bench.depth else 0.0
+            return 1.0 / self._seconds(bench, max(bench.depth, 1), bench.tokens, build)[1]
+        whole = self._seconds(bench, bench.depth + bench.tokens, 1, build)[0]
+        before = self._seconds(bench, bench.depth, 1, build)[0] if bench.depth else 0.0
         return bench.tokens / (whole - before)
 
-    def _seconds(self, bench: Bench, prompt: int, new: int, network: bool) -> tuple[float, float]:
-        """Seconds to the first token, and of each one after it."""
+    def _seconds(
+        self, bench: Bench, prompt: int, new: int, build: Build | None
+    ) -> tuple[float, float]:
+        """Seconds to the first token, and of each one after it; of datasheets without a build."""
         size = size_of(bench.model)
         assert size is not None
         path = self.folder / f"{bench.model.replace('/', '-')} {bench.kind}.gguf"
         if not path.exists():
             write_header(path, size, bench.kind)
-        return _seconds(str(path), size, bench.preset, prompt, new, network)
+        return _seconds(str(path), bench.preset, prompt, new, build)
 
 
 @cache
@@ -257,13 +271,10 @@ def _graph(path: str, prompt: int, new: int) -> OpGraph:
 
 @cache
 def _seconds(
-    path: str, size: Size, preset: str, prompt: int, new: int, network: bool
+    path: str, preset: str, prompt: int, new: int, build: Build | None
 ) -> tuple[float, float]:
     graph, cluster = _graph(path, prompt, new), _machine(preset)
-    costs: CostModel | None = None
-    if network:
-        graph = shaped(graph, size)
-        costs = network_costs()
+    costs = DATASHEET if build is None else costs_of(build)
     card = cluster.num_devices - 1
     device = np.where(graph.is_io, cluster.host, card)
     placement = make_placement(graph, cluster, device)
@@ -273,52 +284,12 @@ def _seconds(
     return answer.first_token_s, answer.token_s
 
 
-class BytesAlone(KernelNetwork):
-    """A network that knows of quantised weights how many bytes they are."""
-
-    def log_seconds(
-        self, kernels: Kernels, silicon: Sequence[Silicon], vectors: np.ndarray, device: np.ndarray
-    ) -> np.ndarray:
-        """Log seconds of kernels as those of 16-bit weights."""
-        bits = np.maximum(kernels.stored_bits, 16.0)
-        plain = replace(kernels, stored_bits=bits, block_scaled=np.zeros_like(bits))
-        return super().log_seconds(plain, silicon, vectors, device)
-
-
-def network_costs() -> CostModel:
-    """The network that ships, for ops whose shapes are told."""
+def costs_of(build: Build) -> LlamaCosts:
+    """Kernels of a build, with the network that ships."""
     shipped = shipped_network()
     if shipped is None:
         raise click.UsageError("no network of kernels ships with this installation")
-    return MeasuredCosts(BytesAlone(shipped[0].weights, shipped[0].vectors))
-
-
-def shaped(graph: OpGraph, size: Size) -> OpGraph:
-    """The graph with shapes, and types of PyTorch, of ops that the network knows."""
-    dims = tensors(size, "F16")
-    detail, types = list(graph.detail), list(graph.op_types)
-    made = np.zeros(graph.num_ops)
-    np.add.at(made, graph.producer, graph.tensor_bytes)
-    for op, name in enumerate(graph.op_names):
-        base = name.removeprefix("step/")
-        own = dims.get(f"{base}.weight")
-        if types[op] == "MatMul" and own is not None:
-            *experts, outputs, inputs = own[0]
-            rows = max(1, round(float(graph.flop[op]) / (2.0 * inputs * outputs)))
-            types[op] = "grouped_mm" if experts else "linear"
-            weight = (*experts, inputs, outputs)
-            detail[op] = _told(detail[op], ((rows, inputs), weight), (rows, outputs))
-        elif types[op] == "Attention":
-            queries = made[op] / 4 / (size.heads * size.head_size)
-            seen = graph.flop[op] / (4.0 * size.heads * size.head_size * queries)
-            shape = (1, size.heads, max(1, round(queries)), size.head_size)
-            keys = (1, size.key_heads, max(1, round(seen)), size.head_size)
-            detail[op] = _told(detail[op], (shape, keys, keys), shape)
-    return replace(graph, detail=tuple(detail), op_types=tuple(types), source="torch")
-
-
-def _told(detail: OpDetail, shapes: Sequence[tuple[int, ...]], out: tuple[int, ...]) -> OpDetail:
-    return replace(detail, dtype="float16", input_shapes=tuple(shapes), output_shapes=(out,))
+    return LlamaCosts(shipped[0], roofline, build)
 
 
 def others(rows: list[Bench], predicted: np.ndarray) -> np.ndarray:
@@ -400,21 +371,17 @@ def _errors(predicted: np.ndarray, measured: np.ndarray) -> str:
 
 @click.command("llama", help=__doc__)
 @click.option("--rows", type=click.Path(exists=True, dir_okay=False, path_type=Path), required=True)
-@click.option("--network", is_flag=True, help="Also by the network of accelerators.")
 @click.option("--worst", type=click.IntRange(0), default=5, help="Rows that are listed.")
-def main(rows: Path, network: bool, worst: int) -> None:
+def main(rows: Path, worst: int) -> None:
     asked = benches(rows)
     with tempfile.TemporaryDirectory(prefix="measured-llama-") as root:
         asker = Asker(Path(root))
-        plain = np.array([asker.rate(row) for row in asked])
-        columns = {"datasheets": plain, "and its other models": others(asked, plain)}
-        if network:
-            known = np.array([covers(_machine(row.preset).devices[-1]) for row in asked])
-            columns["network"] = np.array(
-                [
-                    asker.rate(row, True) if own else np.nan
-                    for row, own in zip(asked, known, strict=True)
-                ]
-            )
-            columns["datasheets, its cards"] = np.where(known, plain, np.nan)
+        own = np.array([asker.rate(row) for row in asked])
+        plain = np.array([asker.rate(row, datasheets=True) for row in asked])
+    known = np.array([covers(_machine(row.preset).devices[-1]) for row in asked])
+    columns = {
+        "kernels of llama.cpp": own, "and its other models": others(asked, own),
+        "datasheets": plain, "kernels, cards of the network": np.where(known, own, np.nan),
+        "datasheets, the same cards": np.where(known, plain, np.nan),
+    }  # fmt: skip
     click.echo("\n".join(told(asked, columns, worst)))

@@ -8,6 +8,8 @@ from gdp.cluster.types import CORE_KIND, Cluster, Device
 from gdp.costs.base import CostModel, roofline
 from gdp.costs.cost_file import load_costs
 from gdp.costs.learned import Calibration, KernelNetworks, LearnedCosts, same_vectors
+from gdp.costs.llamacpp import LlamaCosts
+from gdp.costs.llamacpp import predicts as llama_predicts
 from gdp.costs.machine import read_record, recorded_costs, remembered_costs
 from gdp.costs.measured.costs import MeasuredCosts, covers
 from gdp.costs.measured.graph import type_of_products
@@ -73,10 +75,25 @@ def _shipped_costs(cluster: Cluster, graph: OpGraph | None) -> tuple[CostModel, 
     rates = shipped_rates() if graph is not None and graph.source == "jax" else None
     if rates is not None and any(_like(rates, device) for device in cluster.devices):
         return _described(LearnedCosts((rates,)), cluster, graph)
-    if graph is not None and graph.source == "gguf":  # llama.cpp's kernels were not measured
-        return _datasheets(cluster, graph)
+    if graph is not None and graph.source == "gguf":
+        return _llama_costs(cluster, graph)
     known = with_processors(shipped(), cluster, graph)
     return _with_network(LearnedCosts(known), cluster, graph)
+
+
+def _llama_costs(cluster: Cluster, graph: OpGraph) -> tuple[CostModel, str]:
+    """Kernels of llama.cpp on GPUs, near their peaks as the network learned it where it covers
+    them; the roofline on the others."""
+    gpus = [device for device in cluster.devices if llama_predicts(device)]
+    if not gpus:
+        return _datasheets(cluster, graph)
+    found = shipped_network()
+    others = [device for device in cluster.devices if device not in gpus]
+    base, label = _described(LearnedCosts(()), cluster, graph, others)
+    kinds = ", ".join(dict.fromkeys(device.kind for device in gpus))
+    told = f"kernels of llama.cpp: launches, bytes, and products as others measured them ({kinds})"
+    model = LlamaCosts(found[0] if found else None, base)
+    return OpOffloadCosts(model), "; ".join([told, *([label] if label else [])])
 
 
 def _with_network(

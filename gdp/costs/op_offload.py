@@ -30,6 +30,11 @@ class OpOffloadCosts:
 
     base: CostModel
 
+    @property
+    def reads_unfused(self) -> bool:
+        """True where the other model needs the graph before fusion."""
+        return bool(getattr(self.base, "reads_unfused", False))
+
     def __call__(self, graph: OpGraph, cluster: Cluster) -> Float[np.ndarray, "N D"]:
         seconds = self.base(graph, cluster)
         return _offloaded(graph, cluster, seconds) if offloads(graph, cluster) else seconds

@@ -84,6 +84,7 @@ _LOADED_NEXT = frozenset(("qwen35", "qwen35moe", "step35"))
 """Architectures whose drafting blocks llama.cpp loads all the same; it skips those of others."""
 
 
+_Shapes = tuple[tuple[tuple[int, ...], ...], tuple[tuple[int, ...], ...]]
 _KEYS = frozenset(("batch", "sequence", "decode", "prompt", "new", "requests", "context", "cache"))
 
 
@@ -178,16 +179,17 @@ class _ModelBuilder:
         self.header, self.spec, self.num_blocks = header, spec, num_blocks
         self.tokens = spec.batch * (1 if spec.decode else spec.sequence)
         self.graph = GraphBuilder()
+        self.details: dict[tuple, OpDetail] = {}
 
     def add(
         self, name: str, op_type: str, reads: list[int], numbers: int, *, flop: float = 0.0,
         held: int = 0, touched: float = 0.0, kind: str = "F32", weight_id: int | None = None,
-        cached: int = 0, sent: float = 0.0, rows: int = 0,
+        cached: int = 0, sent: float = 0.0, rows: int = 0, shapes: _Shapes = ((), ()),
     ) -> int:  # fmt: skip
         """An op that makes a tensor of so many numbers, none for 0; it holds `held` bytes, `cached`
         of which one request fills, reads `touched` of them, and where it lies on a processor sends
         `sent` of them to a GPU. It computes so many `rows`, those of all tokens for 0, by
-        micro-batches."""
+        micro-batches; products and attention tell the `shapes` that they read and make."""
         size_bytes = numbers * ACTIVATION_BYTES
         if max(size_bytes, held) > MAX_SIZE_BYTES:
             raise ModelError(
@@ -209,10 +211,15 @@ class _ModelBuilder:
             name, op_type, reads=reads, flop=flop,
             traffic_bytes=0.0 if is_io else moved + touched, weight_bytes=held,
             weight_id=weight_id, scope="" if is_io else scope,
-            detail=OpDetail(dtype=dtype, attributes=attributes), cache_bytes=cached,
+            detail=self.shared(OpDetail(dtype, *shapes, attributes)), cache_bytes=cached,
             chunks=1 if is_io else -(-(rows or self.tokens) // UBATCH),
         )  # fmt: skip
         return self.graph.make_tensor(op, size_bytes) if numbers else -1
+
+    def shared(self, detail: OpDetail) -> OpDetail:
+        """The first one that is equal: layers are alike."""
+        key = (detail.dtype, detail.input_shapes, tuple(sorted(detail.attributes.items())))
+        return self.details.setdefault(key, detail)
 
     def numbers(self, tensor: int) -> int:
         """Elements of a tensor."""
@@ -230,22 +237,27 @@ class _ModelBuilder:
         weight = _matrix(self.header, name, parts)
         held = sum(part.nbytes for part in parts.values())
         inputs, outputs = (*weight.dims, 1)[:2]  # the gate of a shared expert is a vector
-        used, share, at_once = 1, 1.0, min(rows, UBATCH)
-        sent = 1.0  # share that the tokens of one micro-batch need
-        if name.endswith(_ROWS):
+        used, share, at_once = 1, 1.0, min(rows, UBATCH)  # share that one micro-batch needs
+        is_experts, is_stack = name.endswith(EXPERTS), name.endswith(_ROWS)
+        if is_stack:
             used = weight.dims[2]
-        elif name.endswith(EXPERTS):
+        elif is_experts:
             used, experts = self.header.number("expert_used_count"), weight.dims[2]
             # Tokens choose independently here, each `used` different ones of the experts.
-            share, sent = (1.0 - (1.0 - min(1.0, used / experts)) ** n for n in (rows, at_once))
+            share = 1.0 - (1.0 - min(1.0, used / experts)) ** at_once
         flop = 2.0 * rows * used * inputs * outputs
         if "ffn_down" in name:
             flop += rows * used * inputs * (SIGMOID_FLOP + 2)  # the gated activation
+        touched = -(-rows // UBATCH) * share * held  # every micro-batch reads the weights again
+        shapes: _Shapes = (((rows, inputs), (outputs, inputs)), ((rows, outputs),))
+        if is_experts or is_stack:
+            each = used if is_stack or "ffn_down" in name else 1  # rows of a token that it reads
+            stack = (weight.dims[2], inputs, outputs)
+            shapes = (((rows, each, inputs), stack), ((rows, used, outputs),))
         return self.add(
             name, "MatMul", reads, rows * used * outputs,
-            flop=flop, held=held, touched=share * held, kind=weight.kind, weight_id=weight_id,
-            sent=-(-rows // UBATCH) * sent * held if at_once >= OFFLOAD_TOKENS else 0.0,
-            rows=rows,
+            flop=flop, held=held, touched=touched, kind=weight.kind, weight_id=weight_id,
+            sent=touched if at_once >= OFFLOAD_TOKENS else 0.0, rows=rows, shapes=shapes,
         )  # fmt: skip
 
     def norm(self, name: str, read: int, held: int) -> int:
@@ -492,13 +504,34 @@ def _attention(block: _BlockBuilder, read: list[int]) -> int:
     kept = cells(header, index, spec.batch, spec.sequence)
     cache = kept * row_bytes(header, heads, spec.cache)
     queries, keys = (1 if spec.decode else spec.sequence), -(-kept // spec.batch)
+    # A micro-batch attends to the tokens so far, not to those behind it.
+    seen = keys if spec.decode else _mean_seen(spec.batch * spec.sequence, keys)
+    key_heads = header.number("attention.head_count_kv", heads.number, layer=index)
+    if "attn_k_b" in parts:
+        key_heads = 1
     mixed = builder.add(
         f"{block.path}.attention", ATTENTION, read,
         builder.tokens * heads.number * heads.value_size,
         flop=attention_flop(
-            spec.batch, heads.number, queries, keys, heads.key_size, heads.value_size
+            spec.batch, heads.number, queries, seen, heads.key_size, heads.value_size
         ),
         held=cache if owns else 0, touched=cache, cached=cache if owns else 0,
         kind=spec.cache.upper(),
+        shapes=(
+            ((spec.batch, heads.number, queries, heads.key_size),
+             (spec.batch, key_heads, seen, heads.key_size),
+             (spec.batch, key_heads, seen, heads.value_size)),
+            ((spec.batch, heads.number, queries, heads.value_size),),
+        ),
     )  # fmt: skip
     return block.product("attn_v_b", mixed) if block.has("attn_v_b") else mixed
+
+
+def _mean_seen(tokens: int, keys: int) -> int:
+    """Keys that a micro-batch attends to, in the mean over those of a prompt.
+
+    >>> _mean_seen(2048, 2048), _mean_seen(100, 100), _mean_seen(2048, 512)
+    (1280, 100, 512)
+    """
+    ends = [min(tokens, UBATCH * (i + 1)) for i in range(-(-tokens // UBATCH))]
+    return max(1, round(sum(min(end, keys) for end in ends) / len(ends)))

@@ -1,5 +1,6 @@
 """Rows of llama-bench: which are asked, of what sizes their models are, and how pairs are told."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -10,6 +11,7 @@ from benchmarks.measured_world.llama import (
     Asker,
     Bench,
     benches,
+    build_of,
     others,
     pairs,
     preset_of,
@@ -17,34 +19,43 @@ from benchmarks.measured_world.llama import (
     told,
     write_header,
 )
+from gdp.costs.llamacpp import BEFORE_JULY_2024, NEWEST
 
 HEAD = (
-    "devices,n_devices,kind,engine,backend,model,quantisation,n_ubatch,test,prompt_or_gen_tokens,"
-    "depth_tokens,tokens_per_s,note"
+    "devices,n_devices,kind,engine,backend,model,quantisation,flash_attention,build,n_ubatch,test,"
+    "prompt_or_gen_tokens,depth_tokens,tokens_per_s,note"
 )
-CARD = "RTX 3090,1,gpu,llama.cpp,CUDA,llama 8B Q8_0,Q8_0"
+CARD = "RTX 3090,1,gpu,llama.cpp,CUDA,llama 8B Q8_0,Q8_0,,f9ec8858e (7474)"
+NOW = replace(NEWEST, flash=False)
 ROWS = (
     HEAD, f"{CARD},,tg,128,0,80,", f"{CARD},,tg,128,0,84,again", f"{CARD},512,pp,512,4096,3000,",
     f"{CARD},2048,pp,512,0,4000,", f"{CARD},,tg,128,0,9,spill", f"{CARD},,e2e,128,0,9,",
     f"{CARD},,tg,128,0,400,8 sequences together",
-    "2 x RTX 3090,2,gpu-multi,llama.cpp,CUDA,llama 8B Q8_0,Q8_0,,tg,128,0,80,",
-    "RTX 4070 Laptop 8GB,1,gpu,llama.cpp,CUDA,llama 8B Q8_0,Q8_0,,tg,128,0,80,",
-    "RTX 3090,1,gpu,llama.cpp,CUDA,unheard 8B,Q8_0,,tg,128,0,80,",
+    "2 x RTX 3090,2,gpu-multi,llama.cpp,CUDA,llama 8B Q8_0,Q8_0,,,,tg,128,0,80,",
+    "RTX 4070 Laptop 8GB,1,gpu,llama.cpp,CUDA,llama 8B Q8_0,Q8_0,,,,tg,128,0,80,",
+    "RTX 3090,1,gpu,llama.cpp,CUDA,unheard 8B,Q8_0,,,,tg,128,0,80,",
 )  # fmt: skip
 
 
 def bench(preset: str, model: str, rate: float, test: str = "tg") -> Bench:
     """A measured row."""
-    return Bench(preset, model, "Q8_0", "CUDA", test, 128, 0, rate)
+    return Bench(preset, model, "Q8_0", "CUDA", test, 128, 0, rate=rate)
 
 
 def test_whole_models_on_known_cards_are_asked_once(tmp_path: Path) -> None:
     path = tmp_path / "rows.csv"
     path.write_text("\n".join(ROWS) + "\n")
     assert benches(path) == [
-        Bench("rtx3090", "llama 8B Q8_0", "Q8_0", "CUDA", "tg", 128, 0, 82.0),
-        Bench("rtx3090", "llama 8B Q8_0", "Q8_0", "CUDA", "pp", 512, 4096, 3000.0),
+        Bench("rtx3090", "llama 8B Q8_0", "Q8_0", "CUDA", "tg", 128, 0, NOW, 82.0),
+        Bench("rtx3090", "llama 8B Q8_0", "Q8_0", "CUDA", "pp", 512, 4096, NOW, 3000.0),
     ]
+
+
+def test_a_row_has_the_kernels_of_its_build() -> None:
+    old = {"build": "32d9f7d9 (1786)", "flash_attention": ""}
+    assert build_of(old) == build_of({**old, "build": "May 2024"}) == BEFORE_JULY_2024
+    assert build_of({"build": "2f68ce7cf (6918)", "flash_attention": "1"}) == NEWEST
+    assert not build_of({"build": "", "flash_attention": ""}).flash
 
 
 def test_names_of_cards_and_models() -> None:

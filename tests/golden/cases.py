@@ -166,7 +166,8 @@ PLACED = (
            f"{GPUS} --max-memory 0=26MB,1=8MB,cpu=6MB", "latency",
            "--evaluations 60 --for accelerate --granularity layer --offload disk", HF),
     # GGUF
-    Placed("gguf", "blocks.gguf --sequence 64", GPUS, "latency", "--evaluations 100", GGUF),
+    Placed("gguf", "blocks.gguf --sequence 64", GPUS, "latency",
+           "--evaluations 100 --costs datasheet", GGUF),
     Placed("gguf-bus", "blocks.gguf --sequence 64 --decode", BUS, "throughput",
            "--evaluations 100", GGUF),
     Placed("llamacpp", "experts.gguf --sequence 512",

@@ -138,8 +138,9 @@ def test_a_long_prompt_fits_where_its_weights_and_caches_do(tmp_path: Path) -> N
         for d in machine.devices
     )
     placement = gdp.place(
-        graph, replace(machine, devices=devices), target="llamacpp", search=gdp.Search(seconds=0.2)
-    ).placement
+        graph, replace(machine, devices=devices), target="llamacpp", costs="datasheet",
+        search=gdp.Search(seconds=0.2),
+    ).placement  # fmt: skip
     assert flags_of(graph, placement, machine).n_gpu_layers == 4
 
 

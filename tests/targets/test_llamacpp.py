@@ -345,7 +345,8 @@ def test_from_the_header_to_the_flags_on_the_command_line(tmp_path: Path) -> Non
     placed, asked = str(tmp_path / "p.json"), ["--decode", "--sequence", "128"]
     box_flags = ["--cluster", "cpu+rtx4090"]
     # A token of so small a model is quickest on the CPU; here it shall not be.
-    demands = ["--forbid", "output=cpu", "--forbid", "blk.?=cpu", "--pin", "blk.1.experts=cpu"]
+    demands = ["--forbid", "output=cpu", "--forbid", "blk.?=cpu", "--pin", "blk.1.experts=cpu",
+               "--costs", "datasheet"]  # fmt: skip
     runner = CliRunner()
     done = runner.invoke(
         cli, ["place", path, *asked, *box_flags, *demands, "--for", "llamacpp", "-o", placed]

@@ -41,7 +41,7 @@ from gdp.result import Result
 from gdp.targets.hf_accelerate.device_map import device_map
 from gdp.targets.hf_accelerate.plan import balanced_map
 from gdp.targets.modules import torch_module
-from gdp.units import format_seconds, parse_bytes
+from gdp.units import format_bytes, format_seconds, parse_bytes
 
 COSTS = {"ships": None, "datasheet": "datasheet"}
 DRAWN = 1 << 20
@@ -81,6 +81,8 @@ class Row:
     measured_s: float = 0.0
     told: Mapping[str, float] = field(default_factory=dict)  # seconds, by name of the costs
     note: str = ""
+    peak_bytes: int = 0  # on the accelerator, measured
+    told_bytes: int = 0
 
 
 @dataclass(frozen=True)
@@ -114,6 +116,12 @@ class Bench:
         runs = int(np.clip(self.seconds / max(first, 1e-6), 3, 200))
         return float(np.median([once() for _ in range(runs)]))
 
+    def peak_bytes(self) -> int:
+        """Of tensors, the most that were on the accelerator since `free`."""
+        import torch
+
+        return torch.cuda.max_memory_allocated(self.device) if self.device.type == "cuda" else 0
+
     def free(self) -> None:
         """Memory of models that are gone."""
         import torch
@@ -121,6 +129,7 @@ class Bench:
         gc.collect()
         if self.device.type == "cuda":
             torch.cuda.empty_cache()
+            torch.cuda.reset_peak_memory_stats(self.device)
 
 
 def modules(bench: Bench, size: str) -> Iterator[Row]:
@@ -186,7 +195,7 @@ def _generated(
     try:
         search = gdp.Search(seconds=3.0)
         told: dict[str, dict[str, float]] = {"first token": {}, "step": {}}
-        result = None
+        result, peak = None, 0
         for label, costs in COSTS.items():
             found = gdp.place(asked, cluster, target="accelerate", costs=costs, search=search)
             result = result or found
@@ -199,14 +208,16 @@ def _generated(
             elif label != "ships":
                 placement = result.placement
             score = solve.simulate(found.question, placement)
+            peak = int(score.peak_bytes[accelerator_of(found.question.cluster)])
             answer = generation_answer(found.question, placement, score)
             assert answer is not None
             told["first token"][label] = answer.first_token_s
             told["step"][label] = answer.token_s
         assert result is not None
         measured = _measured(bench, name, _map(way, asked, result, cluster))
+        taken = bench.peak_bytes()
         for part, seconds in measured.items():
-            yield Row(name, way, part, seconds, told[part])
+            yield Row(name, way, part, seconds, told[part], "", taken, peak)
     except Exception as error:
         traceback.print_exc()
         yield Row(name, way, "", note=failed(error))
@@ -287,16 +298,19 @@ def failed(error: Exception) -> str:
 
 def told(rows: list[Row]) -> Iterator[str]:
     """The table."""
-    yield head("model | placed | part | measured | ships | datasheet", 3)
+    yield head("model | placed | part | measured | ships | datasheet | peak, told", 3)
     for row in rows:
         if row.note:
-            yield f"| {row.model} | {row.way} | {row.part} | {row.note} | | |"
+            yield f"| {row.model} | {row.way} | {row.part} | {row.note} | | | |"
             continue
         off = [
             "-" if s is None else f"{format_seconds(s)} ({s / row.measured_s - 1:+.0%})"
             for s in (row.told.get(name) for name in COSTS)
         ]
-        cells = " | ".join([row.model, row.way, row.part, format_seconds(row.measured_s), *off])
+        bytes_ = f"{format_bytes(row.peak_bytes)}, {format_bytes(row.told_bytes)}"
+        cells = " | ".join(
+            [row.model, row.way, row.part, format_seconds(row.measured_s), *off, bytes_]
+        )
         yield f"| {cells} |"
 
 

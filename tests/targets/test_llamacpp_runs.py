@@ -1,6 +1,7 @@
 """Placements of GGUF files run by llama.cpp, here a stand-in of it whose seconds are known."""
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ from gdp.graph.generation import STEP
 from gdp.models import load
 from gdp.question import Question
 from gdp.targets.llamacpp import run as runtime
-from gdp.targets.llamacpp.flags import slots_of
+from gdp.targets.llamacpp.flags import Flags, slots_of
 from gdp.targets.llamacpp.plan import plan_llamacpp
 from gdp.targets.llamacpp.run import cores_of, parse_gguf_spec, pieces_of, tokens_of
 
@@ -167,3 +168,12 @@ def test_what_cannot_run_is_said_in_one_line(tmp_path: Path) -> None:
         gdp.run("onnx:light_squeezenet", "cpu", runtime="llamacpp")
     with pytest.raises(ModelError, match="onnxruntime does not execute"):
         gdp.run(str(path), "cpu", runtime="onnxruntime")
+
+
+def test_the_program_that_runs_llama_cpp_knows_every_flag_of_a_plan() -> None:
+    flags = Flags(3, (2, 1), ("x=CPU",), 64, op_offload=False)
+    source = Path(runtime.__file__).with_name("worker.py").read_text(encoding="utf-8")
+    known = re.findall(r'add_argument\("(--[a-z-]+)"', source)
+    asked = [word for word in flags.arguments() if word.startswith("--")]
+    assert "--no-op-offload" in asked
+    assert set(asked) <= set(known)

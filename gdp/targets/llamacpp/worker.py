@@ -105,6 +105,7 @@ def parse(arguments: list[str]) -> argparse.Namespace:
     parser.add_argument("--cache-type-v", default="f16")
     parser.add_argument("--flash-attn", default="auto")
     parser.add_argument("--ubatch-size", type=int, default=512)
+    parser.add_argument("--no-op-offload", action="store_true")
     parser.add_argument("--threads", type=int, default=1)
     return parser.parse_args(arguments)
 
@@ -141,6 +142,8 @@ def context_of(model: Any, flags: argparse.Namespace, watch: Any = None) -> Any:
     else:
         parameters.flash_attn = flags.flash_attn == "on"
     parameters.type_k, parameters.type_v = type_of(flags.cache_type_k), type_of(flags.cache_type_v)
+    if hasattr(parameters, "op_offload"):
+        parameters.op_offload = not flags.no_op_offload
     parameters.no_perf = False
     if watch is not None:
         parameters.cb_eval = ctypes.cast(watch, type(parameters.cb_eval))

@@ -42,6 +42,10 @@ def counts_of(graph: OpGraph, placement: Placement) -> Counts:
     return Counts(per_device(placement.device[~graph.is_io]), per_device(on[~fused.graph.is_io]))
 
 
+WHOLE_OPS, DIVIDED_OPS = "whole ops", "ops, divided or whole,"
+"""Pieces of placements that a bound holds for."""
+
+
 @dataclass(frozen=True, eq=False)
 class Result:
     """A placement with its score, its proven bound, and how it was found."""
@@ -64,7 +68,7 @@ class Result:
     # Seconds since the start and the best value known then, where the method searches.
     curve: tuple[tuple[float, float], ...] = ()
     counts: Counts = field(default_factory=lambda: Counts((), ()))
-    bound_over: str = "whole ops"  # pieces of the placements that the bound holds for
+    bound_over: str = WHOLE_OPS  # pieces of the placements that the bound holds for
     deviation_s: float | None = None  # standard deviation of the value; None: costs say nothing
 
     @property

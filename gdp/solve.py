@@ -30,7 +30,7 @@ from gdp.problem.problem import Problem
 from gdp.problem.ticks import in_ticks
 from gdp.question import Question
 from gdp.reports.view import PlacementView
-from gdp.result import Result, counts_of
+from gdp.result import DIVIDED_OPS, WHOLE_OPS, Result, counts_of
 from gdp.sim.objectives import Score, find_objective
 
 LOG = logging.getLogger(__name__)
@@ -310,8 +310,9 @@ def evaluate(
     question: Question, placement: Placement, bound: tuple[float, str] | None = None
 ) -> Result:
     """Score and proven bound of a placement that was made elsewhere, as `solve` returns them; a
-    bound that is given, with its argument, is taken as it is."""
+    bound that is given, with its argument, is taken as it is, for ops that devices may divide."""
     require(placement, question.graph, question.cluster)
+    divides = bound is not None
     started_s, cluster = time.perf_counter(), question.cluster
     prediction = prepare_placement(question, placement)
     scored = prediction.score()
@@ -331,6 +332,7 @@ def evaluate(
         method=placement.made_by or "given",
         bound_s=min(bound_s, value_s),
         bound_by=bound_by,
+        bound_over=DIVIDED_OPS if divides else WHOLE_OPS,
         proven_optimal=bound_s >= value_s * (1 - 1e-9),
         candidates=(),
         evaluations=1,

@@ -164,7 +164,7 @@ def answer(question: Question, phases: Phases | None = None) -> Result:
     phases.ended("pieces")
     return replace(
         result, placement=placement,
-        bound_over=_pieces(target, question.granularity), notes=tuple(filter(None, notes)),
+        bound_over=_pieces(result, target, question.granularity), notes=tuple(filter(None, notes)),
         phases=phases.seconds, seconds=sum(phases.seconds.values()),
     )  # fmt: skip
 
@@ -208,12 +208,12 @@ def quantisation_note(model: Model | None, graph: OpGraph) -> str:
     return note(spec_of(model), graph)
 
 
-def _pieces(target: str | None, granularity: str | None) -> str:
+def _pieces(result: Result, target: str | None, granularity: str | None) -> str:
     """Pieces of the placements that the bound of an answer holds for: programs over blocks are
     bounded by all placements of ops."""
     row = None if target is None else PLANNERS[target]
     if row is not None and row.exact:
-        return "ops, divided or whole," if row.divides else "whole ops"
+        return result.bound_over
     return f"whole {granularity or ('module' if row is not None and row.by_module else 'op')}s"
 
 

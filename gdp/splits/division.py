@@ -14,7 +14,7 @@ from enum import IntEnum, StrEnum
 from typing import NamedTuple
 
 import numpy as np
-from jaxtyping import Int
+from jaxtyping import Bool, Int
 
 from gdp.costs.measured.graph import ATTENTION, EXPERTS
 from gdp.errors import ModelError
@@ -25,6 +25,7 @@ from gdp.ops.table import ELEMENTWISE_OPS, VIEWS
 _CHEAP = VIEWS | ELEMENTWISE_OPS
 _ENDS = (INPUT, OUTPUT, "argmax")
 """Ops between the tokens of one step and the next, where no way of activations goes on."""
+_SUMS = frozenset(("add", "Add"))
 _FEW_OPS = 40
 """Of a norm between two products, and more."""
 _SMALL = 0.02
@@ -114,6 +115,32 @@ def division_of(graph: OpGraph) -> Division:
     )  # fmt: skip
 
 
+def linear_products(graph: OpGraph) -> Bool[np.ndarray, "N"]:
+    """Products with one matrix whose first axis is that of the columns."""
+    kind = "MatMul" if graph.source == "gguf" else "linear"
+    return np.array([
+        own == kind and len(detail.input_shapes) > 1 and bool(detail.output_shapes)
+        and (graph.source != "gguf" or len(detail.input_shapes[1]) == 2)
+        for own, detail in zip(graph.op_types, graph.detail, strict=True)
+    ])  # fmt: skip
+
+
+def _gguf_stacks(graph: OpGraph) -> Bool[np.ndarray, "N"]:
+    """Products of experts of a GGUF file; raises `ModelError` for matrices of each head, which
+    latent attention has and llama.cpp does not divide."""
+    stacks = np.array([
+        kind == "MatMul" and len(detail.input_shapes) > 1 and len(detail.input_shapes[1]) == 3
+        for kind, detail in zip(graph.op_types, graph.detail, strict=True)
+    ])  # fmt: skip
+    for op in np.flatnonzero(stacks).tolist():
+        if not graph.op_names[op].endswith("_exps"):
+            raise ModelError(
+                f"llama.cpp does not divide latent attention among GPUs, which {graph.name!r} has "
+                f"in {graph.op_names[op]!r}"
+            )
+    return stacks
+
+
 class _Search:
     """The roles of the ops of a graph as they are found."""
 
@@ -124,11 +151,10 @@ class _Search:
         for maker, reader in zip(*(ends.tolist() for ends in graph.edges), strict=True):
             self.readers[maker].append(reader)
             self.makers[reader].append(maker)
-        self.is_linear = np.array([
-            kind == "linear" and len(detail.input_shapes) > 1 and bool(detail.output_shapes)
-            for kind, detail in zip(graph.op_types, graph.detail, strict=True)
-        ])  # fmt: skip
+        self.is_linear = linear_products(graph)
         self.is_experts = np.array([kind in EXPERTS for kind in graph.op_types])
+        if graph.source == "gguf":
+            self.is_experts = _gguf_stacks(graph)
         self.is_product = self.is_linear | self.is_experts
         self.role: list[int] = [Role.WHOLE] * graph.num_ops
         self.unit = [-1] * graph.num_ops
@@ -167,7 +193,7 @@ class _Search:
             for op in ways[todo.pop()]:
                 if self.is_product[op]:
                     products.add(op)
-                elif not over_sums and self.graph.op_types[op] == "add" and len(ways[op]) > 1:
+                elif not over_sums and self.graph.op_types[op] in _SUMS and len(ways[op]) > 1:
                     continue
                 elif op not in seen and self.graph.op_types[op] not in _ENDS:
                     seen.add(op)
@@ -350,6 +376,8 @@ class _Search:
         spared = np.zeros(graph.num_ops, dtype=bool)
         spared[list(self.latent)] = True
         spared |= np.array([kind == UNREAD for kind in graph.op_types])
+        if graph.source == "gguf":  # llama.cpp keeps the embedding on the processor
+            spared |= np.array([kind == "Gather" for kind in graph.op_types])
         whole = (role == Role.WHOLE) & ~spared
         held = np.where(whole, graph.weight_bytes - graph.cache_bytes, 0)
         if held.sum() > _SMALL * (graph.weight_bytes - graph.cache_bytes).sum():
@@ -370,7 +398,7 @@ class _Search:
             begins = role in (Role.ROW, Role.LOOK_UP) or self._sums_heads(op)
             if begins or (parts and op in self.added_inside):
                 partial[op] = True
-            elif parts and kind == "add":
+            elif parts and kind in _SUMS:
                 partial[op] = len(parts) == len(self.makers[op])
             elif parts and kind in ("mul", "view", "reshape"):
                 partial[op] = len(parts) == 1

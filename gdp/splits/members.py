@@ -12,14 +12,14 @@ import numpy as np
 from jaxtyping import Bool, Float, Int
 
 from gdp.cluster.types import Cluster
-from gdp.costs.measured.collectives import collective_s
+from gdp.costs.measured.collectives import LIBRARY, collective_s
 from gdp.graph.op_graph import OpGraph
 from gdp.placement import Placement, Split
 from gdp.splits.division import Division, division_of
 from gdp.splits.sharding import Exchange, Shares, exchanges, member_graph
 
-ENGINE = "vllm"
-"""Engine whose collectives are counted."""
+ENGINES = {"gguf": LIBRARY}
+"""Engine whose collectives are counted, by the source of a graph; of others vLLM's."""
 known_division = functools.lru_cache(maxsize=4)(division_of)
 """`division_of` of graphs that are asked for again and again."""
 
@@ -68,8 +68,9 @@ def divided(
     others = {d: held(d) for s in splits if not s.is_even for d in s.devices[1:]}
     exchange_s = np.zeros((n, cluster.num_devices))
     told = exchanges(division)
+    engine = ENGINES.get(graph.source, "vllm")
     for split in splits:
-        exchange_s[:, split.devices[0]] = _exchange_s(cluster, split, told, n)
+        exchange_s[:, split.devices[0]] = _exchange_s(cluster, split, told, n, engine)
     return Divided(held(splits[0].devices[0]), tuple(splits), exchange_s, others)
 
 
@@ -115,7 +116,7 @@ def _member(division: Division, shares: Shares, rank: int) -> OpGraph:
 
 
 def _exchange_s(
-    cluster: Cluster, split: Split, told: Sequence[Exchange], num_ops: int
+    cluster: Cluster, split: Split, told: Sequence[Exchange], num_ops: int, engine: str
 ) -> Float[np.ndarray, "N"]:
     """Seconds of the collectives behind one run of each op."""
     seconds = np.zeros(num_ops)
@@ -123,7 +124,7 @@ def _exchange_s(
         mine = [exchange for exchange in told if exchange.operation == operation]
         parts = np.array([exchange.parts for exchange in mine])
         sizes = np.array([exchange.size_bytes for exchange in mine]) / parts
-        each = collective_s(cluster, split.devices, operation, sizes, ENGINE)
+        each = collective_s(cluster, split.devices, operation, sizes, engine)
         np.add.at(seconds, [exchange.op for exchange in mine], parts * each)
     return seconds
 

@@ -17,7 +17,7 @@ from jaxtyping import Float, Int
 from gdp.errors import ModelError
 from gdp.graph.generation import CACHE_AT
 from gdp.graph.op_graph import OpDetail, OpGraph
-from gdp.splits.division import Division, Pieces, Role, Unit
+from gdp.splits.division import Division, Pieces, Role, Unit, linear_products
 
 _OF_HEADS = (Pieces.HEADS, Pieces.KEYS, Pieces.BOTH)
 BLOCK = 32
@@ -206,6 +206,7 @@ def _details(
         for span, own in zip(spans, division.units, strict=True)
         if own.kind in (Pieces.HEADS, Pieces.KEYS)
     }
+    is_linear = linear_products(division.graph)
     for op, detail in enumerate(division.graph.detail):
         if role[op] == Role.WHOLE:
             details.append(detail)
@@ -214,8 +215,9 @@ def _details(
         key = id(detail), int(role[op]), index
         if key not in made:
             first, last, count = spans[index]
-            is_linear = division.graph.op_types[op] == "linear"
-            shapes = _Shapes(int(role[op]), kinds[index], last - first, count, sizes, is_linear)
+            shapes = _Shapes(
+                int(role[op]), kinds[index], last - first, count, sizes, bool(is_linear[op])
+            )
             made[key] = shapes.of(detail, float(cached[op]))
         details.append(made[key])
     return tuple(details)

@@ -171,7 +171,8 @@ PLACED = (
     Placed("gguf-bus", "blocks.gguf --sequence 64 --decode", BUS, "throughput",
            "--evaluations 100", GGUF),
     Placed("llamacpp", "experts.gguf --sequence 512",
-           f"{GPUS} --max-memory 0=6MB,1=6MB", "latency", "--for llamacpp", GGUF),
+           f"{GPUS} --max-memory 0=6MB,1=6MB", "latency",
+           "--for llamacpp --pin blk.1.experts=cpu", GGUF),
     # Graph files: replicas, little memory, demands
     Placed("wide-nvlink", "wide.json", NVLINK, "throughput", "--evaluations 150"),
     Placed("wide-replicas", "wide.json", CORES, "throughput", "--evaluations 150"),

@@ -62,7 +62,9 @@ class Flags:
     planned_tokens: int = 1  # that the plan computes at once
     op_offload: bool = True  # weights on the CPU are sent to a GPU for a prompt
     rpc: tuple[str, ...] = ()  # machines that lend devices, by the name of their processor
-    device: tuple[str, ...] = ()  # the GPUs in their order, where some are on other machines
+    # The GPUs in their order, where some are on other machines, or some divide ops among them.
+    device: tuple[str, ...] = ()
+    divides: bool = False  # the GPUs compute each op together, in the proportions of the split
 
     def options(self) -> list[Option]:
         """The options in their order, as `llama-cli --help` spells them."""
@@ -74,18 +76,25 @@ class Flags:
                    f"the last {count} of the blocks and the output layer lie on GPUs" if count
                    else "no block lies on a GPU"),
         ]  # fmt: skip
+        if self.divides:
+            rows.append(Option("--split-mode", "tensor",
+                "the GPUs compute each op together; builds from before pull request 19378 have no "
+                "such mode"))  # fmt: skip
         if self.rpc:
-            rows += [
+            rows.append(
                 Option("--rpc", ",".join(f"{name}:{RPC_PORT}" for name in self.rpc),
                        "put the address of each machine in the place of its name, and start "
-                       f"'rpc-server --host ADDRESS --port {RPC_PORT}' there"),
+                       f"'rpc-server --host ADDRESS --port {RPC_PORT}' there"))  # fmt: skip
+        if self.device:
+            rows += [
                 Option("--device", ",".join(self.device),
                        "the GPUs in the order of the plan; names are those of 'llama-cli "
                        "--list-devices': ROCm0, Vulkan0 or MTL0 in the place of CUDA0"),
             ]  # fmt: skip
         if self.tensor_split and count:
             rows.append(Option("--tensor-split", ",".join(map(str, self.tensor_split)),
-                               "so many of these lie on each GPU, in the GPUs' order"))  # fmt: skip
+                "shares of heads, columns and vocabulary, in the GPUs' order" if self.divides
+                else "so many of these lie on each GPU, in the GPUs' order"))  # fmt: skip
         if self.override_tensor:
             rows.append(Option("--override-tensor", ",".join(self.override_tensor),
                                "the experts of these blocks lie on the CPU"))  # fmt: skip
@@ -100,7 +109,8 @@ class Flags:
                    "tokens of all sequences together, for which the plan has cache"),
             Option("--cache-type-k", self.cache_type, "the type of cached keys that was planned"),
             Option("--cache-type-v", self.cache_type, "the type of cached values that was planned"),
-            Option("--flash-attn", "auto",
+            Option("--flash-attn", "on", "tensor splits need it") if self.divides
+            else Option("--flash-attn", "auto",
                    "on wherever the devices have it for this cache, as the plan has no room for "
                    "scores of tokens by tokens; 'on' would move attention to the CPU in silence "
                    "where one lacks it (ggml-org/llama.cpp#28456)"),
@@ -146,6 +156,8 @@ def slots_of(graph: OpGraph) -> Slots:
 
 def flags_of(graph: OpGraph, placement: Placement, cluster: Cluster) -> Flags:
     """The flags of a placement; `PlacementError` with the reason if they cannot express it."""
+    if placement.splits:
+        return _divided_flags(graph, placement, cluster)
     slots, device = slots_of(graph), placement.device
     order = [0 if n is None else 1 + n for n in cluster.accelerator_numbers]
     gpus = range(max(order))
@@ -170,11 +182,34 @@ def flags_of(graph: OpGraph, placement: Placement, cluster: Cluster) -> Flags:
             if order[where]:
                 raise _cannot(f"experts of block {block} are on another GPU than the block")
             away.append(block)
-    counts = tuple(places.count(1 + gpu) for gpu in gpus)
+    counts, lent = tuple(places.count(1 + gpu) for gpu in gpus), _lent(cluster)
     return Flags(
         sum(counts), counts if len(gpus) > 1 else (), _overrides(graph, slots, away),
         _context(graph), *_planned(graph), op_offload=_sends_weights(graph, device, cluster),
-        **_lent(cluster),
+        rpc=lent.get("rpc", ()), device=lent.get("device", ()),
+    )  # fmt: skip
+
+
+def _divided_flags(graph: OpGraph, placement: Placement, cluster: Cluster) -> Flags:
+    """The flags of one tensor split that computes all blocks and the output."""
+    slots, device = slots_of(graph), placement.device
+    split, numbers = placement.splits[0], cluster.accelerator_numbers
+    blocks = np.concatenate([*slots.layers, *slots.experts])
+    if len(placement.splits) > 1 or (device[blocks] != split.devices[0]).any():
+        raise _cannot("GPUs divide some of the blocks, and llama.cpp divides all or none")
+    if any(numbers[d] is None for d in split.devices):
+        raise _cannot("a processor computes a part of each op, and llama.cpp divides among GPUs")
+    if any(numbers[d] is not None for d in device[slots.embedding]):
+        raise _cannot("llama.cpp keeps token_embd on the CPU (--cluster tells CPUs from GPUs)")
+    if _lent(cluster):
+        raise _cannot("GPUs of several machines divide ops")
+    if split.experts:
+        raise _cannot("GPUs hold whole experts, and llama.cpp divides the columns of each")
+    used = [f"CUDA{numbers[d]}" for d in split.devices]
+    every = sum(number is not None for number in numbers)
+    return Flags(
+        len(slots.layers), split.parts, (), _context(graph), *_planned(graph),
+        device=tuple(used) if len(used) < every else (), divides=True,
     )  # fmt: skip
 
 

@@ -1,4 +1,5 @@
-"""Placing for llama.cpp: a first stretch of blocks on the CPU, then one on each GPU in their order.
+"""Placing for llama.cpp: a first stretch of blocks on the CPU, then one on each GPU in their order;
+or all blocks divided among GPUs (`gdp.targets.llamacpp.tensor`), where that is faster.
 
 The experts of any block may be on the CPU. The plan has the least sum of compute and transfers,
 which is what a chain of blocks takes; beside it stands llama.cpp's own plan (`--fit on`, pull
@@ -15,6 +16,7 @@ from typing import NamedTuple
 import numpy as np
 from jaxtyping import Float, Int
 
+from gdp import solve
 from gdp.cluster.types import Cluster
 from gdp.errors import ArgumentError, InfeasibleError, PlacementError
 from gdp.graph.op_graph import OpGraph
@@ -26,6 +28,7 @@ from gdp.question import Question
 from gdp.result import Result
 from gdp.sim.segments import border_tensors
 from gdp.targets.llamacpp.flags import Slots, slots_of
+from gdp.targets.llamacpp.tensor import TensorPlan, tensor_plans
 from gdp.targets.peers import Peer, beside
 from gdp.targets.rows import (
     EQUAL,
@@ -34,7 +37,9 @@ from gdp.targets.rows import (
     evened,
     first_that_fits,
 )
+from gdp.targets.vllm.layouts import least_s
 
+BOUND_BY = "weights and caches over the bandwidth of all devices, FLOPs over their peaks"
 FIT_MARGIN_BYTES = 1 << 30
 """Kept free on each GPU: default of llama.cpp's `--fit-target`, 1024 MiB."""
 
@@ -117,7 +122,28 @@ def plan_llamacpp(question: Question) -> Result:
     reason = "a device is too small or forbidden"
     result = first_that_fits(question, plans, reason, "llamacpp")
     result = beside(result, _fit_peer(graph, cluster, slots, blocks))
-    return evened(result, _even_placements(graph, cluster, slots, blocks))
+    result = evened(result, _even_placements(graph, cluster, slots, blocks))
+    return _or_divided(result, tensor_plans(question, slots, blocks.cpu))
+
+
+def _or_divided(result: Result, plans: Sequence[TensorPlan]) -> Result:
+    """The result, or the best tensor split where that is faster than whole layers."""
+    if not plans:
+        return result
+    question, best = result.question, plans[0]
+    candidates = (*result.candidates, *(plan.candidate() for plan in plans))
+    if not best.score.feasible or best.score.value_s >= result.value_s:
+        gain = "fits" if not best.score.feasible else "is as fast as whole layers"
+        notes = (*result.notes, f"no tensor split of the GPUs {gain}")
+        return replace(result, candidates=candidates, notes=notes)
+    bound = least_s(question, every_device=True), BOUND_BY
+    divided = solve.evaluate(question, best.placement, bound)
+    note = (
+        f"{best.name}: {result.value_s / best.score.value_s:.2f} times as fast as the best plan of "
+        f"whole layers; what the GPUs exchange takes {best.exchanged:.0%}"
+    )
+    notes = (*divided.notes, note)
+    return replace(divided, method="llamacpp", candidates=candidates, notes=notes)
 
 
 def candidate_placements(question: Question) -> Iterator[Placement]:

@@ -212,10 +212,13 @@ def _of_groups(
             yield LayoutEstimate(degrees, value_s / copies, own, twins)
 
 
-def least_s(question: Question) -> float:
+def least_s(question: Question, every_device: bool = False) -> float:
     """Seconds of a request that no layout beats, whatever it divides: of the period of a full
-    pipeline, too. Sound for all costs that are no faster than a device's peaks."""
+    pipeline, too. Of GPUs alone, or of `every_device`. Sound for all costs that are no faster than
+    a device's peaks."""
     graph, gpus = fuse(question.graph).graph, usable_gpus(question.cluster)
+    if every_device:
+        gpus = list(range(question.cluster.num_devices))
     n = graph.num_ops
     read = np.bincount(graph.use_op, graph.tensor_bytes[graph.use_tensor], n)
     made = np.bincount(graph.producer, graph.tensor_bytes, n)

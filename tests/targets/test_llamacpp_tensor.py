@@ -1,0 +1,202 @@
+"""Tensor splits of llama.cpp: shares by hand, plans that are never worse, and their flags."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from click.testing import CliRunner
+
+import gdp
+from gdp.cli.main import cli
+from gdp.cluster.file import write_cluster
+from gdp.cluster.types import Cluster, make_cluster
+from gdp.constraints import Constraints, parse_pin
+from gdp.errors import ModelError, PlacementError
+from gdp.graph.op_graph import OpGraph
+from gdp.models import load
+from gdp.placement import Split, load_placement, make_placement
+from gdp.question import Question
+from gdp.splits.division import Pieces, division_of
+from gdp.splits.sharding import Shares, exchanges, member_graph
+from gdp.targets.llamacpp.flags import flags_of, slots_of
+from gdp.targets.llamacpp.plan import plan_llamacpp
+from gdp.targets.llamacpp.tensor import _rounded, why_no_tensor_split
+from tests.gguf_models import INNER, MIB, WIDTH, box, write_gguf
+
+
+def quick(*rates: float, link: float = 1e12, size: int = 64 * MIB) -> Cluster:
+    """GPUs of these bytes a second, and links that hardly cost anything unless they are told to."""
+    plain = box(*(size for _ in rates))
+    gpus = (
+        replace(d, bytes_per_s=r, flop_per_s={"default": 100 * r})
+        for d, r in zip(plain.devices[1:], rates, strict=True)
+    )
+    return make_cluster(
+        "quick", [plain.devices[0], *gpus], default_bytes_per_s=link, default_latency_s=1e-9
+    )
+
+
+def model(folder: Path, query: str = "decode&sequence=64", **more: object) -> OpGraph:
+    """A small model of three blocks."""
+    return load(f"{write_gguf(folder / 'm.gguf', **more)}?{query}")  # pyright: ignore[reportArgumentType]
+
+
+@pytest.mark.parametrize("experts", [0, 4])
+def test_members_have_the_whole_between_them(experts: int, tmp_path: Path) -> None:
+    """Products and caches add up; embedding, norms and routers are on each; two sums a block."""
+    graph = model(tmp_path, experts=experts)
+    division = division_of(graph)
+    members = [member_graph(division, Shares((5, 3)), rank) for rank in (0, 1)]
+    whole = np.array([kind in ("Gather", "RMSNormalization") for kind in graph.op_types])
+    whole |= np.array([name.endswith("gate_inp") for name in graph.op_names])
+    held = members[0].weight_bytes + members[1].weight_bytes
+    assert (held[~whole] == graph.weight_bytes[~whole]).all()
+    assert (members[0].weight_bytes[whole] == graph.weight_bytes[whole]).all()
+    assert {unit.kind for unit in division.units} >= {Pieces.HEADS, Pieces.KEYS, Pieces.COLUMNS}
+    told = exchanges(division)
+    assert [e.operation for e in told].count("all_reduce") == 2 * 3
+    assert [graph.op_names[e.op] for e in told if e.operation == "all_gather"] == ["output"]
+    up = graph.op_names.index("blk.0.ffn_up" + ("_exps" if experts else ""))
+    stack = (experts, WIDTH, 5 * INNER // 8) if experts else (5 * INNER // 8, WIDTH)
+    assert members[0].detail[up].input_shapes[1] == stack
+    query = graph.op_names.index("blk.0.attn_q")
+    assert members[0].detail[query].input_shapes == ((1, WIDTH), (WIDTH // 2, WIDTH))
+
+
+def test_equal_gpus_halve_a_token(tmp_path: Path) -> None:
+    """Where exchanges are free two GPUs take half the time of one, less what stays on the CPU."""
+    graph = model(tmp_path)
+    one, two = (plan_llamacpp(Question(graph, quick(*[1e11] * n))) for n in (1, 2))
+    assert two.placement.splits == (Split((1, 2)),)
+    assert one.value_s / two.value_s == pytest.approx(2, rel=0.05)
+    assert any("tensor split 0.50/0.50: " in note for note in two.notes)
+    assert two.bound_s <= two.value_s
+    assert two.bound_over == "ops, divided or whole,"
+
+
+def test_shares_follow_bandwidth(tmp_path: Path) -> None:
+    found = plan_llamacpp(Question(model(tmp_path), quick(1.6e11, 1e11)))
+    (split,) = found.placement.splits
+    assert split.parts[0] > split.parts[1]
+    even = make_placement(
+        found.question.graph, found.question.cluster, found.placement.device,
+        splits=(Split((1, 2)),),
+    )  # fmt: skip
+    assert gdp.simulate(found.question.graph, even, found.question.cluster).latency_s > (
+        1.1 * found.value_s
+    )
+
+
+@pytest.mark.parametrize("rates", [(4e11, 1e11), (1e11, 2e11, 1e11)])
+@pytest.mark.parametrize("link", [1e12, 1e9, 1e6])
+@pytest.mark.parametrize("size", [64 * MIB, MIB])
+def test_an_answer_is_never_worse_than_whole_layers(
+    rates: tuple[float, ...],
+    link: float,
+    size: int,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Whole layers are among what is tried, and where a link is slow they are the answer."""
+    cluster = quick(*rates, link=link, size=size)
+    graph = model(tmp_path, "prompt=64&new=16", experts=4)
+    question = Question(graph, cluster)
+    with monkeypatch.context() as patch:
+        patch.setattr("gdp.targets.llamacpp.plan.tensor_plans", lambda *_: [])
+        layers = plan_llamacpp(question)
+    found = plan_llamacpp(question)
+    assert found.score.feasible
+    assert found.value_s <= layers.value_s * (1 + 1e-9)
+    if link == 1e6:
+        assert not found.placement.splits
+    flags_of(graph, found.placement, cluster)
+
+
+def test_a_pin_on_a_block_forbids_to_divide_it(tmp_path: Path) -> None:
+    """The embedding is on the CPU anyway."""
+    graph, cluster = model(tmp_path), quick(1e11, 1e11)
+    for pin, divides in (("token_embd=cpu", True), ("blk.0.*=gpu0", False)):
+        demands = Constraints(pins=(parse_pin(pin),))
+        found = plan_llamacpp(Question(graph, cluster, constraints=demands))
+        assert bool(found.placement.splits) == divides
+
+
+def test_flags_of_some_of_the_gpus(tmp_path: Path) -> None:
+    """Of three GPUs the two fast ones divide; llama.cpp is told which."""
+    graph, cluster = model(tmp_path, experts=4), quick(1e11, 1e10, 1e11)
+    found = plan_llamacpp(Question(graph, cluster))
+    assert found.placement.splits == (Split((1, 3)),)
+    flags = flags_of(graph, found.placement, cluster)
+    told = {option.flag: option.value for option in flags.options()}
+    assert told["--split-mode"] == "tensor"
+    assert told["--tensor-split"] == "1,1"
+    assert told["--device"] == "CUDA0,CUDA2"
+    assert told["--flash-attn"] == "on"
+    assert told["--n-gpu-layers"] == "4"
+    assert "--override-tensor" not in told
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"device": 1}, "divide some of the blocks"), ({"devices": (0, 2)}, "a processor computes"),
+        ({"embedding": 1}, "keeps token_embd on the CPU"), ({"experts": True}, "whole experts"),
+    ],
+)  # fmt: skip
+def test_splits_that_the_flags_cannot_say(change: dict, message: str, tmp_path: Path) -> None:
+    graph, cluster = model(tmp_path, experts=4), quick(1e11, 1e11)
+    slots, first = slots_of(graph), change.get("devices", (1, 2))[0]
+    device = np.full(graph.num_ops, first)
+    device[graph.is_io] = 0
+    device[slots.embedding] = change.get("embedding", 0)
+    device[slots.layers[0]] = 0 if "device" in change else first
+    split = Split(change.get("devices", (1, 2)), experts=change.get("experts", False))
+    placement = make_placement(graph, cluster, device, splits=(split,))
+    with pytest.raises(PlacementError, match=message):
+        flags_of(graph, placement, cluster)
+
+
+def test_models_that_llama_cpp_does_not_divide(tmp_path: Path) -> None:
+    assert not why_no_tensor_split(model(tmp_path))
+    packed = load(f"{tmp_path / 'm.gguf'}?decode&cache=q5_1")
+    assert "no cache of q5_1" in why_no_tensor_split(packed)
+    latent = model(
+        tmp_path, layers=1, kind="F16", extra={"attn_v_b.weight": (4, 64, 64)}
+    )  # of each head
+    with pytest.raises(ModelError, match="latent attention"):
+        division_of(latent)
+    assert "latent attention" in why_no_tensor_split(latent)
+
+
+def test_shares_are_whole_parts() -> None:
+    assert _rounded(np.array([2.0, 1.0]), 8) == (5, 3)
+    assert _rounded(np.array([100.0, 1.0]), 4) == (3, 1)
+    assert _rounded(np.array([1.0, 1.0, 1.0]), 2) == ()
+
+
+def test_a_split_is_kept_in_files_and_exported(tmp_path: Path) -> None:
+    path, cluster = write_gguf(tmp_path / "m.gguf"), tmp_path / "box.toml"
+    write_cluster(quick(1.6e11, 1e11), cluster)
+    placed, out = tmp_path / "p.json", tmp_path / "out"
+    words = [str(path), "--generate", "prompt=64,new=16", "--cluster", str(cluster)]
+    runner = CliRunner()
+    done = runner.invoke(cli, ["place", *words, "--for", "llamacpp", "-o", str(placed)])
+    assert done.exit_code == 0, done.output
+    assert "compute each op together" in done.output
+    (split,) = load_placement(placed).splits
+    assert split.shares
+    done = runner.invoke(
+        cli,
+        ["export", str(placed), "--model", *words, "--to", "llamacpp", "-o", str(out), "--json"],
+    )
+    assert done.exit_code == 0, done.output
+    shares = ",".join(map(str, split.shares))
+    assert f"--split-mode tensor --tensor-split {shares}" in json.loads(done.stdout)["arguments"]
+    for told in (
+        ["explain", str(placed), "--model", *words],
+        ["simulate", words[0], str(placed), *words[1:]],
+    ):
+        done = runner.invoke(cli, told)
+        assert done.exit_code == 0, done.output

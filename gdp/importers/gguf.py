@@ -37,7 +37,7 @@ from gdp.importers.gguf_header import GgufHeader, StoredTensor, part_files, read
 from gdp.importers.program import batch_of, request_tokens, spec_parts
 from gdp.ops.llamacpp import OFFLOAD_TOKENS, UBATCH
 from gdp.ops.rule import RMS_NORMALISE_FLOP, SIGMOID_FLOP, attention_flop
-from gdp.units import MAX_SIZE_BYTES
+from gdp.units import MAX_SIZE_BYTES, whole_number
 
 CACHE_TYPES = ("f32", "f16", "bf16", "q8_0", "q4_0", "q4_1", "iq4_nl", "q5_0", "q5_1")
 """Of cached keys and values, as llama.cpp's `--cache-type-k` has them."""
@@ -85,7 +85,9 @@ _LOADED_NEXT = frozenset(("qwen35", "qwen35moe", "step35"))
 
 
 _Shapes = tuple[tuple[tuple[int, ...], ...], tuple[tuple[int, ...], ...]]
-_KEYS = frozenset(("batch", "sequence", "decode", "prompt", "new", "requests", "context", "cache"))
+_KEYS = frozenset((
+    "batch", "sequence", "decode", "prompt", "new", "requests", "context", "cache", "ubatch",
+))  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -101,6 +103,7 @@ class GgufSpec:
     requests: int = 0  # in flight at once; 0 where nobody said
     context: int = 0  # tokens of a sequence that have cache; 0: those of prompt and new
     cache: str = "f16"  # type of cached keys and values
+    ubatch: int = UBATCH  # most tokens of a prompt that are computed at once
 
     @property
     def cached_tokens(self) -> int:
@@ -114,16 +117,25 @@ def parse_gguf_spec(text: str) -> GgufSpec:
 
     >>> parse_gguf_spec("m.gguf?sequence=4096&decode")  # doctest: +NORMALIZE_WHITESPACE
     GgufSpec(path='m.gguf', batch=1, sequence=4096, decode=True, prompt=0, new=0, requests=0,
-             context=0, cache='f16')
+             context=0, cache='f16', ubatch=512)
     """
-    path, given = spec_parts(text, "MODEL.gguf?batch=1&sequence=512&decode&cache=f16", _KEYS)
+    form = "MODEL.gguf?batch=1&sequence=512&decode&cache=f16&ubatch=512"
+    path, given = spec_parts(text, form, _KEYS)
     cache = given.get("cache", "f16").lower()
     if cache not in CACHE_TYPES:
         raise ModelError(f"no type of cache {cache!r}; llama.cpp has {', '.join(CACHE_TYPES)}")
     asked = request_tokens(given)
     return GgufSpec(
-        path, *batch_of(given), asked.prompt, asked.new, asked.requests, asked.context, cache
-    )
+        path, *batch_of(given), asked.prompt, asked.new, asked.requests, asked.context, cache,
+        _ubatch(given.get("ubatch", str(UBATCH))),
+    )  # fmt: skip
+
+
+def _ubatch(text: str) -> int:
+    tokens = whole_number(text)
+    if tokens is None:
+        raise ModelError(f"ubatch must be a positive whole number below 2**31, got {text!r}")
+    return tokens
 
 
 def gguf_files(text: str) -> list[Path]:
@@ -144,13 +156,15 @@ def _generation(header: GgufHeader, spec: GgufSpec) -> OpGraph:
     prompt = graph_of(header, replace(spec, sequence=spec.prompt))
     step = graph_of(header, replace(spec, sequence=mean, decode=True))
     longest = header.count("context_length")
-    contexts = _bends(header, spec.batch, tokens, longest)
+    contexts = _bends(header, spec, tokens, longest)
     detail = list(step.detail)
     for op in np.flatnonzero(step.cache_bytes).tolist():
         sizes = [int(step.cache_bytes[op])] * len(contexts)
         if step.op_types[op] == ATTENTION:
             layer = int(step.scope[op].rpartition(".")[2])
-            now, *then = (cells(header, layer, spec.batch, n) for n in (mean, *contexts))
+            now, *then = (
+                cells(header, layer, spec.batch, n, spec.ubatch) for n in (mean, *contexts)
+            )
             sizes = [sizes[0] * kept // now for kept in then]
         own = {**detail[op].attributes, CACHE_AT: tuple(sizes)}
         detail[op] = replace(detail[op], attributes=own)
@@ -163,12 +177,12 @@ def _generation(header: GgufHeader, spec: GgufSpec) -> OpGraph:
     return with_context(graph, spec.context)
 
 
-def _bends(header: GgufHeader, batch: int, tokens: int, longest: int) -> tuple[int, ...]:
+def _bends(header: GgufHeader, spec: GgufSpec, tokens: int, longest: int) -> tuple[int, ...]:
     """Contexts between which every cache grows evenly: from `tokens` to the longest or beyond,
     with those from which on a window holds no more."""
     blocks = range(header.count("block_count"))
-    full = [cells(header, i, batch, 1 << 30) for i in blocks if window(header, i)]
-    bends = sorted({n for n in (-(-kept // batch) for kept in full) if n > tokens})
+    full = [cells(header, i, spec.batch, 1 << 30, spec.ubatch) for i in blocks if window(header, i)]
+    bends = sorted({n for n in (-(-kept // spec.batch) for kept in full) if n > tokens})
     return (tokens, *bends, max(longest, 2 * max([tokens, *bends])))
 
 
@@ -205,6 +219,8 @@ class _ModelBuilder:
         attributes: dict[str, Attribute] = {"context": self.spec.cached_tokens, "stored": kind}
         if name == TOKENS:
             attributes["blocks"] = self.num_blocks
+            if self.spec.ubatch != UBATCH:
+                attributes["ubatch"] = self.spec.ubatch
         if sent:
             attributes[SENT_BYTES] = sent
         op = self.graph.add_op(
@@ -212,7 +228,7 @@ class _ModelBuilder:
             traffic_bytes=0.0 if is_io else moved + touched, weight_bytes=held,
             weight_id=weight_id, scope="" if is_io else scope,
             detail=self.shared(OpDetail(dtype, *shapes, attributes)), cache_bytes=cached,
-            chunks=1 if is_io else -(-(rows or self.tokens) // UBATCH),
+            chunks=1 if is_io else -(-(rows or self.tokens) // self.spec.ubatch),
         )  # fmt: skip
         return self.graph.make_tensor(op, size_bytes) if numbers else -1
 
@@ -237,7 +253,11 @@ class _ModelBuilder:
         weight = _matrix(self.header, name, parts)
         held = sum(part.nbytes for part in parts.values())
         inputs, outputs = (*weight.dims, 1)[:2]  # the gate of a shared expert is a vector
-        used, share, at_once = 1, 1.0, min(rows, UBATCH)  # share that one micro-batch needs
+        used, share, at_once = (
+            1,
+            1.0,
+            min(rows, self.spec.ubatch),
+        )  # share that one micro-batch needs
         is_experts, is_stack = name.endswith(EXPERTS), name.endswith(_ROWS)
         if is_stack:
             used = weight.dims[2]
@@ -248,7 +268,8 @@ class _ModelBuilder:
         flop = 2.0 * rows * used * inputs * outputs
         if "ffn_down" in name:
             flop += rows * used * inputs * (SIGMOID_FLOP + 2)  # the gated activation
-        touched = -(-rows // UBATCH) * share * held  # every micro-batch reads the weights again
+        # Every micro-batch reads the weights again.
+        touched = -(-rows // self.spec.ubatch) * share * held
         shapes: _Shapes = (((rows, inputs), (outputs, inputs)), ((rows, outputs),))
         if is_experts or is_stack:
             each = used if is_stack or "ffn_down" in name else 1  # rows of a token that it reads
@@ -501,11 +522,11 @@ def _attention(block: _BlockBuilder, read: list[int]) -> int:
     ):
         raise _no_attention(block)
     heads = heads_of(header, index, parts)
-    kept = cells(header, index, spec.batch, spec.sequence)
+    kept = cells(header, index, spec.batch, spec.sequence, spec.ubatch)
     cache = kept * row_bytes(header, heads, spec.cache)
     queries, keys = (1 if spec.decode else spec.sequence), -(-kept // spec.batch)
     # A micro-batch attends to the tokens so far, not to those behind it.
-    seen = keys if spec.decode else _mean_seen(spec.batch * spec.sequence, keys)
+    seen = keys if spec.decode else _mean_seen(spec.batch * spec.sequence, keys, spec.ubatch)
     key_heads = header.number("attention.head_count_kv", heads.number, layer=index)
     if "attn_k_b" in parts:
         key_heads = 1
@@ -527,11 +548,11 @@ def _attention(block: _BlockBuilder, read: list[int]) -> int:
     return block.product("attn_v_b", mixed) if block.has("attn_v_b") else mixed
 
 
-def _mean_seen(tokens: int, keys: int) -> int:
+def _mean_seen(tokens: int, keys: int, ubatch: int = UBATCH) -> int:
     """Keys that a micro-batch attends to, in the mean over those of a prompt.
 
     >>> _mean_seen(2048, 2048), _mean_seen(100, 100), _mean_seen(2048, 512)
     (1280, 100, 512)
     """
-    ends = [min(tokens, UBATCH * (i + 1)) for i in range(-(-tokens // UBATCH))]
+    ends = [min(tokens, ubatch * (i + 1)) for i in range(-(-tokens // ubatch))]
     return max(1, round(sum(min(end, keys) for end in ends) / len(ends)))

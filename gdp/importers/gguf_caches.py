@@ -54,12 +54,12 @@ def window(header: GgufHeader, layer: int) -> int:
     return 0 if is_full else tokens
 
 
-def cells(header: GgufHeader, layer: int, batch: int, sequence: int) -> int:
+def cells(header: GgufHeader, layer: int, batch: int, sequence: int, ubatch: int = UBATCH) -> int:
     """Tokens that the cache of a block has room for, of all sequences: `llama_kv_cache_iswa`."""
     size = batch * sequence
     if not (tokens := window(header, layer)):
         return size
-    wanted = batch * tokens + min(UBATCH, size)
+    wanted = batch * tokens + min(ubatch, size)
     return min(size, -(-wanted // _PAD) * _PAD)
 
 

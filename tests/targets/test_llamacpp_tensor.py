@@ -9,19 +9,23 @@ import pytest
 from click.testing import CliRunner
 
 import gdp
+from gdp import solve
 from gdp.cli.main import cli
 from gdp.cluster.file import write_cluster
 from gdp.cluster.types import Cluster, make_cluster
 from gdp.constraints import Constraints, parse_pin
+from gdp.costs.op_offload import sent_bytes
 from gdp.errors import ModelError, PlacementError
 from gdp.graph.op_graph import OpGraph
 from gdp.models import load
 from gdp.placement import Split, load_placement, make_placement
+from gdp.prepare import prepare_placement
 from gdp.question import Question
 from gdp.splits.division import Pieces, division_of
 from gdp.splits.sharding import Shares, exchanges, member_graph
 from gdp.targets.llamacpp.flags import flags_of, slots_of
-from gdp.targets.llamacpp.plan import plan_llamacpp
+from gdp.targets.llamacpp.pipeline import saved_s
+from gdp.targets.llamacpp.plan import _pipelined, plan_llamacpp
 from gdp.targets.llamacpp.tensor import _rounded, why_no_tensor_split
 from tests.gguf_models import INNER, MIB, WIDTH, box, write_gguf
 
@@ -200,3 +204,46 @@ def test_a_split_is_kept_in_files_and_exported(tmp_path: Path) -> None:
     ):
         done = runner.invoke(cli, told)
         assert done.exit_code == 0, done.output
+
+
+def test_micro_batches_go_through_gpus_as_a_pipeline(tmp_path: Path) -> None:
+    """Four micro-batches and ops of a second: the slower stage counts for each, the other once."""
+
+    def costs(graph: OpGraph, cluster: Cluster) -> np.ndarray:
+        return np.ones((graph.num_ops, cluster.num_devices))
+
+    graph, cluster = model(tmp_path, "sequence=2048"), quick(1e11, 1e11)
+    slots, device = slots_of(graph), np.full(graph.num_ops, 2)
+    device[graph.is_io] = device[slots.embedding] = 0
+    device[slots.layers[0]] = 1
+
+    def saved(where: np.ndarray, splits: tuple[Split, ...] = ()) -> float:
+        placement = make_placement(graph, cluster, where, splits=splits)
+        return saved_s(prepare_placement(Question(graph, cluster, costs=costs), placement))
+
+    # The embedding, and ten ops of the first block: sums are fused with the products before them.
+    assert saved(device) == pytest.approx(3 / 4 * 11)
+    assert saved(np.where(device == 1, 2, device)) == 0.0
+    assert saved(np.where(device == 1, 0, device)) == 0.0
+    whole = np.where(device == 2, 1, device)
+    assert saved(whole, (Split((1, 2)),)) == 0.0
+    question = Question(graph, cluster)
+    result = solve.evaluate(question, make_placement(graph, cluster, device))
+    (note,) = _pipelined(result).notes
+    assert note.startswith("micro-batches of the prompt go through the GPUs as a pipeline")
+
+
+def test_a_micro_batch_of_another_size(tmp_path: Path) -> None:
+    """Experts go to the GPU once for each; the flags say the size, and a batch that holds it."""
+    path = write_gguf(tmp_path / "m.gguf", experts=4)
+    small, large = (load(f"{path}?sequence=8192&ubatch={n}") for n in (512, 4096))
+    assert small.chunks.max() == 16
+    assert large.chunks.max() == 2
+    sent = [float(sent_bytes(graph).sum()) for graph in (small, large)]
+    assert sent[0] / sent[1] == pytest.approx(8, rel=1e-3)
+    cluster = box(256 * MIB)
+    flags = flags_of(large, plan_llamacpp(Question(large, cluster)).placement, cluster)
+    told = {option.flag: option.value for option in flags.options()}
+    assert (told["--ubatch-size"], told["--batch-size"]) == ("4096", "4096")
+    with pytest.raises(ModelError, match="ubatch must be a positive whole number"):
+        load(f"{path}?ubatch=none")

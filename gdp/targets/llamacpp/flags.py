@@ -23,7 +23,7 @@ from gdp.errors import PlacementError
 from gdp.files.writing import OWN_FILES_ONLY, OverwritePolicy, indented_json, new_contents
 from gdp.graph.generation import request_of
 from gdp.graph.op_graph import OpGraph
-from gdp.ops.llamacpp import UBATCH
+from gdp.ops.llamacpp import BATCH, UBATCH
 from gdp.placement import Placement
 from gdp.targets.target import ExportJob
 
@@ -64,11 +64,12 @@ class Flags:
     rpc: tuple[str, ...] = ()  # machines that lend devices, by the name of their processor
     # The GPUs in their order, where some are on other machines, or some divide ops among them.
     device: tuple[str, ...] = ()
+    ubatch_size: int = UBATCH  # most tokens of a prompt at once
     divides: bool = False  # the GPUs compute each op together, in the proportions of the split
 
     def options(self) -> list[Option]:
         """The options in their order, as `llama-cli --help` spells them."""
-        count, ubatch = self.n_gpu_layers, min(UBATCH, self.ctx_size)
+        count, ubatch = self.n_gpu_layers, min(self.ubatch_size, self.ctx_size)
         rows = [
             Option("--fit", "off", "llama.cpp changes nothing of this plan by itself; builds from "
                    "before its pull request 16653 have no such flag: leave it out there"),
@@ -116,6 +117,8 @@ class Flags:
                    "where one lacks it (ggml-org/llama.cpp#28456)"),
             Option("--ubatch-size", str(ubatch),
                    f"so many tokens of a prompt are computed at once; {planned}"),
+            *([] if ubatch <= BATCH else [Option(
+                "--batch-size", str(ubatch), "so many at once need as many in a batch")]),
             *([] if self.op_offload else [Option(
                 "--no-op-offload", "",
                 "for a prompt the CPU computes with its weights sooner than they reach a GPU")]),
@@ -186,7 +189,7 @@ def flags_of(graph: OpGraph, placement: Placement, cluster: Cluster) -> Flags:
     return Flags(
         sum(counts), counts if len(gpus) > 1 else (), _overrides(graph, slots, away),
         _context(graph), *_planned(graph), op_offload=_sends_weights(graph, device, cluster),
-        rpc=lent.get("rpc", ()), device=lent.get("device", ()),
+        rpc=lent.get("rpc", ()), device=lent.get("device", ()), ubatch_size=_ubatch(graph),
     )  # fmt: skip
 
 
@@ -209,7 +212,7 @@ def _divided_flags(graph: OpGraph, placement: Placement, cluster: Cluster) -> Fl
     every = sum(number is not None for number in numbers)
     return Flags(
         len(slots.layers), split.parts, (), _context(graph), *_planned(graph),
-        device=tuple(used) if len(used) < every else (), divides=True,
+        device=tuple(used) if len(used) < every else (), ubatch_size=_ubatch(graph), divides=True,
     )  # fmt: skip
 
 
@@ -253,6 +256,13 @@ def _planned(graph: OpGraph) -> tuple[str, int]:
     kind = next((str(d.attributes["stored"]).lower() for d in held), "f16")
     ids = np.flatnonzero(graph.producer == graph.op_index.get(_TOKENS, -1))
     return kind, int(graph.tensor_bytes[ids].max(initial=_TOKEN_BYTES)) // _TOKEN_BYTES
+
+
+def _ubatch(graph: OpGraph) -> int:
+    """Most tokens of a prompt that are computed at once."""
+    op = graph.op_index.get(_TOKENS)
+    told = UBATCH if op is None else graph.detail[op].attributes.get("ubatch", UBATCH)
+    return int(told)  # pyright: ignore[reportArgumentType]
 
 
 def _device_of_slots(graph: OpGraph, device: Int[np.ndarray, "N"], slots: Slots) -> list[int]:

@@ -22,12 +22,13 @@ from gdp.errors import ArgumentError, InfeasibleError, PlacementError
 from gdp.graph.op_graph import OpGraph
 from gdp.methods.intervals import best_row
 from gdp.placement import Placement, make_placement
-from gdp.prepare import prepare_problem
+from gdp.prepare import prepare_placement, prepare_problem
 from gdp.problem.arrays import arrays_of
 from gdp.question import Question
 from gdp.result import Result
 from gdp.sim.segments import border_tensors
 from gdp.targets.llamacpp.flags import Slots, slots_of
+from gdp.targets.llamacpp.pipeline import saved_s
 from gdp.targets.llamacpp.tensor import TensorPlan, tensor_plans
 from gdp.targets.peers import Peer, beside
 from gdp.targets.rows import (
@@ -38,8 +39,11 @@ from gdp.targets.rows import (
     first_that_fits,
 )
 from gdp.targets.vllm.layouts import least_s
+from gdp.units import format_seconds
 
 BOUND_BY = "weights and caches over the bandwidth of all devices, FLOPs over their peaks"
+NOTED = 0.02
+"""Share of an answer's seconds below which a pipeline of micro-batches is not mentioned."""
 FIT_MARGIN_BYTES = 1 << 30
 """Kept free on each GPU: default of llama.cpp's `--fit-target`, 1024 MiB."""
 
@@ -123,7 +127,19 @@ def plan_llamacpp(question: Question) -> Result:
     result = first_that_fits(question, plans, reason, "llamacpp")
     result = beside(result, _fit_peer(graph, cluster, slots, blocks))
     result = evened(result, _even_placements(graph, cluster, slots, blocks))
-    return _or_divided(result, tensor_plans(question, slots, blocks.cpu))
+    return _or_divided(_pipelined(result), tensor_plans(question, slots, blocks.cpu))
+
+
+def _pipelined(result: Result) -> Result:
+    """The result with a note where llama.cpp reads its prompt sooner than it says."""
+    saved = saved_s(prepare_placement(result.question, result.placement))
+    if saved < NOTED * result.value_s:
+        return result
+    note = (
+        f"micro-batches of the prompt go through the GPUs as a pipeline, which saves about "
+        f"{format_seconds(saved)} of these times"
+    )
+    return replace(result, notes=(*result.notes, note))
 
 
 def _or_divided(result: Result, plans: Sequence[TensorPlan]) -> Result:
@@ -132,14 +148,15 @@ def _or_divided(result: Result, plans: Sequence[TensorPlan]) -> Result:
         return result
     question, best = result.question, plans[0]
     candidates = (*result.candidates, *(plan.candidate() for plan in plans))
-    if not best.score.feasible or best.score.value_s >= result.value_s:
+    layers_s = result.value_s - saved_s(prepare_placement(question, result.placement))
+    if not best.score.feasible or best.score.value_s >= layers_s:
         gain = "fits" if not best.score.feasible else "is as fast as whole layers"
         notes = (*result.notes, f"no tensor split of the GPUs {gain}")
         return replace(result, candidates=candidates, notes=notes)
     bound = least_s(question, every_device=True), BOUND_BY
     divided = solve.evaluate(question, best.placement, bound)
     note = (
-        f"{best.name}: {result.value_s / best.score.value_s:.2f} times as fast as the best plan of "
+        f"{best.name}: {layers_s / best.score.value_s:.2f} times as fast as the best plan of "
         f"whole layers; what the GPUs exchange takes {best.exchanged:.0%}"
     )
     notes = (*divided.notes, note)

@@ -105,6 +105,7 @@ def parse(arguments: list[str]) -> argparse.Namespace:
     parser.add_argument("--cache-type-v", default="f16")
     parser.add_argument("--flash-attn", default="auto")
     parser.add_argument("--ubatch-size", type=int, default=512)
+    parser.add_argument("--batch-size", type=int, default=2048)  # all of a prompt are given at once
     parser.add_argument("--no-op-offload", action="store_true")
     parser.add_argument("--threads", type=int, default=1)
     return parser.parse_args(arguments)

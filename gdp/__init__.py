@@ -41,6 +41,7 @@ if TYPE_CHECKING:
     from gdp.models import Generation as Generation
     from gdp.models import load as load
     from gdp.placement import Placement as Placement
+    from gdp.placement import Split as Split
     from gdp.placement import load_placement as load_placement
     from gdp.placement import make_placement as make_placement
     from gdp.placement import save_placement as save_placement
@@ -69,6 +70,7 @@ _WHERE = {
     "Problem": "gdp.problem.problem",
     "Result": "gdp.result",
     "Search": "gdp.methods.base",
+    "Split": "gdp.placement",
     "Traffic": "gdp.sim.traffic",
     "compare": "gdp.api.compare",
     "explain": "gdp.api.explain",

@@ -45,7 +45,10 @@ Teams = tuple[tuple[int, ...], ...]
 number, each of which holds the weights. The ops of a team are placed on its first member. Members
 ascend, a device is in one team at most, and inputs and outputs of the graph belong to none."""
 
-DIVIDED = "several devices compute each of its ops together, which vLLM alone does (--to vllm)"
+DIVIDED = (
+    "several devices compute each of its ops together, which PyTorch (gdp run of hf: models, --to "
+    "tensor-parallel) and vLLM (--to vllm) do alone"
+)
 """Why a runtime or a format does not take splits."""
 
 

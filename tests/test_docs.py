@@ -54,9 +54,9 @@ def test_the_pages_list_every_export_format_and_planning_target() -> None:
     cell = re.search(r"^\| runtime \|.*\| (.*) \|$", readme, re.MULTILINE)
     assert cell is not None
     assert sorted(cell[1].split(", ")) == sorted(row.title for row in EXPORTERS.values())
-    assert set(re.findall(r"`--for (\w+)`", readme)) == set(PLANNERS)
+    assert set(re.findall(r"`--for ([\w-]+)`", readme)) == set(PLANNERS)
     formats = (TOP / "docs" / "reference" / "files.md").read_text().split("## Exports")[1]
-    listed = re.findall(r"^\| `(\w+)` \|", formats.split("\n## ")[0], re.MULTILINE)
+    listed = re.findall(r"^\| `([\w-]+)` \|", formats.split("\n## ")[0], re.MULTILINE)
     assert sorted(listed) == sorted(EXPORTERS)
 
 

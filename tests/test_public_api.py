@@ -17,9 +17,9 @@ from gdp.version import DISTRIBUTION
 PUBLIC = [
     "ArgumentError", "Cluster", "ClusterError", "Constraints", "Device", "GdpError", "Generation",
     "InfeasibleError", "Link", "Measuring", "ModelError", "OpGraph", "Pin", "Placement",
-    "PlacementError", "Problem", "Result", "Search", "Traffic", "compare", "explain", "export",
-    "finetune", "load", "load_placement", "make_cluster", "make_placement", "on_devices", "place",
-    "report", "run", "save_placement", "serve", "simulate", "trace", "trace_torch", "tune",
+    "PlacementError", "Problem", "Result", "Search", "Split", "Traffic", "compare", "explain",
+    "export", "finetune", "load", "load_placement", "make_cluster", "make_placement", "on_devices",
+    "place", "report", "run", "save_placement", "serve", "simulate", "trace", "trace_torch", "tune",
 ]  # fmt: skip
 
 

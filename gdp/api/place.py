@@ -63,7 +63,8 @@ def place(
         objective: "latency" minimises the makespan of one sample, "throughput" the period of a
             full pipeline; `gdp place --help` lists the others.
         target: Runtime that shall be able to follow the placement, as `--for`: "accelerate",
-            "llamacpp", "openvino", "onnxruntime", "pipelining" or "vllm". Default: no restriction.
+            "llamacpp", "openvino", "onnxruntime", "pipelining", "tensor-parallel" or "vllm".
+            Default: no restriction.
         granularity: Pieces that stay whole: "op", "module" (with weights of their own, or that the
             model's class may not split) or "layer" (elements of a list of layers in addition).
             Default: "op"; for "accelerate" and "pipelining" "module".

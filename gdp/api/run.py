@@ -122,7 +122,8 @@ def execute(
     origin = prediction.problem.origin
     if not isinstance(origin.model, AdaptedCosts):
         report = rescaled(report)
-    if note := too_large_alone(prediction):
+    alone = executor.predict(replace(placed, splits=())) if placed.splits else prediction
+    if note := too_large_alone(alone):
         report = without_rivals(report, note)
     return report.to_json() | {"cluster": question.cluster.name, "costs": origin.costs}
 
@@ -161,8 +162,8 @@ class Executor:
                 "executes: gdp export --to accelerate"
             )
         require(placed, question.graph, question.cluster)
-        if placed.splits:
-            raise PlacementError(f"gdp run does not execute this placement: {DIVIDED}")
+        if placed.splits and not self.runtime.divided:
+            raise PlacementError(f"{self.runtime.title} does not execute this: {DIVIDED}")
         if placed.teams and not self.runtime.replicates:
             label = question.graph.name if question.model is None else model_label(question.model)
             raise ModelError(f"{label!r} cannot be executed so: {_replicated(placed)}")
@@ -179,10 +180,12 @@ class Executor:
     ) -> RunReport:
         """Execute it; `more` are `rivals` and `baselines` of `RunRequest`."""
         question = self.question
+        uncut = self.predict(replace(placed, splits=())) if placed.splits else None
         return self.runtime.run(
             RunRequest(
                 self.executable, question.graph, question.cluster, placed.device, question.dims,
-                question.objective, measuring, prediction, **more,
+                question.objective, measuring, prediction, splits=placed.splits, uncut=uncut,
+                **more,
             )
         )  # fmt: skip
 

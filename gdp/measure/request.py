@@ -13,6 +13,7 @@ from gdp.graph.op_graph import OpGraph
 from gdp.measure.measuring import Measuring
 from gdp.measure.plan import ExecutionPlan, make_plan, replicas_s, roofline_prediction, uncut_s
 from gdp.measure.report import PLACED, REPLICAS, SIMPLEST, SINGLE, Row, RunReport, measured_fields
+from gdp.placement import Split
 from gdp.sim.prediction import Prediction
 
 if TYPE_CHECKING:
@@ -33,6 +34,8 @@ class RunRequest:
     predict: Prediction | None = None  # None: by roofline costs of the fused ops
     rivals: Mapping[str, Prediction] = field(default_factory=dict)  # placements measured in turn
     baselines: bool = True  # measure the uncut model as well
+    splits: tuple[Split, ...] = ()  # devices that compute each op together
+    uncut: Prediction | None = None  # of the undivided ops, where there are splits
 
     @cached_property
     def prediction(self) -> Prediction:

@@ -14,6 +14,7 @@ from gdp.targets import (
     onnxruntime,
     pipelining,
     pytorch,
+    tensor_parallel,
     vllm,
 )
 from gdp.targets.target import Exporter, Planner, Runtime, Target
@@ -29,6 +30,7 @@ TARGETS: Mapping[str, Target] = {
         llamacpp.TARGET,
         vllm.TARGET,
         pipelining.TARGET,
+        tensor_parallel.TARGET,
     )
 }
 RUNTIMES: Mapping[str, Runtime] = {k: r.runtime for k, r in TARGETS.items() if r.runtime}

@@ -50,6 +50,7 @@ class Runtime:
     function: str  # "module:function"; takes a `RunRequest` and returns a `RunReport`
     devices: Callable[[], list[str]]  # that the library sees on this machine
     replicates: bool = False  # lets devices take samples in turn
+    divided: str = ""  # as `function`, of placements whose ops several devices divide
     method: str = "auto"  # for `auto`, where only placements of another one can be executed
     planner: "Planner | None" = None  # where only placements of that can be executed
     at_once: bool = False  # runs all ops of a device at one go
@@ -67,7 +68,7 @@ class Runtime:
             MeasurementError: if a measured rate is impossible.
         """
         with refused_by(self.title, *self.refusals()):
-            return imported(self.function)(request)
+            return imported(self.divided if request.splits else self.function)(request)
 
 
 @dataclass(frozen=True)

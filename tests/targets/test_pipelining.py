@@ -30,7 +30,10 @@ from gdp.targets.pipelining.export import export_pipelining, idle_share, stages_
 from gdp.targets.pipelining.plan import best_pipeline
 from gdp.targets.rows import ModuleBlocks
 
-SCRIPTS = ("pipelining/runner.py", "onnxruntime/runner_template.py")
+SCRIPTS = (
+    "pipelining/runner.py", "onnxruntime/runner_template.py", "tensor_parallel/runner.py",
+    "tensor_parallel/tp_runner.py",
+)  # fmt: skip
 """Modules that exports copy into users' folders."""
 
 

@@ -22,6 +22,6 @@ TARGET = Target(
     "torch",
     Runtime(
         "PyTorch", "torch", "torch", "gdp.targets.pytorch.run:run_torch", _devices,
-        refusals=_refusals,
+        refusals=_refusals, divided="gdp.targets.tensor_parallel.run:run_divided",
     ),
 )  # fmt: skip

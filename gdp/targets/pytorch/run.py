@@ -65,8 +65,8 @@ def run_torch(request: RunRequest) -> RunReport:
         program, placed = cut(plan)
         uncut = _whole(recorded, devices[best], pools[SINGLE], given)
         with executed(model.name):
-            expected = _named(uncut.run())
-        comparison = compare(expected, _named(program.run()))
+            expected = named_arrays(uncut.run())
+        comparison = compare(expected, named_arrays(program.run()))
         contenders = {PLACED: placed}
         contenders |= {name: cut(other)[1] for name, other in request.rival_plans.items()}
         if request.baselines:
@@ -231,7 +231,8 @@ def _wait(futures: Sequence[Any]) -> None:
                 torch.cuda.synchronize(tensor.device)
 
 
-def _named(tensors: Sequence[Any]) -> Mapping[str, np.ndarray]:
+def named_arrays(tensors: Sequence[Any]) -> Mapping[str, np.ndarray]:
+    """Results as arrays of their own types, by name."""
     import ml_dtypes
     import torch
 

@@ -1,0 +1,211 @@
+"""Placing for ops divided in PyTorch: which devices, and in which shares of whole heads.
+
+Shares are numbers of heads of keys, so that no rounding is between what is planned and what is
+executed. The first ones go by the speed of each device alone; then a head moves from one device to
+another for as long as the simulated value falls.
+"""
+
+import itertools
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from gdp import solve
+from gdp.constraints import allowed_mask
+from gdp.costs.offload import resident
+from gdp.errors import ArgumentError, InfeasibleError, ModelError
+from gdp.graph.op_graph import OpGraph
+from gdp.methods.base import Candidate
+from gdp.placement import Placement, Split, make_placement
+from gdp.prepare import prepare_problem
+from gdp.question import Question
+from gdp.result import Result
+from gdp.splits.division import Pieces
+from gdp.splits.members import known_division
+from gdp.units import format_bytes
+
+MOVES = 32
+"""Moves of a head that are tried for one set of devices, at most."""
+
+
+def plan_tensor_parallel(question: Question) -> Result:
+    """The best of the whole model on one device, and of divisions among the fastest devices.
+
+    Accelerators alone are asked where there are any, else processors: one library of collectives
+    serves one kind.
+
+    Raises:
+        InfeasibleError: Nothing fits.
+    """
+    constraints = question.constraints
+    if question.granularity not in (None, "op") or constraints.together or constraints.whole:
+        raise ArgumentError(
+            "--for tensor-parallel divides every op: leave out --granularity and --together"
+        )
+    question = replace(question, cluster=resident(question.cluster))
+    usable = _usable(question)
+    problem = prepare_problem(question)
+    alone_s = np.where(problem.graph.is_io[:, None], 0.0, problem.compute_s).sum(axis=0)
+    order = sorted(usable, key=lambda d: (alone_s[d], d))
+    tried = [_Tried(question, _placed(question, d, ())) for d in order]
+    why = _undivided(question.graph)
+    for count in range(2, len(order) + 1) if not why else ():
+        tried += _divided(question, sorted(order[:count]), alone_s)
+    fitting = [one for one in tried if one.score.feasible]
+    if not fitting:
+        raise InfeasibleError(
+            f"{question.graph.name!r} does not fit on cluster {question.cluster.name!r}: "
+            f"{min(tried, key=lambda one: one.score.overflow_bytes).score}"
+        )
+    best = min(fitting, key=lambda one: one.score.value_s)
+    result = solve.evaluate(question, best.placement)
+    alone = [one for one in fitting if not one.placement.splits]
+    return replace(
+        result, method="tensor-parallel", notes=(*result.notes, _told(best, alone, why)),
+        candidates=tuple(one.candidate() for one in _best_of_each(tried)),
+    )  # fmt: skip
+
+
+class _Tried:
+    """A placement that was simulated."""
+
+    def __init__(self, question: Question, placement: Placement) -> None:
+        started_s = time.perf_counter()
+        self.placement, self.score = placement, solve.simulate(question, placement)
+        self.seconds = time.perf_counter() - started_s
+
+    @property
+    def name(self) -> str:
+        """In words."""
+        names = self.placement.device_names
+        if not self.placement.splits:
+            lead = int(np.bincount(self.placement.device).argmax())
+            return f"all on {names[lead]}"
+        (split,) = self.placement.splits
+        return f"{'+'.join(names[d] for d in split.devices)} as {':'.join(map(str, split.parts))}"
+
+    def candidate(self) -> Candidate:
+        """Its row among those that were simulated."""
+        score = self.score
+        reason = "" if score.feasible else f"{format_bytes(score.overflow_bytes)} over memory"
+        return Candidate(
+            self.name, score.latency_s, score.period_s, score.value_s, score.feasible,
+            self.seconds, reason,
+        )  # fmt: skip
+
+
+def _usable(question: Question) -> list[int]:
+    """Devices that may have every op: accelerators, or where there is none processors."""
+    cluster, graph = question.cluster, question.graph
+    allowed = allowed_mask(question.constraints, graph, cluster)
+    free = [
+        d for d, device in enumerate(cluster.devices)
+        if device.supported != frozenset() and allowed[~graph.is_io, d].all()
+    ]  # fmt: skip
+    cards = [d for d in free if not cluster.devices[d].is_cpu]
+    if not free:
+        raise InfeasibleError("the constraints leave no device for all ops; relax a pin")
+    return cards or free
+
+
+def _undivided(graph: OpGraph) -> str:
+    """Why the layers of a graph do not divide; "" where they do."""
+    try:
+        known_division(graph)
+    except ModelError as error:
+        return str(error)
+    return ""
+
+
+def _placed(question: Question, lead: int, splits: tuple[Split, ...]) -> Placement:
+    graph, cluster = question.graph, question.cluster
+    device = np.where(graph.is_io, cluster.host, lead)
+    return make_placement(graph, cluster, device, made_by="gdp tensor-parallel", splits=splits)
+
+
+def _divided(question: Question, devices: Sequence[int], alone_s: np.ndarray) -> Iterator[_Tried]:
+    """Divisions among some devices: equal shares, those by speed, and the moves from the better."""
+    heads = min(
+        unit.keys for unit in known_division(question.graph).units
+        if unit.kind in (Pieces.HEADS, Pieces.KEYS, Pieces.BOTH)
+    )  # fmt: skip
+    seen: dict[tuple[int, ...], _Tried | None] = {}
+
+    def tried(shares: tuple[int, ...]) -> _Tried | None:
+        if shares not in seen:
+            split = Split(tuple(devices), shares=shares)
+            try:
+                seen[shares] = _Tried(question, _placed(question, devices[0], (split,)))
+            except ModelError:  # a member has no whole piece
+                seen[shares] = None
+        return seen[shares]
+
+    # More devices than heads of keys have copies of them, which equal shares alone allow.
+    each = max(1, heads // len(devices))
+    starts = [(each,) * len(devices)]
+    if heads >= len(devices):
+        starts.append(in_whole_heads([1.0 / alone_s[d] for d in devices], heads))
+    found = [(one, shares) for shares in starts if (one := tried(shares)) is not None]
+    best, shares = min(found, key=lambda pair: _value(pair[0]), default=(None, ()))
+    while best is not None and len(seen) < MOVES and sum(shares) == heads:
+        moved = [(one, own) for own in one_head_moved(shares) if (one := tried(own)) is not None]
+        better, own = min(moved, key=lambda pair: _value(pair[0]), default=(best, shares))
+        if _value(better) >= _value(best):
+            break
+        best, shares = better, own
+    yield from filter(None, seen.values())
+
+
+def _value(one: _Tried) -> tuple[int, float]:
+    return one.score.overflow_bytes, one.score.value_s
+
+
+def in_whole_heads(speeds: Sequence[float], heads: int) -> tuple[int, ...]:
+    """Heads of each device in proportion to its speed, at least one: of largest remainders.
+
+    >>> in_whole_heads([7.0, 3.0], 10), in_whole_heads([100.0, 1.0], 4)
+    ((7, 3), (3, 1))
+    """
+    wanted = [max(1.0, heads * speed / sum(speeds)) for speed in speeds]
+    own = [int(size) for size in wanted]
+    while sum(own) != heads:
+        step = 1 if sum(own) < heads else -1
+        gains = [step * (w - o) for w, o in zip(wanted, own, strict=True)]
+        gains = [g if o + step >= 1 else -np.inf for g, o in zip(gains, own, strict=True)]
+        own[int(np.argmax(gains))] += step
+    return tuple(own)
+
+
+def one_head_moved(shares: tuple[int, ...]) -> Iterator[tuple[int, ...]]:
+    """The shares with a head less on one device, which keeps one, and one more on another."""
+    for i, j in itertools.permutations(range(len(shares)), 2):
+        if shares[i] > 1:
+            moved = list(shares)
+            moved[i] -= 1
+            moved[j] += 1
+            yield tuple(moved)
+
+
+def _best_of_each(tried: Sequence[_Tried]) -> list[_Tried]:
+    """Of each set of devices the best, for the table."""
+    best: dict[tuple[int, ...], _Tried] = {}
+    for one in tried:
+        devices = one.placement.splits[0].devices if one.placement.splits else (
+            int(one.placement.device.max()),
+        )  # fmt: skip
+        best[devices] = min(best.get(devices, one), one, key=_value)
+    return list(best.values())
+
+
+def _told(best: _Tried, alone: Sequence[_Tried], why: str) -> str:
+    """The answer beside the best of one device, in a sentence."""
+    if why:
+        return f"ops stay whole on one device: {why}"
+    if not best.placement.splits:
+        return "no division among devices is faster than one device"
+    if not alone:
+        return f"{best.name}: no device alone has memory for the model"
+    gain = min(one.score.value_s for one in alone) / best.score.value_s
+    return f"{best.name}: {gain:.2f} times as fast as the best device alone"

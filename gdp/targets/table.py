@@ -11,6 +11,7 @@ from gdp.targets import (
     intel_openvino,
     jax,
     llamacpp,
+    named_sharding,
     onnxruntime,
     pipelining,
     pytorch,
@@ -31,6 +32,7 @@ TARGETS: Mapping[str, Target] = {
         vllm.TARGET,
         pipelining.TARGET,
         tensor_parallel.TARGET,
+        named_sharding.TARGET,
     )
 }
 RUNTIMES: Mapping[str, Runtime] = {k: r.runtime for k, r in TARGETS.items() if r.runtime}

@@ -32,7 +32,7 @@ from gdp.targets.rows import ModuleBlocks
 
 SCRIPTS = (
     "pipelining/runner.py", "onnxruntime/runner_template.py", "tensor_parallel/runner.py",
-    "tensor_parallel/tp_runner.py",
+    "tensor_parallel/tp_runner.py", "named_sharding/runner.py",
 )  # fmt: skip
 """Modules that exports copy into users' folders."""
 

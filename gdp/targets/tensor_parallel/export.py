@@ -72,15 +72,10 @@ def planned(
     """
     from gdp.importers.pytorch.config_check import check_config, without_code
     from gdp.importers.pytorch.config_spec import config_file, parse_config_spec
-    from gdp.importers.pytorch.huggingface import huggingface_model
     from gdp.targets.pytorch.run import torch_names
 
-    split, asked = the_split(graph, placement, cluster), parse_config_spec(spec)
-    if asked.decode or asked.quantize:
-        raise cannot("it is of one step alone, or of quantised weights; ask for a prompt, or for "
-                     "a whole request with --generate")  # fmt: skip
-    model = huggingface_model(spec, whole=False).model
-    shards = shards_of(graph, split, model)
+    split, shards, model = divided_model(spec, graph, placement, cluster)
+    asked = parse_config_spec(spec)
     names = torch_names(cluster)
     embedding = model.get_input_embeddings().weight
     plan = {
@@ -93,6 +88,27 @@ def planned(
     }  # fmt: skip
     require_fitting(spec, plan, split)
     return plan, shards, without_code(check_config(config_file(spec)))
+
+
+def divided_model(
+    spec: str, graph: OpGraph, placement: Placement, cluster: Cluster
+) -> tuple[Split, Shards, Any]:
+    """The split that computes the model of a spec, its shards, and the model on the meta device.
+
+    Raises:
+        PlacementError: It is another phase than a prompt, or a module of unknown form is divided.
+    """
+    from gdp.importers.pytorch.config_spec import parse_config_spec
+    from gdp.importers.pytorch.huggingface import huggingface_model
+
+    split, asked = the_split(graph, placement, cluster), parse_config_spec(spec)
+    if asked.decode or asked.quantize:
+        raise cannot(
+            "it is of one step alone, or of quantised weights; ask for a prompt, or for "
+            "a whole request with --generate"
+        )
+    model = huggingface_model(spec, whole=False).model
+    return split, shards_of(graph, split, model), model
 
 
 def require_fitting(spec: str, plan: Mapping[str, Any], split: Split) -> None:

@@ -78,7 +78,8 @@ def the_split(graph: OpGraph, placement: Placement, cluster: Cluster) -> Split:
 def cannot(why: str) -> PlacementError:
     """An error with the reason and the way out."""
     return PlacementError(
-        f"PyTorch's modules cannot follow this: {why}; place the model with --for tensor-parallel"
+        f"modules of transformers cannot be divided so: {why}; place the model with --for "
+        "tensor-parallel"
     )
 
 

@@ -2,6 +2,7 @@
 
     python -m benchmarks.accelerator [--cluster box.toml] [--limit 8GiB] [-o FILE] [MODEL ...]
     python -m benchmarks.accelerator --device cpu --tiny        # a rehearsal
+    python -m benchmarks.accelerator --cluster box.toml --measured FILE     # predicts again
 
 Models have random weights and run as PyTorch runs them. Modules (of `benchmarks.models`, in float32
 and bfloat16) run whole on the accelerator. Language models read a prompt and write some tokens,
@@ -94,6 +95,7 @@ class Bench:
     prompt: int
     new: int
     seconds: float
+    kept: Mapping[tuple[str, str, str], float] | None = None  # measured before, by row
 
     def wait(self) -> None:
         """Until the accelerator has nothing to do."""
@@ -148,10 +150,15 @@ def modules(bench: Bench, size: str) -> Iterator[Row]:
                 module = made.module.to(dtype)
                 told = alone(TorchModel(name, module, (), inputs, {"name": name}).trace().graph,
                              bench.cluster)  # fmt: skip
-                module = module.to(bench.device)
-                here = {k: v.to(bench.device) if hasattr(v, "to") else v for k, v in inputs.items()}
-                with torch.inference_mode():
-                    measured = bench.median_s(lambda m=module, i=here: m(**i))
+                if bench.kept is not None:
+                    measured = bench.kept[name, f"alone, {kind}", "one call"]
+                else:
+                    module = module.to(bench.device)
+                    here = {
+                        k: v.to(bench.device) if hasattr(v, "to") else v for k, v in inputs.items()
+                    }
+                    with torch.inference_mode():
+                        measured = bench.median_s(lambda m=module, i=here: m(**i))
                 yield Row(name, f"alone, {kind}", "one call", measured, told)
             except Exception as error:  # the others are measured all the same
                 yield Row(name, f"alone, {kind}", "one call", note=failed(error))
@@ -214,7 +221,10 @@ def _generated(
             told["first token"][label] = answer.first_token_s
             told["step"][label] = answer.token_s
         assert result is not None
-        measured = _measured(bench, name, _map(way, asked, result, cluster))
+        if bench.kept is not None:
+            measured = {part: bench.kept[name, way, part] for part in told}
+        else:
+            measured = _measured(bench, name, _map(way, asked, result, cluster))
         taken = bench.peak_bytes()
         for part, seconds in measured.items():
             yield Row(name, way, part, seconds, told[part], "", taken, peak)
@@ -322,19 +332,29 @@ def told(rows: list[Row]) -> Iterator[str]:
 @click.option("--prompt", default=512)
 @click.option("--new", default=16)
 @click.option("--seconds", default=1.0, help="Of measuring each call.")
+@click.option(
+    "--measured", type=click.Path(path_type=Path, exists=True), default=None, metavar="FILE",
+    help="An earlier output: nothing is run, and its seconds stand beside predictions of today.",
+)  # fmt: skip
 @click.option("--gguf", is_flag=True, help="GGUF files by llama.cpp, and nothing else.")
 @click.option("--no-modules", is_flag=True, help="Language models alone.")
 @click.option("--tiny", is_flag=True)
 @click.option("-o", "--output", type=click.Path(path_type=Path), default=None)
 def main(
     models: tuple[str, ...], machine: str | None, device: str, limit: str, prompt: int, new: int,
-    seconds: float, gguf: bool, no_modules: bool, tiny: bool, output: Path | None,
+    seconds: float, measured: Path | None, gguf: bool, no_modules: bool, tiny: bool,
+    output: Path | None,
 ) -> None:  # fmt: skip
     import torch
 
     size, names = (TINY, (TINY,)) if tiny else ("full", models or tuple(CONFIGS)[:3])
     cluster = load_cluster(machine if machine or device == "cuda" else "cpu+t4")
-    bench = Bench(cluster, torch.device(device), 32 if tiny else prompt, new, seconds)
+    kept = None
+    if measured is not None:
+        device = "cpu"
+        earlier = json.loads(measured.read_text(encoding="utf-8"))["rows"]
+        kept = {(r["model"], r["way"], r["part"]): r["measured_s"] for r in earlier}
+    bench = Bench(cluster, torch.device(device), 32 if tiny else prompt, new, seconds, kept)
     rows: list[Row] = []
     bytes_ = parse_bytes("600KB" if tiny else limit)
 

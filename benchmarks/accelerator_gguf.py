@@ -40,7 +40,7 @@ def gguf_model(bench: Bench, size: ModelSize) -> Iterator[Row]:
     """A GGUF file by llama.cpp: whole on the accelerator, and with less memory than that takes."""
     name = f"{size.name}, {size.parameters:.1f}B, {size.kind}"
     with tempfile.TemporaryDirectory() as folder:
-        path = write_model(Path(folder, "model.gguf"), size)
+        path = write_model(Path(folder, "model.gguf"), size, hollow=bench.kept is not None)
         spec = gdp.Generation(path, prompt=bench.prompt, new=bench.new)
         graph, card = gdp.load(spec), accelerator_of(bench.cluster)
         limit = int(LIMITED * path.stat().st_size)
@@ -50,7 +50,7 @@ def gguf_model(bench: Bench, size: ModelSize) -> Iterator[Row]:
         ]
         less = replace(bench.cluster, devices=tuple(devices))
         search = gdp.Search(seconds=3.0)
-        worker = Worker(-1, [])
+        worker = Worker(-1, []) if bench.kept is None else None
         try:
             whole = np.where(graph.is_io, bench.cluster.host, card)
             whole[slots_of(graph).embedding] = bench.cluster.host
@@ -69,7 +69,8 @@ def gguf_model(bench: Bench, size: ModelSize) -> Iterator[Row]:
                     traceback.print_exc()
                     yield Row(name, way, "", note=failed(error))
         finally:
-            worker.close()
+            if worker is not None:
+                worker.close()
 
 
 def _rules(graph: OpGraph, cluster: Cluster, card: int) -> dict[str, Placement]:
@@ -102,7 +103,7 @@ def _rules(graph: OpGraph, cluster: Cluster, card: int) -> dict[str, Placement]:
 
 
 def _llama(
-    bench: Bench, worker: Worker, name: str, path: Path, graph: OpGraph, way: str,
+    bench: Bench, worker: Worker | None, name: str, path: Path, graph: OpGraph, way: str,
     cluster: Cluster, placement: Placement,
 ) -> Iterator[Row]:  # fmt: skip
     """Both phases of a placement, told and measured by llama.cpp itself."""
@@ -113,6 +114,12 @@ def _llama(
         assert answer is not None
         told["first token"][label] = answer.first_token_s
         told["step"][label] = answer.token_s
+    if worker is None:
+        assert bench.kept is not None
+        for part, seconds in told.items():
+            if (name, way, part) in bench.kept:
+                yield Row(name, way, part, bench.kept[name, way, part], seconds)
+        return
     words = [*flags_of(graph, placement, cluster).arguments(), "--threads", str(num_cores())]
     worker.ask("load", "placed", model=str(path), arguments=words, ends=[], seed=0)
     tokens = Tokens(bench.prompt, bench.new, 0)

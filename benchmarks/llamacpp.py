@@ -14,7 +14,7 @@ import itertools
 import os
 import shutil
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -108,18 +108,30 @@ def packed(rng: np.random.Generator, kind: str, shape: tuple[int, ...]) -> np.nd
     return np.ascontiguousarray(whole).reshape(*shape[:-1], -1)
 
 
-def write_model(path: Path, size: ModelSize, seed: int = 0) -> Path:
-    """Write the file of a model with weights drawn with a seed."""
+def write_model(path: Path, size: ModelSize, seed: int = 0, hollow: bool = False) -> Path:
+    """Write the file of a model with weights drawn with a seed; a hollow one, which takes no room
+    on a disk, has none."""
     gguf, rng = import_gguf(), np.random.default_rng(seed)
     writer = gguf.GGUFWriter(path, "llama")
     _describe(writer, size)
 
+    def add(name: str, draw: Callable[[], np.ndarray], shape: tuple[int, ...], kind: str) -> None:
+        stored = gguf.GGMLQuantizationType[kind]
+        if not hollow:
+            writer.add_tensor(name, draw(), raw_dtype=stored)
+            return
+        block, bytes_ = gguf.GGML_QUANT_SIZES[stored]
+        held = (*shape[:-1], shape[-1] // block * bytes_)
+        writer.add_tensor_info(name, held, np.dtype(np.uint8), int(np.prod(held)), raw_dtype=stored)
+
     def product(name: str, *shape: int) -> None:
-        stored = gguf.GGMLQuantizationType[size.kind]
-        writer.add_tensor(f"{name}.weight", packed(rng, size.kind, shape), raw_dtype=stored)
+        add(f"{name}.weight", lambda: packed(rng, size.kind, shape), shape, size.kind)
 
     def norm(name: str) -> None:
-        writer.add_tensor(f"{name}.weight", np.ones(size.width, np.float32))
+        add(f"{name}.weight", lambda: np.ones(size.width, np.float32), (size.width,), "F32")
+
+    def router(name: str, shape: tuple[int, int]) -> None:
+        add(name, lambda: rng.standard_normal(shape, dtype=np.float32), shape, "F32")
 
     keys = size.width * size.key_heads // size.heads
     product("token_embd", VOCABULARY, size.width)
@@ -134,15 +146,21 @@ def write_model(path: Path, size: ModelSize, seed: int = 0) -> Path:
         product(at + "attn_v", keys, size.width)
         product(at + "attn_output", size.width, size.width)
         if size.experts:
-            router = rng.standard_normal((size.experts, size.width), dtype=np.float32)
-            writer.add_tensor(f"{at}ffn_gate_inp.weight", router)
+            router(f"{at}ffn_gate_inp.weight", (size.experts, size.width))
         end = "_exps" if size.experts else ""
         product(f"{at}ffn_gate{end}", *many, size.inner, size.width)
         product(f"{at}ffn_up{end}", *many, size.inner, size.width)
         product(f"{at}ffn_down{end}", *many, size.width, size.inner)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
+    if hollow:
+        writer.write_ti_data_to_file()
+        whole = sum(
+            t.nbytes + writer.data_alignment for own in writer.tensors for t in own.values()
+        )
+        os.truncate(path, path.stat().st_size + whole)
+    else:
+        writer.write_tensors_to_file()
     writer.close()
     return path
 

@@ -382,11 +382,16 @@ def with_arithmetic(cluster: Cluster, measured: Arithmetic) -> Cluster:
 
 
 def with_bandwidth(cluster: Cluster, measured: Bandwidth) -> Cluster:
-    """The cluster with processors as fast as measured; cores share what all of them read."""
+    """The cluster with processors as fast as measured; cores share what all of them read. A core
+    that copies reads and writes each byte."""
     cores = sum(device.kind == CORE_KIND for device in cluster.devices)
     of_core = min(measured.one_core, measured.all_cores / max(1, cores))
     devices = [
-        replace(d, bytes_per_s=of_core if d.kind == CORE_KIND else measured.all_cores)
+        replace(
+            d,
+            bytes_per_s=of_core if d.kind == CORE_KIND else measured.all_cores,
+            copy_bytes_per_s=measured.one_core / 2,
+        )
         if d.is_cpu
         else d
         for d in cluster.devices

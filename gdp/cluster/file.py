@@ -46,6 +46,7 @@ class DeviceEntry(msgspec.Struct, forbid_unknown_fields=True):
     memory_pool: str | None = None
     reserve_bytes: int | str | None = None
     unified: bool | None = None
+    copy_bytes_per_s: float | None = None
 
 
 class LinkEntry(msgspec.Struct, forbid_unknown_fields=True):
@@ -168,6 +169,8 @@ def cluster_toml(cluster: Cluster) -> str:
                 f"memory_bytes = {device.total_bytes}",
                 f"reserve_bytes = {device.reserve_bytes}",
             ]
+        if device.copy_bytes_per_s:
+            lines.append(f"copy_bytes_per_s = {device.copy_bytes_per_s!r}")
         if device.memory_pool:
             lines.append(f"memory_pool = {_quote(device.memory_pool)}")
         if device.unified:

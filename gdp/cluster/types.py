@@ -51,6 +51,7 @@ class Device:
     processor: str = ""  # devices of one name compute one at a time; set by measured costs alone
     reserve_bytes: int = 0  # kept beside `memory_bytes` for the system, drivers and runtimes
     unified: bool = False  # a GPU and its processor in one memory; Apple's are told by their kind
+    copy_bytes_per_s: float = 0.0  # of a processor: a core copies memory so fast; 0: not known
     caches_on: str = ""  # device that holds the caches of ops placed here; "": this one
 
     def __post_init__(self) -> None:
@@ -62,6 +63,8 @@ class Device:
         for dtype, speed in self.flop_per_s.items():
             _check_rate(where, f"flop_per_s[{dtype!r}]", speed)
         _check_rate(where, "bytes_per_s", self.bytes_per_s)
+        if self.copy_bytes_per_s:
+            _check_rate(where, "copy_bytes_per_s", self.copy_bytes_per_s)
         if not 0 < self.memory_bytes <= UNLIMITED_BYTES:
             raise ClusterError(
                 f"{where}: memory_bytes must be > 0, at most 2**62, got {self.memory_bytes}"

@@ -29,6 +29,13 @@ host memory.
 """
 DISK_LATENCY_S = 100e-6
 HOST_POOL = "host memory"
+COPY_BYTES_PER_S = 15e9
+"""Of weights that leave memory which is not pinned, where the processor's own rate is not known: a
+core copies them into pinned memory first. Experts that llama.cpp sent from three desktops by PCIe 4
+came at 15.4 to 16.5 GB/s (slopes of prompts over layers whose experts lie on the processor); on a
+Xeon of which one core reads 15.1 GB/s, weights of accelerate and of llama.cpp at 6.7 to 7.4, half
+of that, where pinned memory made 54 (`docs/benchmarks.md`).
+"""
 MAX_SHARE = 0.5  # of a memory that is kept for streamed weights, at most
 
 
@@ -137,11 +144,19 @@ class Streamed:
         return seconds
 
 
+def unpinned_bytes_per_s(cluster: Cluster, host: int, device: int) -> float:
+    """Bytes per second of weights from the memory of a processor to another device, where a runtime
+    keeps them in memory that is not pinned, as accelerate and llama.cpp do."""
+    copied = cluster.devices[host].copy_bytes_per_s or COPY_BYTES_PER_S
+    return min(float(cluster.link_bytes_per_s[host, device]), copied)
+
+
 def weight_way_s(graph: OpGraph, cluster: Cluster, main: int, kind: str) -> Float[np.ndarray, "N"]:
     """Seconds in which the weights of each op reach the main device. Caches are there already."""
     hosts = [i for i, device in enumerate(cluster.devices) if device.is_cpu]
     host = hosts[0] if hosts else cluster.host
-    rate, latency_s = cluster.link_bytes_per_s[host, main], cluster.link_latency_s[host, main]
+    rate = unpinned_bytes_per_s(cluster, host, main)
+    latency_s = cluster.link_latency_s[host, main]
     if kind == KINDS["disk"]:
         # From disk to host memory, then over the link.
         rate = 1.0 / (1.0 / rate + 1.0 / DISK_BYTES_PER_S)

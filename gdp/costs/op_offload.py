@@ -15,6 +15,7 @@ from jaxtyping import Bool, Float
 from gdp.cluster.machines import machine_of
 from gdp.cluster.types import Cluster
 from gdp.costs.base import CostModel, roofline
+from gdp.costs.offload import unpinned_bytes_per_s
 from gdp.graph.op_graph import OpGraph
 
 SENT_BYTES = "sent_weight_bytes"
@@ -90,12 +91,15 @@ def _offloaded(
     sent, result = sent_bytes(graph), seconds.copy()
     made = np.bincount(graph.producer, graph.tensor_bytes, graph.num_ops)
     read = np.bincount(graph.use_op, graph.tensor_bytes[graph.use_tensor], graph.num_ops)
-    moved = sent + np.where(_of_experts(graph), 0.0, made + read)
+    tensors = np.where(_of_experts(graph), 0.0, made + read)
     for cpu, device in enumerate(cluster.devices):
         gpu = _gpu(cluster, cpu) if device.is_cpu else None
         if gpu is not None:
             once_s = 2 * cluster.link_latency_s[cpu, gpu] + cluster.devices[gpu].dispatch_s
-            away_s = seconds[:, gpu] + moved / cluster.link_bytes_per_s[cpu, gpu] + once_s
+            # Weights lie where the file was read to; tensors of the scheduler in pinned memory.
+            way_s = sent / unpinned_bytes_per_s(cluster, cpu, gpu)
+            way_s += tensors / cluster.link_bytes_per_s[cpu, gpu]
+            away_s = seconds[:, gpu] + way_s + once_s
             sends = (sent > 0) & np.isfinite(seconds[:, cpu])
             result[:, cpu] = np.where(sends, away_s, seconds[:, cpu])
     return result

@@ -244,6 +244,7 @@ def test_cores_share_the_bandwidth_that_was_measured() -> None:
     assert {d.bytes_per_s for d in few.devices} == {12e9}
     mixed = with_bandwidth(cluster_preset("cpu+t4"), measured)
     assert [d.bytes_per_s for d in mixed.devices] == [30e9, 320e9]
+    assert [d.copy_bytes_per_s for d in mixed.devices] == [6e9, 0.0]
 
 
 def test_bandwidth_is_measured() -> None:

@@ -12,7 +12,7 @@ from gdp.cluster.types import Device, make_cluster
 from gdp.costs.base import roofline
 from gdp.costs.default import resolve_costs, shipped_for
 from gdp.costs.learned import LearnedCosts
-from gdp.costs.measured.costs import MeasuredCosts, covers
+from gdp.costs.measured.costs import ELEMENTWISE_S, LIBRARY_S, MeasuredCosts, covers
 from gdp.costs.measured.devices import silicon_of
 from gdp.costs.measured.graph import graph_kernels
 from gdp.costs.measured.kernels import ARITHMETIC, KINDS, Kernels, features, floor_s
@@ -206,7 +206,8 @@ def test_a_launch_and_its_kernel_overlap_where_ops_are_launched_one_by_one() -> 
 
 def test_what_a_graph_merges_is_a_kernel_for_each_op_of_an_eager_runtime() -> None:
     """A product, a view and two elementwise ops of 16 MiB are one fused op: with its dispatch it
-    takes what its three kernels take alone, each at least its launch. A tiny op takes a launch."""
+    takes what its three kernels take alone, each at least its launch. A tiny op takes a launch,
+    which PyTorch is slower to make than the device is to take."""
     shape, tiny = (2048, 2048), (2, 2)
     big = OpDetail("float32", (shape,), (shape,))
     graph = plain_graph(
@@ -225,21 +226,27 @@ def test_what_a_graph_merges_is_a_kernel_for_each_op_of_an_eager_runtime() -> No
     eager = MeasuredCosts(network, eager=True)
     assert eager.reads_unfused
     seconds = group_seconds(fused, eager(graph, cluster))[0, 0] + device.dispatch_s
-    assert seconds == pytest.approx(alone[[0, 2, 3, 4]].sum())
+    assert alone[[2, 3]].min() > ELEMENTWISE_S > device.dispatch_s
+    assert alone[0] > LIBRARY_S
+    assert seconds == pytest.approx(alone[[0, 2, 3]].sum() + ELEMENTWISE_S)
 
 
 def test_devices_beside_an_eager_gpu_run_op_by_op_too() -> None:
-    """By hand: a product and an activation of 512 x 512 read and write memory, each dispatched."""
+    """By hand: a product and an activation of 512 x 512 read and write memory, each called by
+    PyTorch, whose host is slower than a dispatch."""
     graph = plain_graph(
         2, [(0, 1)], 4 * 512**2, op_types=["mm", "relu"], flop=[2.0 * 512**3, 512.0**2],
         memory_traffic_bytes=[12.0 * 512**2, 8.0 * 512**2],
+        detail=[OpDetail("float32", ((512, 512), (512, 512)), ((512, 512),)),
+                OpDetail("float32", ((512, 512),), ((512, 512),))],
     )  # fmt: skip
     cluster = make_cluster("two", [device_preset("cpu"), device_preset("a100")])
     fused, cpu = fuse(graph), cluster.devices[0]
     assert fused.graph.num_ops == 1
     seconds = group_seconds(fused, MeasuredCosts(random_network(1), eager=True)(graph, cluster))
     by_hand = 2 * 512**3 / cpu.speed("float32") + 8 * 512**2 / cpu.bytes_per_s
-    assert seconds[0, 0] + cpu.dispatch_s == pytest.approx(by_hand + 2 * cpu.dispatch_s)
+    assert cpu.dispatch_s < ELEMENTWISE_S
+    assert seconds[0, 0] + cpu.dispatch_s == pytest.approx(by_hand + LIBRARY_S + ELEMENTWISE_S)
 
 
 @pytest.mark.parametrize(("source", "eager"), [("torch", True), ("jax", False), ("onnx", False)])

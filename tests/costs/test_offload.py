@@ -12,16 +12,18 @@ import gdp
 from gdp import clock, explain, solve
 from gdp.api.place import answer
 from gdp.bounds.best import all_bounds, best_bound
-from gdp.cluster.presets import cluster_preset
+from gdp.cluster.presets import cluster_preset, device_preset
 from gdp.cluster.types import UNLIMITED_BYTES, Cluster, Device, Link, make_cluster
 from gdp.constraints import Constraints, Pin, streamed_bytes
 from gdp.costs.base import roofline
 from gdp.costs.measured.costs import MeasuredCosts
 from gdp.costs.offload import (
+    COPY_BYTES_PER_S,
     HOST_POOL,
     Streamed,
     read_bytes,
     resident,
+    unpinned_bytes_per_s,
     with_offload,
 )
 from gdp.errors import InfeasibleError
@@ -509,3 +511,15 @@ def test_parameters_of_the_model_itself_stay_on_the_main_device() -> None:
     assert offloaded[4] == "g0"
     with pytest.raises(InfeasibleError, match=r"parameters of the model itself, .* take 19.07 MiB"):
         plan_accelerate(Question(graph, box(30), **how))
+
+
+@pytest.mark.parametrize(
+    ("copied", "link", "rate"),
+    [(7e9, 31.5e9, 7e9), (0.0, 63e9, COPY_BYTES_PER_S), (20e9, 8e9, 8e9)],
+)
+def test_weights_leave_memory_no_faster_than_a_core_copies_it(
+    copied: float, link: float, rate: float
+) -> None:
+    cpu = replace(device_preset("cpu"), copy_bytes_per_s=copied)
+    box = make_cluster("box", [cpu, device_preset("h100")], default_bytes_per_s=link)
+    assert unpinned_bytes_per_s(box, 0, 1) == rate

@@ -20,6 +20,7 @@ from gdp.cluster.types import Cluster, Device, Link, make_cluster
 from gdp.constraints import Constraints, Pin
 from gdp.costs.base import roofline
 from gdp.costs.default import resolve_costs
+from gdp.costs.offload import COPY_BYTES_PER_S, unpinned_bytes_per_s
 from gdp.errors import ClusterError, InfeasibleError, PlacementError
 from gdp.graph.op_graph import OUTPUT, OpDetail, OpGraph, make_graph
 from gdp.models import load
@@ -401,8 +402,8 @@ def test_weights_on_the_cpu_go_to_the_first_gpu_for_a_prompt(
     # Experts stay on the GPU in between; other products get 256 numbers a token and send as many.
     for name, numbers in (("blk.1.ffn_up_exps", 0), ("blk.1.attn_q", 2 * 256)):
         op = graph.op_index[name]
-        size = sent * graph.weight_bytes[op] + 4 * numbers * tokens
-        link_s = size / cluster.link_bytes_per_s[0, 1] + 2e-6
+        link_s = sent * graph.weight_bytes[op] / unpinned_bytes_per_s(cluster, 0, 1) + 2e-6
+        link_s += 4 * numbers * tokens / cluster.link_bytes_per_s[0, 1]
         wanted_s = plain[op, 1] + link_s if sent else plain[op, 0]
         assert seconds[op, 0] == pytest.approx(wanted_s)
         assert seconds[op, 1:].tolist() == plain[op, 1:].tolist()
@@ -455,7 +456,7 @@ def test_weights_are_not_sent_to_the_gpu_of_another_machine(tmp_path: Path) -> N
     graph, cluster = load(f"{write_gguf(tmp_path / 'm.gguf')}?sequence=64"), two_machines()
     seconds = resolve_costs(None, cluster, graph)[0](graph, cluster)
     op = graph.op_index["blk.1.attn_q"]
-    sent_s = (graph.weight_bytes[op] + 4 * 64 * 512) / 25e9
+    sent_s = graph.weight_bytes[op] / COPY_BYTES_PER_S + 4 * 64 * 512 / 25e9
     latency_s = 2 * cluster.link_latency_s[1, 2]
     assert seconds[op, 1] == pytest.approx(seconds[op, 2] + sent_s + latency_s)
 

@@ -21,6 +21,13 @@ from gdp.graph.groups import first_members
 from gdp.graph.op_graph import OpGraph
 
 _EXPERTS, _PRODUCT = KINDS.index("experts"), KINDS.index("product")
+_ELEMENTWISE = KINDS.index("elementwise")
+LIBRARY_S, ELEMENTWISE_S = 50e-6, 8e-6
+"""Host seconds until eager PyTorch has launched a kernel of a library (products, convolutions,
+attention, normalisation), with the Python of its module, and any other one. From five models of
+transformers at small batches on a Xeon with an H200 (`benchmarks.accelerator`, 2026-11-27), where
+the host is all that their time depends on: in float32 and bfloat16 they took the same.
+"""
 
 
 @dataclass(frozen=True, eq=False)
@@ -31,7 +38,8 @@ class MeasuredCosts:
     time of an op is that of its kernel or of its launch, whichever is longer, as launches run
     ahead; `dispatch_s` is subtracted here, and the simulator adds it. An engine that serves replays
     recorded graphs of kernels: there devices have no dispatch beside them. An eager runtime fuses
-    nothing: what the graph merges is a kernel for each op, whose results pass through memory.
+    nothing: what the graph merges is a kernel for each op, whose results pass through memory; and
+    its host is slow: a launch takes `LIBRARY_S` or `ELEMENTWISE_S`, where the device's own is less.
     """
 
     network: KernelNetwork
@@ -47,6 +55,7 @@ class MeasuredCosts:
             own = self._seconds(graph, cluster, chosen, launches)
             if not self._base_reads_unfused:
                 seconds += _more_dispatches_s(launches, cluster)
+                seconds += self._on_processors_s(graph, cluster, launches)
         elif self._base_reads_unfused:
             # All of a fused kernel's seconds are those of its first op.
             fused = fuse(graph)
@@ -64,8 +73,10 @@ class MeasuredCosts:
 
     def predicts(self, device: Device) -> bool:
         """True for accelerators that the network covers and no calibration is of."""
-        calibrated = isinstance(self.base, LearnedCosts) and self.base.of(device) is not None
-        return covers(device) and not calibrated
+        return covers(device) and not self._calibrated(device)
+
+    def _calibrated(self, device: Device) -> bool:
+        return isinstance(self.base, LearnedCosts) and self.base.of(device) is not None
 
     @property
     def reads_unfused(self) -> bool:
@@ -88,6 +99,7 @@ class MeasuredCosts:
         found = graph_kernels(graph, served=self.served)
         plain = roofline(graph, cluster)
         launches = np.ones(graph.num_ops) if launches is None else launches
+        launch_s = _launch_s(found)
         seconds = np.empty((graph.num_ops, len(chosen)))
         alike: dict[tuple[str, Silicon], Float[np.ndarray, "N"]] = {}
         for i, d in enumerate(chosen):
@@ -99,11 +111,27 @@ class MeasuredCosts:
             own = np.where(learned, alike[key], plain[:, d])
             if not self.served and device.dispatch_per == "op":
                 launched = np.maximum(own, device.dispatch_s)
+                if self.eager:
+                    launched = np.maximum(launched, launch_s)
                 own = np.where(
                     launches > 0, launched - device.dispatch_s / np.maximum(launches, 1), 0.0
                 )
             seconds[:, i] = own
         return seconds
+
+    def _on_processors_s(
+        self, graph: OpGraph, cluster: Cluster, launches: Float[np.ndarray, "N"]
+    ) -> Float[np.ndarray, "N D"]:
+        """Host seconds, beyond their dispatch, of ops on processors that nobody measured: PyTorch
+        calls an op there as late as elsewhere, and waits for it."""
+        called_s = _launch_s(graph_kernels(graph, served=False))[:, None]
+        dispatch_s = np.array([device.dispatch_s for device in cluster.devices])
+        plain = [
+            d.is_cpu and d.dispatch_per == "op" and not self._calibrated(d) for d in cluster.devices
+        ]
+        return np.where(
+            (launches > 0)[:, None] & np.array(plain), np.maximum(called_s - dispatch_s, 0.0), 0.0
+        )
 
     def kernel_seconds(self, found: GraphKernels, device: Device) -> Float[np.ndarray, "N"]:
         """Seconds of the kernels of a graph on a device."""
@@ -137,6 +165,12 @@ class MeasuredCosts:
             return cluster
         devices = (replace(x, dispatch_s=0.0) if self.predicts(x) else x for x in cluster.devices)
         return replace(cluster, devices=tuple(devices))
+
+
+def _launch_s(found: GraphKernels) -> Float[np.ndarray, "N"]:
+    """Host seconds of eager PyTorch for each op."""
+    library = found.known & (found.kernels.kind != _ELEMENTWISE)
+    return np.where(library, LIBRARY_S, ELEMENTWISE_S)
 
 
 def _launches(graph: OpGraph, fused: Fused) -> Float[np.ndarray, "N"]:

@@ -15,6 +15,7 @@ from gdp.targets import (
     onnxruntime,
     pipelining,
     pytorch,
+    sglang,
     tensor_parallel,
     vllm,
 )
@@ -30,6 +31,7 @@ TARGETS: Mapping[str, Target] = {
         hf_accelerate.TARGET,
         llamacpp.TARGET,
         vllm.TARGET,
+        sglang.TARGET,
         pipelining.TARGET,
         tensor_parallel.TARGET,
         named_sharding.TARGET,

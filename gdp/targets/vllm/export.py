@@ -322,20 +322,10 @@ def _cannot(why: str) -> PlacementError:
 
 
 def export_vllm(
-    graph: OpGraph,
-    placement: Placement,
-    cluster: Cluster,
-    output: Path,
-    overwrite: OverwritePolicy = OWN_FILES_ONLY,
-    *,
-    peak_bytes: Int[np.ndarray, "D"],
-    longest: int | None = None,
-    quantize: str = "",
-    at_once: int = 0,
+    options: VllmOptions, output: Path, overwrite: OverwritePolicy = OWN_FILES_ONLY
 ) -> list[Path]:
     """Write `vllm.json`, which says why each option is there, and environment and arguments as one
-    line each for a shell; see `vllm_options`."""
-    options = vllm_options(graph, placement, cluster, peak_bytes, longest, quantize, at_once)
+    line each for a shell."""
     environment: Mapping[str, str] = options.environment()
     document = {
         "options": options, "environment": environment, "arguments": options.arguments(),

@@ -13,7 +13,13 @@ from gdp.ops.vllm import BATCHED_TOKENS, BATCHED_TOKENS_LARGE, LARGE_BYTES
 from gdp.question import Question
 from gdp.result import Result
 from gdp.targets.target import ExportJob
-from gdp.targets.vllm.export import export_vllm, layer_row, with_one_share
+from gdp.targets.vllm.export import (
+    VllmOptions,
+    export_vllm,
+    layer_row,
+    vllm_options,
+    with_one_share,
+)
 from gdp.targets.vllm.layouts import (
     BOUND_BY,
     estimates,
@@ -84,6 +90,11 @@ def plan_vllm(question: Question) -> Result:
 
 def export(job: ExportJob) -> list[Path]:
     """Write the options of vLLM for a placement; see `export_vllm`."""
+    return export_vllm(options_of(job), job.output, job.overwrite)
+
+
+def options_of(job: ExportJob) -> VllmOptions:
+    """The layout of a placement as options of vLLM; see `vllm_options`."""
     from gdp.importers.pytorch.config_check import check_config
     from gdp.importers.pytorch.config_spec import config_file, parse_config_spec
 
@@ -91,10 +102,9 @@ def export(job: ExportJob) -> list[Path]:
     config = check_config(config_file(job.spec))
     longest = (config.get("text_config") or config).get("max_position_embeddings")
     machine = for_runtime(job.question.cluster, "vllm")
-    job = replace(job, question=replace(job.question, cluster=machine))
     spec = parse_config_spec(job.spec)
     scheme = "" if spec.quantize == "none" else spec.quantize
-    return export_vllm(
-        *job.plan, peak_bytes=peak_bytes, longest=longest, quantize=scheme,
-        at_once=spec.max_num_batched_tokens,
+    return vllm_options(
+        job.question.graph, job.placement, machine, peak_bytes, longest, scheme,
+        spec.max_num_batched_tokens,
     )  # fmt: skip

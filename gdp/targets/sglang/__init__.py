@@ -1,0 +1,11 @@
+"""SGLang: layouts of language models that are planned for vLLM, as its flags."""
+
+from gdp.targets.target import Exporter, Target
+
+TARGET = Target(
+    "sglang",
+    exporter=Exporter(
+        "a layout of SGLang (untried)", "gdp.targets.sglang.export:export", "hf", replicates=True,
+        splits=True,
+    ),
+)  # fmt: skip

@@ -9,6 +9,9 @@ from typing import Any
 
 import numpy as np
 import pytest
+
+pytest.importorskip("transformers", reason="transformers is not installed")
+
 import torch
 from generating_configs import generating_config
 

@@ -4,6 +4,7 @@ import json
 import shlex
 from pathlib import Path
 
+import pytest
 from click.testing import CliRunner
 
 from gdp.cli.main import cli
@@ -36,6 +37,7 @@ def test_weights_that_it_does_not_quantise_itself_are_asked_for() -> None:
 
 
 def test_from_a_plan_for_vllm_to_the_flags_on_the_command_line(tmp_path: Path) -> None:
+    pytest.importorskip("transformers", reason="transformers is not installed")
     config = {
         "model_type": "llama", "architectures": ["LlamaForCausalLM"], "vocab_size": 64,
         "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2,

@@ -11,6 +11,9 @@ from typing import Any
 
 import numpy as np
 import pytest
+
+pytest.importorskip("transformers", reason="transformers is not installed")
+
 import torch
 from generating_configs import generating_config
 
@@ -18,7 +21,7 @@ import gdp
 from gdp import solve
 from gdp.cluster.types import Cluster, Device, make_cluster
 from gdp.costs.base import roofline
-from gdp.errors import ModelError, PlacementError
+from gdp.errors import MeasurementError, ModelError, PlacementError
 from gdp.graph.op_graph import OpGraph
 from gdp.measure.measuring import Measuring
 from gdp.measure.request import RunRequest
@@ -346,3 +349,15 @@ def test_python_models_are_not_divided_by_gdp_run() -> None:
     )  # fmt: skip
     with pytest.raises(ModelError, match="python:m:f: only models of a configuration"):
         run_divided(request)
+
+
+def test_a_rank_that_ends_is_told_with_its_last_line(tmp_path: Path) -> None:
+    from gdp.targets.tensor_parallel.run import Ranks
+
+    (tmp_path / "run.py").write_text("import sys\nsys.exit('no memory for the weights')\n")
+    ranks = Ranks(tmp_path, 2, [[0], [0]])
+    try:
+        with pytest.raises(MeasurementError, match=r"exit code 1: no memory for the weights"):
+            ranks.start()
+    finally:
+        ranks.close()

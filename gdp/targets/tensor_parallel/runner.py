@@ -11,6 +11,7 @@ safetensors; nothing of gdp.
 
 import argparse
 import contextlib
+import datetime
 import inspect
 import json
 import os
@@ -321,7 +322,11 @@ def serve(rank, world, init, options):
         rank, world = 0, 1
     else:
         backend = "nccl" if device.type == "cuda" else "gloo"
-        dist.init_process_group(backend, init_method=init, rank=rank, world_size=world)
+        # No rank waits for long where another one has ended.
+        wait = datetime.timedelta(minutes=10)
+        dist.init_process_group(
+            backend, init_method=init, rank=rank, world_size=world, timeout=wait
+        )
     own = Rank(shards, options, rank, world, device)
     print(json.dumps({"ready": True}), flush=True)
     for line in sys.stdin:

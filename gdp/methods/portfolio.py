@@ -294,7 +294,8 @@ def _with_teams(
         )
         count = None if search.evaluations is None else search.evaluations // 2
         few = replace(search, clock=clock.part(share), evaluations=count)
-        best, more = search_teams(problem, best, few, plain_s * _NEAR, auto)
+        starts = sorted(fitting)[:1]
+        best, more = search_teams(problem, best, few, plain_s * _NEAR, auto, starts)
         spent += more
     if best is not None:
         judged = score_of(problem, best.assignment)

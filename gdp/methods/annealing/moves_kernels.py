@@ -15,6 +15,7 @@ from gdp.problem.arrays import Arrays
 
 SINGLE, NEIGHBOUR, CHAIN, WINDOW, SWAP, CUT, CLUSTER = 0, 1, 2, 3, 4, 5, 6
 NUM_KINDS = 7
+SMALL_OPS = 8
 
 
 class Proposal(NamedTuple):
@@ -57,6 +58,14 @@ def below(random, n):
 def length_up_to(random, longest):
     """A length in 1..longest, uniform in its logarithm: short moves are as likely as long ones."""
     return max(1, min(longest, np.int64(np.exp(uniform(random) * np.log(longest + 1.0)))))
+
+
+@numba.njit(**INNER_INLINE)
+@no_type_check
+def part_of(reach_ops, parts):
+    """The longest move: a part of the ops in reach, but of few ops all, as a tensor with its
+    readers may be most of a small graph."""
+    return max(1, reach_ops // parts, min(reach_ops, SMALL_OPS))
 
 
 @numba.njit(**INNER_INLINE)
@@ -228,7 +237,7 @@ def propose(m, p, device, order, place, kind, g, reach_ops):
     elif kind == CHAIN:
         add_chain(m, p, device, i, to, length_up_to(p.random, min(64, reach_ops)))
     elif kind == WINDOW:
-        longest = length_up_to(p.random, max(1, reach_ops // 3))
+        longest = length_up_to(p.random, part_of(reach_ops, 3))
         start = np.int64(place[i]) - below(p.random, longest)
         only = home if uniform(p.random) < 0.5 else -1
         add_window(m, p, device, order, start, start + longest, only, to)
@@ -242,7 +251,7 @@ def propose(m, p, device, order, place, kind, g, reach_ops):
                 add(m, p, device, m.group[np.int64(order[k])], home)
                 break
     elif kind == CUT:
-        longest = length_up_to(p.random, max(1, reach_ops // 4))
+        longest = length_up_to(p.random, part_of(reach_ops, 4))
         add_cut_shift(m, p, device, order, np.int64(place[i]), i, longest)
     else:
-        add_cluster(m, p, device, i, to, length_up_to(p.random, max(1, min(reach_ops // 3, 4096))))
+        add_cluster(m, p, device, i, to, length_up_to(p.random, min(part_of(reach_ops, 3), 4096)))

@@ -65,6 +65,7 @@ _BLOCK_START_S = 10.0  # for a first answer where no limit is given
 _EVALUATIONS = 20_000  # of the portfolio where no limit is given
 _COUNTED_S = 10.0  # work of a pipeline's program, where work is counted
 _COUNTED_NODES = 2000  # of a round's search tree, likewise
+_NO_TIME = "no schedule takes less than no time"
 _PROVEN_MISFIT = "no placement fits the devices' memories (proven)"
 _NO_FIT = "no placement was found that fits the devices' memories; none is ruled out"
 
@@ -216,6 +217,8 @@ def least_block_latency(problem: Problem, search: Search, blocks_per_device: int
         return float(value_s[0]) if overflow[0] == 0 else np.inf
 
     best, best_s = start, latency_s(start, None)
+    if best is not None and best_s == 0.0:
+        return _cut_short(Assignment(best), 0.0, 0.0, _NO_TIME, complete=True)
     rank: Int[np.ndarray, "N"] | None = None
     upper_s = best_s if np.isfinite(best_s) else _everything_s(problem)
     left_s = None if search.seconds is None else clock.remaining_s()
@@ -305,6 +308,8 @@ def least_latency(problem: Problem, search: Search) -> Answer:
     if isinstance(first, Answer):
         return first
     fits = first.overflow_bytes == 0
+    if fits and first.value_s == 0.0:  # which no unit of the solver divides
+        return _simulated(first, 0.0, _NO_TIME)
     upper_s = first.value_s if fits else _serial_s(problem)
     left_s = None if search.seconds is None else clock.remaining_s()
     hint = first.assignment.device if fits else None

@@ -83,10 +83,10 @@ def latency_fit(problem: Problem, search: Search) -> Answer:
 
 def _improved(problem: Problem, first: Evaluated, seed: int, clock: Clock) -> Evaluated:
     """The best of a placement and of all chains and rounds, none where nothing can be better."""
-    if not 0.0 < first.value_s < np.inf:
-        return first
     if first.overflow_bytes > 0:
         first = repair(problem, first, clock, seed)
+    if not 0.0 < first.value_s < np.inf:
+        return first
     if path_program_size(problem) > _MOST_ENTRIES:
         return anneal_from_hot_starts(problem, first, seed, clock, _HOT_CHAINS)
     timing = timing_graph(problem, _spans_budget(clock))

@@ -106,6 +106,8 @@ def period_fit(problem: Problem, search: Search) -> Answer:
         hot = clock.part(PERIOD_HOT_SHARE if whole else PERIOD_HOT_MOST_SHARE)
         chains = ChainLimits() if whole else _HOT_CHAINS
         known = PeriodRounds(anneal_from_hot_starts(problem, first, search.seed, hot, chains))
+        if known.best.key == (0, 0.0):  # of no time: nothing is below it
+            return known.best
         if whole:
             return solve_rounds(problem, known, clock, limits).best
         return _by_pairs(problem, known, clock, limits).best

@@ -6,6 +6,8 @@ from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
 
+import numpy as np
+
 from gdp.clock import Clock
 from gdp.methods.annealing.annealer import (
     AnnealConfig,
@@ -39,6 +41,9 @@ from gdp.sim.objectives import memory_binds, objective_of
 
 LOG = logging.getLogger(__name__)
 _ROOM = 1000  # evaluations left, from which a start outside the memory limits is worth its cost
+_ALL, _ALL_OPS = 20_000, 500_000  # placements that are all tried, and ops simulated so, at most
+_SWEEPS = 2  # of every group on every device, in the first round of a small graph
+_HEATS = (1.0, 300.0)  # by which rounds in a row without a better placement are hotter
 
 
 def local_search(problem: Problem, search: Search) -> Answer:
@@ -116,6 +121,10 @@ def improve(
     budget = Budget(clock, search, config, sum(start.evaluations for start in starts))
     best = min(starts)
     try:
+        if (every := _best_of_all(problem, budget)) is not None:
+            best, starts = min(best, every), [every, *starts]
+            if not objective_of(problem).ordered:
+                return replace(best, evaluations=budget.used)
         if best.overflow_bytes > 0:
             fixed = repair(problem, replace(best, evaluations=0), clock, search.seed)
             budget.used += fixed.evaluations
@@ -129,6 +138,26 @@ def improve(
         LOG.info("interrupted; the best placement so far is kept")
         best = min(best, budget.best or best)
     return replace(best, evaluations=budget.used)
+
+
+def _best_of_all(problem: Problem, budget: Budget) -> Evaluated | None:
+    """The best of all placements, without priorities, where these are few: half of the evaluations
+    where priorities are searched after it, else all. None where they are more.
+
+    A move of a few ops changes much of their value, which annealing is too cold for.
+    """
+    left, most = budget.left(), min(_ALL, _ALL_OPS // problem.num_ops)
+    if left is not None:
+        most = min(most, left // 2 if objective_of(problem).ordered else left)
+    if np.log(problem.group_allowed.sum(axis=1)).sum() > np.log(max(most, 1)) + 1e-9:
+        return None
+    choices = [np.flatnonzero(row) for row in problem.group_allowed]
+    group = problem.group
+    every = (Assignment(np.array(homes)[group]) for homes in itertools.product(*choices))
+    best = best_of(problem, every)
+    budget.used += best.evaluations
+    budget.report(best)
+    return replace(best, evaluations=0)
 
 
 def _outside(
@@ -203,14 +232,17 @@ def _search(
     count = max(len(starts), budget.chains)
     given = [starts[k % len(starts)] for k in range(count)]
     chains = [make_annealer(problem, start, inner_seed(seed, k)) for k, start in enumerate(given)]
-    steps = config.first_steps
+    steps, missed = min(config.first_steps, _SWEEPS * _num_moves(problem)), 0
     for round_number in itertools.count():
-        before = sum(chain.evaluations for chain in chains)
+        before, best_before = sum(chain.evaluations for chain in chains), best
+        heat = _HEATS[missed % len(_HEATS)]
+        warm = replace(config, hot=min(1.0, heat * config.hot))
         for first in range(0, len(chains), budget.chains):
             together = chains[first : first + budget.chains]
-            best = _round(together, steps, config, budget, best)
+            best = _round(together, steps, warm, budget, best)
             if budget.is_over():
                 return best
+        missed = 0 if best < best_before else missed + 1
         if sum(chain.evaluations for chain in chains) == before:
             return best  # there is nothing to move
         drop = SearchConfig().drop / (1 + round_number)
@@ -222,6 +254,13 @@ def _search(
             chains.append(make_annealer(problem, best, fresh))
         steps = int(steps * config.growth)
     raise AssertionError("rounds end with the budget")
+
+
+def _num_moves(problem: Problem) -> int:
+    """Ways to move one group to another device, and of two ops next to each other to change places
+    where priorities count; at least one."""
+    moves = int((problem.group_allowed.sum(axis=1) - 1).sum())
+    return max(1, moves + problem.num_ops * objective_of(problem).ordered)
 
 
 def _round(

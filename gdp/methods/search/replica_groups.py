@@ -9,25 +9,30 @@ the host is in no team; what is found is judged by the simulator of the whole an
 Axes: N ops, D devices, K devices and teams.
 """
 
+import itertools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 from jaxtyping import Int
 
-from gdp.cluster.types import ALONE, NO_CHANNEL, Cluster
+from gdp.clock import Clock
+from gdp.cluster.types import ALONE, NO_CHANNEL, Cluster, overflow_bytes
 from gdp.errors import InfeasibleError
 from gdp.methods.base import Answer, Assignment, Method, Search
 from gdp.methods.pipeline.stage_costs import device_classes
-from gdp.methods.scoring import Evaluated
+from gdp.methods.scoring import Evaluated, is_compiling
+from gdp.methods.search.local_search import local_search
 from gdp.methods.shares import TEAMS_LOOK_SHARE
 from gdp.placement import Teams
 from gdp.problem.problem import Problem, make_problem
 from gdp.problem.ticks import round_to_ticks
-from gdp.sim.score import score
+from gdp.sim.score import MAX_CYCLE, busy_seconds, cycle_length, peak_bytes, period_s, score
 
 DeviceGroups = tuple[tuple[int, ...], ...]
+_FEW_DEVICES, _FEW_OPS = 4, 256  # of which every way to join devices is looked at
+_LOOK, _DESCENDED = 200, 3  # evaluations of such a look; looks that are improved upon
 Plain = Callable[[Problem, Search, Sequence[tuple[str, Method]]], Answer]
 """A method, and further ones whose answers it starts from as well."""
 
@@ -92,13 +97,18 @@ def contract_replicas(problem: Problem, teams: Teams) -> ReplicaContraction | No
 
 
 def search_teams(
-    problem: Problem, first: Evaluated | None, search: Search, limit_s: float, plain: Plain
+    problem: Problem,
+    first: Evaluated | None,
+    search: Search,
+    limit_s: float,
+    plain: Plain,
+    starts: Sequence[Evaluated] = (),
 ) -> tuple[Evaluated | None, int]:
     """(the best placement with teams that is found, `first` included, evaluations spent).
 
-    Looked at are the teams of `first`, and those of all devices of each class; a `plain` method
-    searches the better ones with all of the budget, unless a first look at them comes to more
-    than `limit_s` seconds.
+    Looked at are the teams of `first`, those of all devices of each class, and those that grow from
+    `first` and from `starts`; a `plain` method searches the better ones with all of the budget,
+    unless a first look at them comes to more than `limit_s` seconds.
     """
     clock, best, spent = search.budget(), first, 0
     looks: list[tuple[Evaluated, ReplicaContraction]] = []
@@ -111,6 +121,14 @@ def search_teams(
             candidates.append(first)
         if candidates:
             looks.append((min(candidates), option))
+    grown = [grow_teams(problem, x, clock.part(TEAMS_LOOK_SHARE)) for x in (first, *starts) if x]
+    for end in [*grown, *_best_partitions(problem, search.seed, clock)]:
+        spent += end.evaluations
+        if not end.assignment.teams or end.overflow_bytes > 0:
+            continue
+        best = end if best is None else min(best, end)
+        if (option := contract_replicas(problem, end.assignment.teams)) is not None:
+            looks.append((end, option))
     if not looks:
         return best, spent
     look, option = min(looks, key=lambda entry: entry[0].key)
@@ -124,6 +142,113 @@ def search_teams(
     if look.overflow_bytes == 0 and (best is None or look < best):
         best = look
     return best, spent
+
+
+def grow_teams(problem: Problem, start: Evaluated, clock: Clock) -> Evaluated:
+    """Join the busiest device, or its team, with another device or team, as long as the period
+    falls: devices need not be alike. O(D) evaluations a join; the result's are those of all."""
+    best, spent = start, 0
+    while not clock.is_over():
+        device, teams = best.assignment.device, best.assignment.teams
+        others = {d for team in teams for d in team[1:]}
+        team_of = {team[0]: team for team in teams}
+        groups = [team_of.get(d, (d,)) for d in range(problem.num_devices) if d not in others]
+        busy_s = busy_seconds(problem, device, teams)[0]
+        busiest = max(groups, key=lambda group: float(busy_s[list(group)].max()))
+        joined = [_joined(problem, device, teams, busiest, g) for g in groups if g != busiest]
+        scored = [_judged(problem, x) for x in joined if x is not None]
+        spent += len(scored)
+        if not scored or not min(scored) < best:
+            break
+        best = min(scored)
+    return replace(best, evaluations=spent)
+
+
+def _best_partitions(problem: Problem, seed: int, clock: Clock) -> list[Evaluated]:
+    """Of few ops on few devices: for every way to join devices, a short search's placement."""
+    devices = range(problem.num_devices)
+    if problem.num_devices > _FEW_DEVICES or problem.num_ops > _FEW_OPS or is_compiling():
+        return []
+    found: list[Evaluated] = []
+    for teams in partitions(devices):
+        if clock.is_over() or not teams:
+            continue
+        if len(teams[0]) == problem.num_devices:
+            whole = np.where(problem.graph.is_io, problem.cluster.host, 0)
+            end = _joined(problem, whole, (), *((d,) for d in devices))
+            found += [] if end is None else [replace(_judged(problem, end), evaluations=1)]
+        elif (option := contract_replicas(problem, teams)) is not None:
+            look = Search(seed=seed, seconds=None, evaluations=_LOOK)
+            answer = local_search(option.problem, look)
+            if answer.assignment is not None:
+                end = option.judged(answer.assignment.device)
+                found.append(replace(end, evaluations=answer.evaluations))
+    found.sort()
+    return [_descended(problem, end, clock) for end in found[:_DESCENDED]] + found[_DESCENDED:]
+
+
+def _descended(problem: Problem, start: Evaluated, clock: Clock) -> Evaluated:
+    """Move one group of ops at a time to another device or team, as long as the period falls:
+    one device for each team is not exact where members are unlike."""
+    best, spent, teams = start, 0, start.assignment.teams
+    others = {d for team in teams for d in team[1:]}
+    serving = {d: (d,) for d in range(problem.num_devices) if d not in others}
+    serving |= {team[0]: team for team in teams}
+    missed, work = 0, ~problem.graph.is_io
+    for g in itertools.cycle(range(problem.num_groups)):
+        if missed == problem.num_groups or spent >= _LOOK or clock.is_over():
+            break
+        moved = work & (problem.group == g)
+        device = best.assignment.device
+        ends = [
+            _judged(problem, Assignment(np.where(moved, d, device), None, teams))
+            for d, group in serving.items()
+            if moved.any() and d != device[moved][0] and problem.allowed[moved][:, group].all()
+        ]
+        spent += len(ends)
+        missed = missed + 1 if not ends or not min(ends) < best else 0
+        best = min([best, *ends])
+    return replace(best, evaluations=start.evaluations + spent)
+
+
+def partitions(devices: Sequence[int]) -> Iterator[Teams]:
+    """Every way to join some of the devices into teams, the one without any first.
+
+    >>> list(partitions((0, 1, 2)))
+    [(), ((1, 2),), ((0, 1),), ((0, 2),), ((0, 1, 2),)]
+    """
+    if not devices:
+        yield ()
+        return
+    first, others = devices[0], devices[1:]
+    for size in range(len(others) + 1):
+        for more in itertools.combinations(others, size):
+            team = ((first, *more),) if more else ()
+            for rest in partitions([d for d in others if d not in more]):
+                yield (*team, *rest)
+
+
+def _joined(
+    problem: Problem, device: Int[np.ndarray, "N"], teams: Teams, *groups: tuple[int, ...]
+) -> Assignment | None:
+    """The placement with the ops of some groups of devices on one team of all of them; None where
+    a member may not run one of these ops, or the ways through the teams are too many."""
+    team = tuple(sorted(d for group in groups for d in group))
+    work = ~problem.graph.is_io & np.isin(device, [group[0] for group in groups])
+    if not problem.allowed[work][:, list(team)].all():
+        return None
+    kept = [other for other in teams if other not in groups]
+    changed = tuple(sorted([*kept, team]))
+    if cycle_length(changed) > MAX_CYCLE:
+        return None
+    return Assignment(np.where(work, team[0], device), None, changed)
+
+
+def _judged(problem: Problem, assignment: Assignment) -> Evaluated:
+    device, teams = assignment.device, assignment.teams
+    held = peak_bytes(problem, device, teams)
+    over = overflow_bytes(problem.cluster, held)
+    return Evaluated(assignment, over, period_s(problem, device, teams))
 
 
 def _options(problem: Problem, first: Evaluated | None) -> list[ReplicaContraction]:

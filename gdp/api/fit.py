@@ -34,6 +34,8 @@ from gdp.splits.members import held_graphs
 from gdp.targets.contexts import cache_bytes_on, longest_of_plan, plan_longest, weights_once
 from gdp.targets.free import plan_freely
 
+LAUNCHED = 0.15
+"""Of an op's seconds that its arithmetic or its bytes account for: below, it waits for its launch."""
 CAUSES = {
     "bandwidth": "reading weights and caches",
     "arithmetic": "computing",
@@ -201,12 +203,15 @@ def _shares(
             ops, op_s = ops[~sends[ops]], op_s[~sends[ops]]
         moved_s = graph.memory_traffic_bytes[ops] / entry.bytes_per_s
         speed = np.array([entry.speed(graph.detail[op].dtype) for op in ops])
-        reads = moved_s >= (graph.flop[ops] / speed if ops.size else moved_s)
-        seconds["bandwidth", entry.name] = float(op_s[reads].sum())
-        seconds["arithmetic", entry.name] = float(op_s[~reads].sum())
-    worked_s = sum(seconds.values())
-    seconds["transfers", ""] = max(whole_s - worked_s, 0.0)
-    total_s = max(whole_s, worked_s)
+        worked_s = graph.flop[ops] / speed if ops.size else moved_s
+        waits = np.maximum(moved_s, worked_s) < LAUNCHED * op_s
+        reads = moved_s >= worked_s
+        seconds["dispatch", entry.name] += float(op_s[waits].sum())
+        seconds["bandwidth", entry.name] = float(op_s[reads & ~waits].sum())
+        seconds["arithmetic", entry.name] = float(op_s[~reads & ~waits].sum())
+    all_s = sum(seconds.values())
+    seconds["transfers", ""] = max(whole_s - all_s, 0.0)
+    total_s = max(whole_s, all_s)
     if total_s <= 0:
         return ()
     parts = [TimePart(*key, part_s / total_s) for key, part_s in seconds.items() if part_s > 0]

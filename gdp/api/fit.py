@@ -35,7 +35,7 @@ from gdp.targets.contexts import cache_bytes_on, longest_of_plan, plan_longest, 
 from gdp.targets.free import plan_freely
 
 LAUNCHED = 0.15
-"""Of an op's seconds that its arithmetic or its bytes account for: below, it waits for its launch."""
+"""Share of an op's seconds that arithmetic or bytes account for: below, it waits for its launch."""
 CAUSES = {
     "bandwidth": "reading weights and caches",
     "arithmetic": "computing",

@@ -70,6 +70,12 @@ class Size:
     tied: bool = False
     experts: int = 0
     used: int = 0
+    shared: int = 0  # inner numbers of what every token computes beside the experts
+    # Every fourth block attends; the others have a gated delta net of so many heads of keys and
+    # values.
+    linear: tuple[int, int] = ()  # pyright: ignore[reportAssignmentType]
+    window: int = 0  # tokens that all but every sixth block see; 0: all see all
+    full_key_heads: int = 0  # of those blocks, where they have others; counted in heads of one size
 
     @property
     def head_size(self) -> int:
@@ -94,14 +100,33 @@ SIZES: Mapping[str, Size] = {
     r"mistral3 14B": Size(40, 5120, 16384, 32, 8, 131072, 128),
     r"Mistral-Small-24B": Size(40, 5120, 32768, 32, 8, 131072, 128),
     r"Codestral-22B": Size(56, 6144, 16384, 48, 8, 32768),
+    r"gemma3 27B": Size(62, 5376, 21504, 32, 16, 262208, 128, tied=True, window=1024),
+    r"gemma-?4[ -]26B": Size(
+        30, 2816, 704, 16, 8, 262144, 256, True, 128, 8, 2112, window=1024, full_key_heads=4),
+    r"(qwen3[68] 27B|Qwen3\.6-27B)": Size(64, 5120, 17408, 24, 4, 248320, 256, linear=(16, 48)),
+    r"Qwen3\.5-9B": Size(32, 4096, 12288, 16, 4, 248320, 256, linear=(16, 32)),
+    r"(qwen3[56]moe 35B|Ornith-1\.0-35B)": Size(
+        40, 2048, 512, 16, 2, 248320, 256, False, 256, 8, 512, (16, 32)),
+    r"Qwen3\.5-122B": Size(48, 3072, 1024, 32, 2, 248320, 256, False, 256, 8, 1024, (16, 64)),
+    r"(qwen3next 80B|Qwen3-Coder-Next)": Size(
+        48, 2048, 512, 16, 2, 151936, 256, False, 512, 10, 512, (16, 32)),
+    r"olmoe 7B": Size(16, 2048, 1024, 16, 16, 50304, experts=64, used=8),
 }  # fmt: skip
 """Sizes by the beginning of a model's name, from the configurations that their makers published."""
+WITHOUT_SUPERBLOCKS = {
+    "Q3_K": "IQ4_NL", "IQ4_XS": "IQ4_NL", "Q4_K": "Q5_0", "Q5_K": "Q5_1", "Q6_K": "Q8_0",
+}  # fmt: skip
+"""What llama.cpp takes for rows that are no multiple of 256 numbers."""
+STATE = 128
+"""Numbers of a head of gated delta nets."""
 KINDS: Mapping[str, tuple[str, str, str]] = {
     "Q4_0": ("Q4_0", "Q4_0", "Q6_K"), "Q5_0": ("Q5_0", "Q5_0", "Q6_K"),
     "Q5_1": ("Q5_1", "Q5_1", "Q6_K"), "Q8_0": ("Q8_0", "Q8_0", "Q8_0"),
     "Q6_K": ("Q6_K", "Q6_K", "Q6_K"), "F16": ("F16", "F16", "F16"),
     "BF16": ("BF16", "BF16", "BF16"), "Q4_K_M": ("Q4_K", "Q6_K", "Q6_K"),
     "Q5_K_M": ("Q5_K", "Q6_K", "Q6_K"), "Q3_K_S": ("Q3_K", "Q3_K", "Q6_K"),
+    "IQ4_XS": ("IQ4_XS", "IQ4_XS", "Q6_K"), "IQ4_NL": ("IQ4_NL", "IQ4_NL", "Q6_K"),
+    "Q3_K_M": ("Q3_K", "Q5_K", "Q6_K"), "Q4_K_S": ("Q4_K", "Q4_K", "Q6_K"),
 }  # fmt: skip
 """Types of products, of the half of values and feed-forwards that llama.cpp keeps finer, and of the
 output, by the name of a quantisation."""
@@ -183,29 +208,59 @@ def tensors(size: Size, kind: str) -> dict[str, tuple[tuple[int, ...], str]]:
         eighth = size.layers // 8
         more = i < eighth or i >= 7 * size.layers // 8 or (i - eighth) % 3 == 2
         wide = finer if more else plain
+        twice = 2 if size.linear else 1  # queries come with a gate
         shapes = {
             "attn_norm": ((size.width,), "F32"), "ffn_norm": ((size.width,), "F32"),
-            "attn_q": ((queries, size.width), plain), "attn_k": ((keys, size.width), plain),
+            "attn_q": ((twice * queries, size.width), plain),
+            "attn_k": ((keys, size.width), plain),
             "attn_v": ((keys, size.width), wide), "attn_output": ((size.width, queries), plain),
             f"ffn_gate{ending}": ((*many, size.inner, size.width), plain),
             f"ffn_up{ending}": ((*many, size.inner, size.width), plain),
             f"ffn_down{ending}": ((*many, size.width, size.inner), wide),
         }  # fmt: skip
+        if size.linear and i % 4 != 3:
+            for part in ("q", "k", "v", "output"):
+                del shapes[f"attn_{part}"]
+            shapes |= _delta_net(size, plain)
+        if size.shared:
+            name = "_shexp" if size.linear else ""
+            shapes |= {
+                f"ffn_gate{name}": ((size.shared, size.width), plain),
+                f"ffn_up{name}": ((size.shared, size.width), plain),
+                f"ffn_down{name}": ((size.width, size.shared), wide),
+            }
         if size.experts:
             shapes["ffn_gate_inp"] = ((size.experts, size.width), "F32")
         found |= {f"blk.{i}.{name}.weight": shape for name, shape in shapes.items()}
     return found
 
 
+def _delta_net(size: Size, plain: str) -> dict[str, tuple[tuple[int, ...], str]]:
+    """Tensors of a gated delta net, whose heads have 128 numbers."""
+    keys, values = (heads * STATE for heads in size.linear)
+    count = size.linear[1]
+    return {
+        "attn_qkv": ((2 * keys + values, size.width), plain),
+        "attn_gate": ((values, size.width), plain), "ssm_out": ((size.width, values), plain),
+        "ssm_beta": ((count, size.width), plain), "ssm_alpha": ((count, size.width), plain),
+        "ssm_conv1d": ((2 * keys + values, 4), "F32"), "ssm_norm": ((STATE,), "F32"),
+    }  # fmt: skip
+
+
 def write_header(path: Path, size: Size, kind: str) -> int:
     """Write the GGUF file of a model, its weights a hole; bytes of the weights."""
     gguf = import_gguf()
-    writer = gguf.GGUFWriter(path, "qwen3moe" if size.experts else "llama")
+    hybrid = "qwen35moe" if size.experts else "qwen35"
+    plain = "qwen3moe" if size.experts else "llama"
+    writer = gguf.GGUFWriter(path, hybrid if size.linear else "gemma3" if size.window else plain)
     writer.add_block_count(size.layers)
     writer.add_embedding_length(size.width)
     writer.add_feed_forward_length(size.inner)
     writer.add_head_count(size.heads)
-    writer.add_head_count_kv(size.key_heads)
+    full = size.full_key_heads or size.key_heads
+    writer.add_head_count_kv([full if i % 6 == 5 else size.key_heads for i in range(size.layers)])
+    if size.window:
+        writer.add_sliding_window(size.window)
     writer.add_key_length(size.head_size)
     writer.add_value_length(size.head_size)
     writer.add_context_length(1 << 17)
@@ -214,8 +269,14 @@ def write_header(path: Path, size: Size, kind: str) -> int:
         writer.add_expert_count(size.experts)
         writer.add_expert_used_count(size.used)
         writer.add_expert_feed_forward_length(size.inner)
+    if size.linear:
+        writer.add_ssm_conv_kernel(4)
+        writer.add_ssm_inner_size(size.linear[1] * STATE)
+        writer.add_ssm_state_size(STATE)
+        writer.add_ssm_group_count(size.linear[0])
     total = 0
-    for name, (shape, stored) in tensors(size, kind).items():
+    for name, (shape, wanted) in tensors(size, kind).items():
+        stored = wanted if shape[-1] % 256 == 0 else WITHOUT_SUPERBLOCKS.get(wanted, wanted)
         type_ = gguf.GGMLQuantizationType[stored]
         block, held = gguf.GGML_QUANT_SIZES[type_]
         nbytes = int(np.prod(shape)) // block * held

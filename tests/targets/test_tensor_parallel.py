@@ -289,6 +289,7 @@ def test_unlike_shares_are_executed_with_equal_outputs(tmp_path: Path) -> None:
     assert 0 < report["max_relative_diff"] < 1e-4
     assert [row["device"] for row in report["segments"]] == ["core0, core1"] * 2
     assert report["predicted_latency_s"] > 0
+    assert "an all-reduce of 160 B takes" in report["note"]
     assert set(report["baselines"]) == {"single_device", "runtime_default"}
 
 

@@ -10,14 +10,16 @@ import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from gdp.cluster.types import Cluster
 from gdp.cores import usable_cores
+from gdp.costs.measured.collectives import collective_s
 from gdp.errors import MeasurementError, ModelError
 from gdp.graph.generation import STEP
 from gdp.measure.async_execution import versions
@@ -29,8 +31,10 @@ from gdp.measure.statistics import Trace
 from gdp.placement import Split, make_placement
 from gdp.targets.pytorch.run import named_arrays, torch_devices
 from gdp.targets.tensor_parallel.export import planned, write
+from gdp.units import format_bytes, format_seconds
 
 HF = "hf:"
+FLOAT32 = 4  # bytes
 
 
 @dataclass(eq=False)
@@ -79,7 +83,7 @@ class Ranks:
                 process.stdin.write(json.dumps(request) + "\n")
                 process.stdin.flush()
         answers = self._answers()
-        seconds = {k: max(answer[k] for answer in answers) for k in ("prompt_s", "request_s")}
+        seconds = {k: max(a[k] for a in answers) for k in answers[0] if k.endswith("_s")}
         return answers[0] | seconds
 
     def _answers(self) -> list[dict[str, Any]]:
@@ -149,6 +153,7 @@ def run_divided(request: RunRequest) -> RunReport:
         times = measure(measured, request.measuring)
         rows = {name: row(measured) for name, measured in times.items()}
         phases = contenders[PLACED].phases
+        exchange_s = contenders[PLACED].ask(exchange=True)["all_reduce_s"]
     return replace(request, predict=uncut).report(
         request.plan,
         rows,
@@ -160,9 +165,22 @@ def run_divided(request: RunRequest) -> RunReport:
         cores=tuple(-1 if not own else own[0] for own in cores),
         pinned=hasattr(os, "sched_setaffinity"),
         note=f"{len(split.devices)} processes; the single device is "
-        f"{cluster.device_names[split.devices[best]]}",
+        f"{cluster.device_names[split.devices[best]]}; "
+        f"{_exchange_told(cluster, split, plan, exchange_s)}",
         versions=versions("torch", "transformers", "numpy"),
     )  # fmt: skip
+
+
+def _exchange_told(
+    cluster: Cluster, split: Split, plan: Mapping[str, Any], exchange_s: float
+) -> str:
+    """Measured seconds of the collective behind a layer in a step, beside those of the links."""
+    size = plan["batch"] * plan["width"] * FLOAT32
+    by_links_s = float(collective_s(cluster, split.devices, "all_reduce", size))
+    return (
+        f"an all-reduce of {format_bytes(size)} takes {format_seconds(exchange_s)}, by the "
+        f"cluster's links {format_seconds(by_links_s)}"
+    )
 
 
 def _cores_of(request: RunRequest, split: Split) -> list[list[int]]:

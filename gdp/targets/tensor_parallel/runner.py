@@ -331,6 +331,9 @@ def serve(rank, world, init, options):
     print(json.dumps({"ready": True}), flush=True)
     for line in sys.stdin:
         asked = json.loads(line)
+        if "exchange" in asked:
+            print(json.dumps({"all_reduce_s": reduce_s(shards, device)}), flush=True)
+            continue
         tokens = [torch.tensor(t) for t in asked["tokens"]] if "tokens" in asked else None
         logits, taken, prompt_s, all_s = own.sample(tokens)
         if "save" in asked:

@@ -277,7 +277,8 @@ class FitRow:
     fullest: float | None = None  # share of its memory that the fullest device holds
     limit: str = ""  # what limits decode, or what does not fit
     quantize: str = ""  # scheme that was tried; "" for that of the configuration
-    gap: float | None = None  # share of the request's seconds that no placement is proven to need
+    # Share of the request's seconds that no placement is proven to need; None without a bound.
+    gap: float | None = None
     context: int | None = None  # tokens of a sequence that caches are reserved for
     longest_context: int | None = None  # that the plan has room for
     note: str = ""  # what a scheme leaves of the weights as they are
@@ -381,9 +382,16 @@ def _told(row: FitRow, result: Result) -> FitRow:
         row, fits=True, tokens_per_s=answer.tokens_per_s, first_token_s=answer.first_token_s,
         request_s=answer.request_s, fullest=max(full), limit=answer.limits[1],
         context=answer.context, longest_context=answer.longest_context,
-        gap=max(0.0, 1.0 - result.bound_s / value_s) if value_s else 0.0,
+        gap=_gap(result, value_s),
         layout=_layout(result.placement, answer.stages),
     )  # fmt: skip
+
+
+def _gap(result: Result, value_s: float) -> float | None:
+    """Share of the seconds above the bound; None where no bound is known."""
+    if not result.bound_by:
+        return None
+    return max(0.0, 1.0 - result.bound_s / value_s) if value_s else 0.0
 
 
 def _layout(placement: Placement, stages: int) -> str:

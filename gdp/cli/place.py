@@ -307,7 +307,8 @@ def fit_text(rows: "Sequence[FitRow]") -> str:
         body.append(
             [
                 *start, "yes", f"{row.tokens_per_s:.1f}", format_seconds(row.first_token_s),
-                format_seconds(row.request_s), f"{row.gap or 0:.0%}", f"{row.fullest or 0:.0%}",
+                format_seconds(row.request_s), "-" if row.gap is None else f"{row.gap:.0%}",
+                f"{row.fullest or 0:.0%}",
                 "-" if row.longest_context is None else str(row.longest_context),
                 *([row.layout or "-"] if divides else []),
             ]

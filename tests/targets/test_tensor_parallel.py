@@ -269,6 +269,17 @@ def test_a_model_too_large_for_each_device_is_divided() -> None:
     assert "no device alone has memory" in result.notes[-1]
 
 
+def test_a_row_of_fit_says_the_shares_and_no_gap_without_a_bound(tmp_path: Path) -> None:
+    from gdp.api.fit import fit
+    from gdp.cli.place import fit_text
+
+    spec = written(TEN_HEADS | {"hidden_size": 320, "head_dim": 32}, tmp_path).partition("?")[0]
+    (row,) = fit(spec, [cores(2.3)], prompts=(64,), new=2, target="tensor-parallel", costs=roofline)
+    assert row.layout == "tensor 2 (7:3)"
+    assert row.gap is None
+    assert " -  " in fit_text([row])
+
+
 @pytest.mark.parametrize("speeds", [(1.0, 1.0, 1.0), (5.0, 1.0, 1.0), (1e9, 1.0, 1.0)])
 def test_heads_are_dealt_out_whole_and_everyone_has_one(speeds: tuple[float, ...]) -> None:
     for heads in (3, 4, 8, 13):

@@ -98,8 +98,9 @@ def methods(
 ) -> dict[str, Method]:
     """Every placement method by its command-line name.
 
-    The policy of a checkpoint is `policy` and a candidate of `auto`; the shipped one only of graphs
-    of `POLICY_OPS` ops and more. `planned` are further candidates of `auto`, which come first.
+    The policy of a checkpoint is `policy`, without search `policy_greedy` and `policy_samples`, and
+    a candidate of `auto`; the shipped one only of graphs of `POLICY_OPS` ops and more. `planned`
+    are further candidates of `auto`, which come first.
     """
     from gdp.methods.portfolio import auto
     from gdp.methods.table import METHODS

@@ -10,6 +10,7 @@ import logging
 import re
 import time
 import zlib
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -45,6 +46,8 @@ from gdp.tasks import HERE, Engine, each
 log = logging.getLogger(__name__)
 
 LABELS, RECIPE = "labels.jsonl", "recipe.toml"
+LEAST_HELD = 16
+"""Problems to validate on, below which the standard error of a mean is that of luck."""
 MODEL_SUFFIXES = (".onnx", GGUF_SUFFIX, *GRAPH_SUFFIXES)
 """Endings of files of models; of a folder, plain .json is not read."""
 MAX_OPS = 2000
@@ -267,15 +270,20 @@ def compact(graph: OpGraph) -> OpGraph:
 
 
 def _split(manifest: CorpusManifest, config: CorpusConfig) -> None:
-    """Hold out whole families until their share is reached; families that are held out stay so."""
+    """Hold out whole families until their share and `LEAST_HELD` problems are reached, by the
+    latter at most half of them; families that are held out stay so."""
     held = {e.family for e in manifest.graphs if e.split != "train"}
     families = sorted({e.family for e in manifest.graphs})
     wanted = round(config.hold_out * len(families))
     if config.hold_out > 0 and len(families) > 1:
         wanted = min(max(wanted, 1), len(families) - 1)
     order = np.random.default_rng([config.seed, 7]).permutation(len(families))
+    # What a corpus holds already keeps its split, so that only the first build holds out more.
+    most = len(families) // 2 if config.hold_out > 0 and not held else 0
+    graphs = Counter(entry.family for entry in manifest.graphs)
     for at in order:
-        if len(held) < wanted:
+        few = config.problems * sum(graphs[family] for family in held) < LEAST_HELD
+        if len(held) < (max(wanted, most) if few else wanted):
             held.add(families[at])
     for entry in manifest.graphs:
         if entry.split == "train" and entry.family in held:

@@ -74,9 +74,10 @@ def _groups_of(method: str | None, objective: str) -> list[str]:
         return ["simulator", "fusion"]
     pipelined = find_objective(objective).pipelined
     bounds = [] if pipelined else ["bounds"]
-    if method not in ("auto", "policy"):
+    with_policy = method.startswith("policy")
+    if method != "auto" and not with_policy:
         return ["simulator", *bounds, "lists", "fusion"]
-    policy = ["policy"] if method == "policy" else []
+    policy = ["policy"] if with_policy else []
     pipeline = ["pipeline"] if pipelined else []
     return ["simulator", *policy, *pipeline, "search", *bounds, "lists", "paths", "fusion"]
 

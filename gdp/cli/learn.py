@@ -1,5 +1,6 @@
 """`gdp corpus build`, `gdp pretrain` and `gdp finetune`."""
 
+import math
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -128,9 +129,10 @@ def pretrain(
         quit_at_once(error)
     points = validation_points(read_metrics(trained.folder / "metrics.jsonl"))
     best, folder = trained.best, trained.folder
+    error = "" if math.isnan(best.best_error) else f" (standard error {best.best_error:.1%})"
     text = (
         f"{trained.updates} updates; cost over the best known of {trained.validated_on}: "
-        f"{best.greedy:.3f} greedy, {best.best:.3f} best of 17; policy {folder / 'best'}"
+        f"{best.greedy:.3f} greedy, {best.best:.3f} best of 17{error}; policy {folder / 'best'}"
     )
     show(
         {

@@ -104,6 +104,8 @@ class ValidationPoint(NamedTuple):
     greedy: float
     best: float  # of the greedy placement and the samples
     feasible: float  # share of greedy placements that fit
+    greedy_error: float = np.nan  # relative standard error of `greedy`, over problems
+    best_error: float = np.nan
 
 
 def read_metrics(path: Path) -> list[dict[str, Any]]:
@@ -118,25 +120,33 @@ def validation_points(metrics: list[dict[str, Any]]) -> list[ValidationPoint]:
     rows = [x for x in metrics if np.isfinite(x.get("val_best", np.nan))]
     return [
         ValidationPoint(
-            x["step"] + 1, x.get("val_greedy", np.inf), x["val_best"], x["val_feasible"]
+            x["step"] + 1,
+            x.get("val_greedy", np.inf),
+            x["val_best"],
+            x["val_feasible"],
+            x.get("val_greedy_error", np.nan),
+            x.get("val_best_error", np.nan),
         )
         for x in rows
     ]
 
 
 def curve_text(points: list[ValidationPoint]) -> str:
-    """A row for each validation, with a bar for the best sample's cost above the best known."""
+    """A row for each validation, with a bar for the best sample's cost above the best known; its
+    standard error is over the problems, of which a few say little."""
     if not points:
         return ""
     best = min(range(len(points)), key=lambda i: points[i].greedy * points[i].best)
     shown = {*np.linspace(0, len(points) - 1, MOST_ROWS).round().astype(int).tolist(), best}
     most = max(max(p.best for p in points) - 1.0, 1e-9)
-    lines = [f"{'update':>8} {'greedy':>8} {'best':>8} {'fit':>5}"]
+    lines = [f"{'update':>8} {'greedy':>8} {'best':>8} {'error':>6} {'fit':>5}"]
     for i in sorted(shown):
         p = points[i]
         bar = "#" * max(0, round(WIDTH * (p.best - 1.0) / most))
         mark = "  <- best" if i == best else ""
-        lines.append(f"{p.update:8} {p.greedy:8.3f} {p.best:8.3f} {p.feasible:5.0%} {bar}{mark}")
+        error = "" if np.isnan(p.best_error) else f"{p.best_error:.1%}"
+        row = f"{p.update:8} {p.greedy:8.3f} {p.best:8.3f} {error:>6} {p.feasible:5.0%}"
+        lines.append(f"{row} {bar}{mark}")
     return "\n".join(lines)
 
 
@@ -170,8 +180,10 @@ def draw_curve(metrics: list[dict[str, Any]], out: Path) -> None:
             above.plot([p[0] for p in points], smooth([p[1] for p in points]), label=label)
     validations = validation_points(metrics)
     for key, label in (("greedy", "greedy"), ("best", "best of greedy and 16 samples")):
-        values = [getattr(p, key) for p in validations]
-        below.plot([p.update for p in validations], values, marker=".", label=label)
+        values = np.array([getattr(p, key) for p in validations])
+        errors = np.nan_to_num([getattr(p, f"{key}_error") for p in validations]) * values
+        updates = [p.update for p in validations]
+        below.errorbar(updates, values, yerr=errors, marker=".", capsize=2, label=label)
     below.set(ylabel="validation: cost / best known", xlabel="update")
     for axes in (above, below):
         axes.grid(alpha=0.3)

@@ -4,7 +4,7 @@ import json
 import logging
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
@@ -53,6 +53,8 @@ class Quality(NamedTuple):
     greedy: float
     best: float  # of the greedy placement and the samples
     feasible: float  # share of greedy placements that fit in memory
+    greedy_error: float = np.nan  # relative standard error of `greedy`, over instances
+    best_error: float = np.nan
 
 
 class Outcome(NamedTuple):
@@ -95,7 +97,16 @@ def quality_of(outcomes: list[Outcome]) -> Quality:
         float(np.exp(np.mean(np.log(greedy)))),
         float(np.exp(np.mean(np.log(best)))),
         float(np.mean(fits)),
+        _error(greedy),
+        _error(best),
     )
+
+
+def _error(ratios: Sequence[float]) -> float:
+    """Standard error of the mean logarithm; not a number of fewer than two."""
+    if len(ratios) < 2:
+        return float("nan")
+    return float(np.std(np.log(ratios), ddof=1) / np.sqrt(len(ratios)))
 
 
 def by_regime(outcomes: list[Outcome]) -> dict[str, float]:
@@ -109,7 +120,7 @@ def by_regime(outcomes: list[Outcome]) -> dict[str, float]:
         f"{name}_{field}": value
         for name, part in sorted(parts.items())
         for field, value in quality_of(part)._asdict().items()
-        if field != "feasible"
+        if field in ("greedy", "best")
     }
 
 
@@ -181,7 +192,7 @@ class _State(msgspec.Struct):
     phase: int
     recipe: str
     best: float | None
-    quality: tuple[float | None, float | None, float | None] | None  # null: not finite
+    quality: list[float | None] | None  # null: not finite
     past: dict[str, tuple[float | None, int]]
 
 
@@ -299,7 +310,7 @@ class _Run:
     def _start(self) -> TrainState:
         network = self.recipe.network
         if self.recipe.start:
-            start = load_policy(self.recipe.start)
+            start = load_policy(shipped(self.recipe.start))
             if start.config != network:
                 raise checkpoint.CheckpointError(
                     f"checkpoint {self.recipe.start!r} has another network than the recipe; copy "
@@ -321,7 +332,10 @@ class _Run:
             )
         self.best = np.inf if meta.best is None else meta.best
         if meta.quality is not None:
-            self.best_quality = Quality(*(np.inf if x is None else x for x in meta.quality))
+            # JSON has neither infinity nor what is no number.
+            missing = (*[np.inf] * 3, np.nan, np.nan)
+            pairs = zip(meta.quality, missing, strict=False)  # earlier runs have no errors
+            self.best_quality = Quality(*(y if x is None else x for x, y in pairs))
         self.trainer.past = {
             key: (mean, count) for key, (mean, count) in meta.past.items() if mean is not None
         }
@@ -376,7 +390,9 @@ class _Run:
         return quality_of(outcomes), parts
 
     def _ship(self, state: TrainState, name: str, quality: Quality | None) -> None:
-        validation = {} if quality is None else {"validation": quality._asdict()}
+        numbers = {} if quality is None else quality._asdict()
+        numbers = {key: x for key, x in numbers.items() if not np.isnan(x)}
+        validation = {"validation": numbers} if numbers else {}
         with self.team.together():
             save_policy(
                 Policy(self.recipe.network, state.averaged, self.recipe.name),

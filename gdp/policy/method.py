@@ -142,6 +142,47 @@ def _decoded(
     return Answer(best.assignment, reason=reason, evaluations=spent)
 
 
+def decode_with_policy(
+    problem: Problem,
+    checkpoint: str | os.PathLike[str] | Policy | None,
+    search: Search,
+    *,
+    samples: int = 0,
+) -> Answer:
+    """The policy without any search: its greedy placement, or the best of that, of a greedy decode
+    from each further adviser and of samples, `samples` in all besides the first; as decoded, under
+    the best rule of priority, neither relinked, repaired nor searched from.
+
+    Where a placement that it read is better, that is the answer: the reason says what was decoded.
+    """
+    policy, clock = load(checkpoint), search.budget()
+    small, widen = coarse(problem)
+    read: list[Assignment] = []
+    if policy.config.advice:
+        prior_answers = search.prior_answers if small is problem else {}
+        advise(small, prior_answers, clock.part(ADVICE_SHARE))
+        read = _advised(small, widen)
+    proposals = propose(policy, small, 1 + samples, search.seed, clock, search.evaluations)
+    placed = Assignment(widen(proposals.device[proposals.best]))
+    decoded = best_priority_rule(problem, best_of(problem, [placed]))
+    best, spent = decoded, proposals.evaluations + decoded.evaluations
+    if read:
+        given = best_of(problem, read)
+        best, spent = min(decoded, given), spent + given.evaluations
+        spent += sum(x.evaluations for x in answers_run_here(small).values())
+    count = len(proposals.device)
+    what = "greedy" if count == 1 else f"best of {count}"
+    text = problem.unit.text(decoded.value_s)
+    if decoded.overflow_bytes > 0:
+        text = f"misses {missing_text(problem, decoded.assignment)}"
+    reason = f"policy {policy.name!r}, no search: {what} {text}"
+    if best.overflow_bytes > 0:
+        return Answer(None, reason=reason, evaluations=spent, closest=best.assignment)
+    if best.key < decoded.key:
+        reason += f"; a placement that it read is better, {problem.unit.text(best.value_s)}"
+    return Answer(best.assignment, reason=reason, evaluations=spent)
+
+
 def _relinked(
     policy: Policy, problem: Problem, proposals: RatedPlacements, most: int | None, clock: Clock
 ) -> Evaluated:
@@ -176,14 +217,21 @@ def assignment(problem: Problem, device: Int[np.ndarray, "N"]) -> Assignment:
 
 
 def policy_methods(checkpoint: str | os.PathLike[str] | None = None) -> dict[str, Method]:
-    """`place_with_policy` as a method; none where no checkpoint is named and none is shipped."""
+    """`place_with_policy` and, as `policy_greedy` and `policy_samples`, `decode_with_policy`; none
+    where no checkpoint is named and none is shipped."""
     if checkpoint is None and not _is(default_checkpoint()):
         return {}
 
     def policy(problem: Problem, search: Search) -> Answer:
         return place_with_policy(problem, checkpoint, search)
 
-    return {"policy": policy}
+    def policy_greedy(problem: Problem, search: Search) -> Answer:
+        return decode_with_policy(problem, checkpoint, search)
+
+    def policy_samples(problem: Problem, search: Search) -> Answer:
+        return decode_with_policy(problem, checkpoint, search, samples=SAMPLES)
+
+    return {"policy": policy, "policy_greedy": policy_greedy, "policy_samples": policy_samples}
 
 
 def policy_candidate(checkpoint: str | os.PathLike[str] | Policy | None = None) -> Method:

@@ -14,12 +14,14 @@ from click.testing import CliRunner
 from onnx import TensorProto, helper
 from tiny import SMALL_NETWORK
 
-from gdp.api.corpus import CorpusConfig, CorpusSummary, build_corpus, find_models
+from gdp.api.corpus import CorpusConfig, CorpusSummary, _split, build_corpus, find_models
+from gdp.checkpoint import CheckpointError
 from gdp.cli.main import cli
 from gdp.errors import GdpError
+from gdp.learn.instances import CorpusEntry, CorpusManifest, Instance
 from gdp.learn.labels import load_labels
-from gdp.learn.metrics import ValidationPoint, curve_text
-from gdp.learn.pretrain import pretrain
+from gdp.learn.metrics import ValidationPoint, curve_text, validation_points
+from gdp.learn.pretrain import Outcome, pretrain, quality_of
 from gdp.learn.recipe import parse_recipe
 from gdp.policy.policy import load_policy
 
@@ -164,7 +166,7 @@ def test_a_run_ends_with_a_curve_and_its_best_weights() -> None:
     assert printed["validated_on"] == "2 problems of 1 family held out"
     assert [point["update"] for point in printed["curve"]] == [2, 4, 5]  # the last one, too
     least = min(printed["curve"], key=lambda p: p["greedy"] * p["best"])
-    assert printed["best"] == {k: least[k] for k in ("greedy", "best", "feasible")}
+    assert printed["best"] == {k: v for k, v in least.items() if k != "update"}
     meta = json.loads(Path("run/best/meta.json").read_text())
     assert meta["updates"] == least["update"]
     load_policy("run/best")
@@ -198,6 +200,48 @@ def test_the_text_of_a_curve_marks_the_best_and_stays_short() -> None:
     assert best.split()[:4] == ["1025", "1.010", "1.000", "50%"]
     assert lines[1].count("#") == 40  # the longest bar
     assert curve_text([]) == ""
+
+
+def test_the_curve_has_the_standard_error_of_its_problems() -> None:
+    """Costs of 1.0 and e**0.2: the mean logarithm is 0.1, its standard error 0.1."""
+    outcomes = [
+        Outcome(Instance("g", 0, "latency"), 9, cost, cost, True) for cost in (1.0, np.exp(0.2))
+    ]
+    quality = quality_of(outcomes)
+    assert quality.best == pytest.approx(np.exp(0.1))
+    assert quality.best_error == quality.greedy_error == pytest.approx(0.1)
+    assert np.isnan(quality_of(outcomes[:1]).best_error)
+    numbers = {f"val_{key}": value for key, value in quality._asdict().items()}
+    (point,) = validation_points([{"step": 0, **numbers}])
+    cells = curve_text([point]).splitlines()[1].split()
+    assert cells[:5] == ["1", "1.105", "1.105", "10.0%", "100%"]
+
+
+@pytest.mark.parametrize(("families", "held"), [(2, 1), (12, 6), (20, 8), (60, 12)])
+def test_families_are_held_out_until_there_are_sixteen_problems(families: int, held: int) -> None:
+    """Of one graph with two problems each: at most half of the families, at least a fifth."""
+    entries = [
+        CorpusEntry(f"g{k}", f"f{k}/g.json.gz", 1, "train", f"f{k}") for k in range(families)
+    ]
+    manifest = CorpusManifest(graphs=entries)
+    _split(manifest, CorpusConfig(seed=0))
+    chosen = {e.family for e in manifest.graphs if e.split == "validation"}
+    assert len(chosen) == held
+    _split(manifest, CorpusConfig(seed=1))  # what is held out stays so, and no more is
+    assert {e.family for e in manifest.graphs if e.split == "validation"} == chosen
+
+
+def test_a_recipe_starts_from_what_ships_outside_a_checkout(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The shipped policy is found there: its network is another one than this recipe's."""
+    monkeypatch.chdir(tmp_path)
+    recipe = parse_recipe(
+        'start = "checkpoints/default"\n'
+        + TINY.replace("_graphs = 0", "_graphs = 2") + "max_ops = 60\n"
+    )  # fmt: skip
+    with pytest.raises(CheckpointError, match="has another network than the recipe"):
+        pretrain(recipe, "run")
 
 
 @pytest.mark.slow

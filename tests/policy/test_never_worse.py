@@ -10,7 +10,9 @@ from gdp.methods.base import Answer, Assignment, Search
 from gdp.methods.portfolio import HEURISTICS
 from gdp.methods.priorities import RULES, rank_under
 from gdp.methods.scoring import Evaluated, best_priority_rule, score_all
-from gdp.policy.method import place_with_policy
+from gdp.policy import method as policy_method
+from gdp.policy.advice import incumbents
+from gdp.policy.method import decode_with_policy, place_with_policy, policy_methods
 from gdp.policy.policy import default_checkpoint
 from gdp.problem.problem import Problem
 from gdp.sim.score import values
@@ -41,6 +43,43 @@ def test_no_heuristic_is_better_than_the_policy(seed: int, objective: str) -> No
     found_s = value_s(problem, answer)
     for name, method in HEURISTICS:
         assert found_s <= value_s(problem, method(problem, Search(seconds=None))), name
+
+
+@pytest.mark.parametrize("objective", ["latency", "throughput"])
+@pytest.mark.parametrize("seed", range(4))
+def test_no_heuristic_is_better_than_a_decode_without_search(
+    seed: int, objective: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nor is a placement that it read; and neither relinking, repair nor a search follows."""
+    problem = random_problem(seed, objective=objective, num_ops=24, num_devices=3)
+    for name in ("relink", "repair", "_polished"):
+        monkeypatch.setattr(policy_method, name, None)
+    search, found = Search(seed=seed, seconds=None), {}
+    for samples in (0, 16):
+        answer = decode_with_policy(problem, None, search, samples=samples)
+        found[samples] = value_s(problem, answer)
+        what = "greedy" if samples == 0 else "best of 17"
+        assert f"no search: {what} " in answer.reason
+        for name, method in HEURISTICS:
+            assert found[samples] <= value_s(problem, method(problem, Search(seconds=None))), name
+        read, over = values(problem, incumbents(problem))
+        assert found[samples] <= read[over == 0].min(initial=np.inf)
+    assert found[16] <= found[0]
+
+
+def test_decodes_without_search_are_methods_that_say_what_was_decoded() -> None:
+    """One greedy placement costs fewer evaluations than 17, these fewer than the whole answer."""
+    methods, spent, behind = policy_methods(), {}, 0
+    for seed in range(1, 4):
+        for name, method in methods.items():
+            problem = random_problem(seed, num_ops=24, num_devices=3)
+            answer = method(problem, Search(seed=seed, seconds=None))
+            spent.setdefault(name, []).append(answer.evaluations)
+            behind += "that it read is better" in answer.reason
+    assert list(spent) == ["policy", "policy_greedy", "policy_samples"]
+    for whole, greedy, samples in zip(*spent.values(), strict=True):
+        assert greedy < samples < whole
+    assert behind
 
 
 def test_own_ranks_stay_in_the_running() -> None:

@@ -84,6 +84,17 @@ def test_a_request_is_explained_without_naming_ops() -> None:
     )
 
 
+def test_what_waits_for_its_launch_is_neither_read_nor_computed() -> None:
+    """With costs of ten times the roofline every op but the copies waits."""
+    found = gdp.explain(
+        asked(), cut(asked()), CLUSTER, costs=lambda graph, box: 10 * roofline(graph, box)
+    )
+    texts = {part["text"] for part in found["generation"]["shares"]["decode"]}
+    assert texts == {
+        "launching kernels on d0", "launching kernels on d1", "moving tensors between devices",
+    }  # fmt: skip
+
+
 @pytest.mark.parametrize(("requests", "apart_s"), [(1, 85.0), (2, 43.0), (3, 43.0)])
 def test_requests_in_flight_take_turns_until_a_device_is_full(
     requests: int, apart_s: float

@@ -372,7 +372,13 @@ def budgets(
         if file is not None:
             with file.open("a") as out:
                 out.write(json.dumps(rows[case]) + "\n")
-    _show_budgets(known, {case: rows[case] for case in chosen}, counts)
+    shown = {case: rows[case] for case in chosen}
+    _show_budgets(known, shown, counts)
+    show("portfolio, by evaluations", portfolio(known, shown, counts))
+
+
+PORTFOLIO = ("auto", "search alone")
+"""Ways of equal CPU seconds, of which a portfolio would choose."""
 
 
 def _budget_ways(policy: Policy, evaluations: int) -> dict[str, Way]:
@@ -423,6 +429,39 @@ def _show_budgets(
             title + "/".join(map(str, counts)) + " evaluations",
             {name: " | ".join(cells) for name, cells in table.items()},
         )
+
+
+def portfolio(
+    known: list[Entry], rows: dict[tuple[int, int, int], dict[str, Any]], counts: list[int]
+) -> dict[str, Any]:
+    """A line a budget: `auto`, `search alone` in the same CPU, the better of both on each instance
+    (virtual best), and the way that is better in the mean on other families of the same regime."""
+    lines: dict[str, Any] = {}
+    for count in counts:
+        ratios: dict[int, list[list[float]]] = {}
+        for (k, _, evaluations), row in rows.items():
+            pair = [row[name][0] / float(known[k].best_s or np.nan) for name in PORTFOLIO]
+            if evaluations == count and np.isfinite(pair).all():
+                ratios.setdefault(k, []).append(pair)
+        if not ratios:
+            continue
+        entries = [known[k] for k in ratios]
+        logs = np.array([np.log(pairs).mean(axis=0) for pairs in ratios.values()])
+        family = np.array([source().family(entry.graph) for entry in entries])
+        regime = np.array([entry.regime + entry.objective for entry in entries])
+        ruled: list[float] = []
+        for row, own, kind in zip(logs, family, regime, strict=True):
+            others = family != own
+            alike = others & (regime == kind)
+            chosen = alike if alike.any() else others
+            ruled.append(row[logs[chosen].mean(axis=0).argmin()] if chosen.any() else row.mean())
+        single, virtual = logs.mean(axis=0), float(logs.min(axis=1).mean())
+        lines[f"{count} evaluations"] = (
+            ", ".join(f"{n} {np.exp(x):.3f}" for n, x in zip(PORTFOLIO, single, strict=True))
+            + f", virtual best {np.exp(virtual):.3f} ({100 * (virtual - single.min()):+.2f}% of "
+            f"the single best), by regime on held-out families {np.exp(np.mean(ruled)):.3f}"
+        )
+    return lines
 
 
 def _paired(rows: list[tuple[int, dict[str, Any]]], left: str, right: str) -> str:

@@ -10,6 +10,7 @@ from benchmarks.policy.regimes import (
     Made,
     load,
     names_of,
+    portfolio,
     problem_of,
     source,
     table,
@@ -38,3 +39,21 @@ def test_the_list_is_of_test_families_and_of_their_regimes() -> None:
     tiled = [problem_of(entry, graphs) for entry in entries if entry.regime == "tiled"]
     assert {problem.num_devices for problem in tiled} == {4, 8}
     assert {bool(problem.cluster.queues.any()) for problem in tiled} == {False, True}
+
+
+def test_a_portfolio_is_judged_on_families_that_its_rule_did_not_see() -> None:
+    """Each way is twice as slow on one of two families: the virtual best is 1, each way alone the
+    root of 2, and the rule, which learns from the other family, always takes the wrong one."""
+    graphs = source()
+    first = graphs.test[0]
+    second = next(n for n in graphs.test if graphs.family(n) != graphs.family(first))
+    entries = [Entry("ample", name, 0, best_s=1.0) for name in (first, second)]
+    rows = {
+        (0, 0, 100): {"auto": (1.0, 0.1), "search alone": (2.0, 0.1)},
+        (1, 0, 100): {"auto": (2.0, 0.1), "search alone": (1.0, 0.1)},
+        (1, 1, 100): {"auto": (float("inf"), 0.1), "search alone": (1.0, 0.1)},
+    }
+    assert portfolio(entries, rows, [100, 400]) == {
+        "100 evaluations": "auto 1.414, search alone 1.414, virtual best 1.000 (-34.66% of the "
+        "single best), by regime on held-out families 2.000"
+    }

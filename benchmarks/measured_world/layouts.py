@@ -319,7 +319,7 @@ class Ranked:
         return f"{self.right / self.pairs:.0%} of {self.pairs}; {worst}"
 
 
-def ranked(groups: Groups, rate: Callable[[Row], float]) -> Ranked:
+def ranked(groups: Sequence[Sequence[Row]], rate: Callable[[Row], float]) -> Ranked:
     """How well a rate orders the rows of each group; of equal rates no pair is told."""
     right = pairs = 0
     lost: list[float] = []

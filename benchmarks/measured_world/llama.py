@@ -154,8 +154,7 @@ class Bench:
 
 def preset_of(name: str) -> str | None:
     """The preset of a card by the name that a table gives it."""
-    name = re.sub(r"^(?=M\d)", "Apple ", name).replace("Max+", "Max")
-    return preset_of_model(name)
+    return preset_of_model(re.sub(r"^(?=M\d)", "Apple ", name))
 
 
 def size_of(model: str) -> Size | None:

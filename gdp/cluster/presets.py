@@ -88,28 +88,38 @@ def link_family(cluster: Cluster, src: int, dst: int) -> str:
 _PCIE_NUMBERS = frozenset(
     (*((speed, PCIE_LATENCY_S) for speed in PCIE_BYTES_PER_S.values()), *PATHS.values())
 )
-_VARIANTS = r"(?![0-9a-z])(?![ -]*(?:ti|super|laptop|mobile|max-q)\b)"
+# Words behind a product's that make another product of it.
+_VARIANTS = r"(?![0-9a-z])(?![ -]*(?:ti|super|d|max-q)\b)"
+_LAPTOP = re.compile(r"\b(?:laptop|mobile|max-q design)\b")
+_MARKS = re.compile(r"\((?:r|tm)\)|\+")
 _CAPACITY = re.compile(r"-\d+$")
 
 
 def preset_of_model(model: str, size_bytes: int = 0) -> str | None:
     """The accelerator preset of a driver's name for a device; of several sizes of one product the
-    nearest to its memory, else to the size in its name, else the one of the plain name.
+    nearest to its memory, else to the size in its name, else the one of the plain name. None for
+    other products, as all of laptops are.
 
     >>> preset_of_model("NVIDIA A100-SXM4-40GB", 40 << 30), preset_of_model("NVIDIA L40S")
     ('a100-40', 'l40s')
     """
+    text = _MARKS.sub("", model.lower())
+    if _LAPTOP.search(text):
+        return None
     named: dict[str, list[str]] = {}
     for name, entry in presets().items():
-        product = entry.product or _CAPACITY.sub("", name)
+        # A number behind a dash is a size only where the name without it is a preset, too: the
+        # 6000 of rtx-pro-6000 and the 170 of flex-170 tell products apart.
+        plain = _CAPACITY.sub("", name)
+        product = entry.product or (plain if plain in presets() else name)
         words = re.findall(r"[a-z]+|[0-9]+", product)
         pattern = r"(?<![a-z0-9])" + r"[ -]*".join(words) + _VARIANTS
-        if not name.startswith("cpu") and re.search(pattern, model.lower()):
+        if not name.startswith("cpu") and re.search(pattern, text):
             named.setdefault(product, []).append(name)
     if not named:
         return None
     sizes = named[max(named, key=len)]
-    if not size_bytes and (size := re.search(r"([0-9]+) ?gb", model.lower())):
+    if not size_bytes and (size := re.search(r"([0-9]+) ?gb", text)):
         size_bytes = int(size[1]) << 30
     if not size_bytes:
         return min(sizes, key=len)

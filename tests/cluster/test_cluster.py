@@ -1,5 +1,6 @@
 """Clusters: files, presets, memory limits, topology text and detection."""
 
+import re
 from pathlib import Path
 
 import numpy as np
@@ -228,12 +229,46 @@ def test_gpus_that_nvidia_smi_reports_stand_beside_the_cpu() -> None:
         ("NVIDIA GeForce RTX 4060 Ti", 16, "rtx4060ti"),
         ("NVIDIA GeForce RTX 4070", 12, "rtx4070"),
         ("NVIDIA GeForce RTX 4070 Ti SUPER", 16, "rtx4070tisuper"),
+        ("NVIDIA GeForce RTX 4090 D", 24, None),
+        ("NVIDIA GeForce RTX 4090 Laptop GPU", 16, None),
+        ("NVIDIA GeForce RTX 3080 with Max-Q Design", 8, None),
+        ("NVIDIA RTX A5000 Laptop GPU", 16, None),
+        ("NVIDIA RTX 5000 Ada Generation", 32, "rtx5000-ada"),
+        ("NVIDIA RTX 5000 Ada Generation Laptop GPU", 16, None),
+        ("Quadro RTX 5000 (Mobile)", 16, None),
+        ("NVIDIA RTX PRO 6000 Blackwell Server Edition", 96, "rtx-pro-6000"),
+        ("NVIDIA RTX PRO 6000 Blackwell Max-Q Workstation Edition", 96, "rtx-pro-6000"),
+        ("NVIDIA RTX PRO 6000D", 84, None),
+        ("NVIDIA RTX PRO 4500 Blackwell", 32, None),
+        ("NVIDIA RTX PRO 3000 Blackwell Generation Laptop GPU", 12, None),
+        ("Intel(R) Data Center GPU Flex 170", 16, "flex-170"),
+        ("Intel(R) Data Center GPU Flex 140", 6, None),
+        ("Intel(R) Arc(TM) A770 Graphics", 16, "arc-a770"),
+        ("Intel(R) Arc(TM) A750 Graphics", 8, None),
+        ("Intel(R) Arc(TM) Pro B60 Graphics", 24, "arc-b60"),
+        ("Intel(R) Arc(TM) B580 Graphics", 12, None),
         ("AMD Instinct MI300X", 192, "mi300x"),
+        ("AMD Instinct MI300A", 128, None),
+        ("AMD RYZEN AI MAX+ 395 w/ Radeon 8060S", 96, "ryzen-ai-max-395"),
+        ("AMD Ryzen AI Max 385", 96, None),
         ("Apple M2 Max", 96, "m2-max"),
+        ("Apple M2 Pro", 32, "m2-pro"),
     ],
 )
 def test_a_drivers_name_is_that_of_one_product(model: str, gib: int, preset: str | None) -> None:
     assert preset_of_model(model, gib << 30) == preset
+
+
+def test_every_preset_of_a_gpu_answers_to_its_product() -> None:
+    """The number at a name's end is kept where it tells products apart: of each preset the next
+    number up is no preset."""
+    for name, entry in presets().items():
+        product = entry.product or name
+        if name.startswith("cpu"):
+            continue
+        assert preset_of_model(product, parse_bytes(entry.memory_bytes)) == name
+        if not re.search(r"-(40|8)$", product):
+            assert preset_of_model(re.sub(r"\d+", lambda n: f"{int(n[0]) + 11}", product)) is None
 
 
 def test_cores_share_the_bandwidth_that_was_measured() -> None:

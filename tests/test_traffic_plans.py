@@ -2,6 +2,7 @@
 
 import json
 import math
+import re
 from pathlib import Path
 
 import pytest
@@ -71,14 +72,49 @@ def test_the_command_says_traffic_and_writes_the_placement(config: str, tmp_path
     done = CliRunner().invoke(cli, [*args, "-o", str(path)])
     assert done.exit_code == 0, done.output
     assert "traffic  first token after" in done.output
-    assert "requests at once; 9 requests in" in done.output
     assert path.is_file()
+    room = re.search(r"requests at once \(memory has room for (\d+)\); 9 requests", done.output)
+    assert room
     told = json.loads(CliRunner().invoke(cli, [*args, "--json"]).stdout)
     traffic = told["traffic"]
     assert traffic["requests"] == 9  # the first of three clients begin before
     assert 0 < traffic["first_token"]["median_s"] <= traffic["first_token"]["p95_s"] < math.inf
     assert traffic["engine"]["tokens_at_once"] == 2048
+    assert traffic["room"] == int(room[1]) == int(traffic["engine"]["cache_tokens"] / (64 + 16))
     assert told["generation"]["caches_s"] > 0
+
+
+def test_pages_show_the_traffic_on_a_plan(config: str, tmp_path: Path) -> None:
+    """That of `gdp place --traffic --report`, and of a placement that was made before."""
+    plan, pages = tmp_path / "p.json", [tmp_path / "a.html", tmp_path / "b.html"]
+    args = ["place", config, "--cluster", CLUSTER, "--for", "vllm", "--traffic", TEXT]
+    for words in (
+        [*args, "-o", str(plan), "--report", str(pages[0])],
+        ["report", str(plan), "--traffic", TEXT, "-o", str(pages[1])],
+    ):
+        done = CliRunner().invoke(cli, words)
+        assert done.exit_code == 0, done.output
+    found = [re.search(r'<section id="traffic".*?</section>', p.read_text(), re.S) for p in pages]
+    assert found[0]
+    assert found[1]
+    assert found[0][0] == found[1][0]
+    again = ["report", str(plan), "-o", str(pages[1]), "--force"]
+    assert CliRunner().invoke(cli, again).exit_code == 0
+    assert 'id="traffic"' not in pages[1].read_text()
+
+
+def test_traffic_on_what_is_no_plan_for_vllm_is_one_line(config: str, tmp_path: Path) -> None:
+    plan = tmp_path / "p.json"
+    args = ["place", config, "--generate", "prompt=64,new=16", "--cluster", CLUSTER, "-o"]
+    assert CliRunner().invoke(cli, [*args, str(plan)]).exit_code == 0
+    page = str(tmp_path / "p.html")
+    done = CliRunner().invoke(cli, ["report", str(plan), "--traffic", TEXT, "-o", page])
+    assert done.exit_code == 1
+    assert "traffic is for plans of hf: models for vllm (--for vllm)" in str(done.exception)
+    done = CliRunner().invoke(
+        cli, ["report", str(plan), "--traffic", "rate=x,prompt=1,new=1", "-o", page]
+    )
+    assert (done.exit_code, "--traffic: rate must be" in done.output) == (2, True)
 
 
 @pytest.mark.parametrize(

@@ -7,6 +7,7 @@ from typing import Any
 
 from gdp import solve
 from gdp.api.fit import generation_answer
+from gdp.api.traffic import on_vllm, served_on
 from gdp.api.tune import Tuned
 from gdp.cluster.file import Machine
 from gdp.constraints import Constraints
@@ -20,6 +21,7 @@ from gdp.question import Question, question_about
 from gdp.result import Result
 from gdp.sim.objectives import find_objective
 from gdp.sim.prediction import Prediction
+from gdp.sim.traffic import Traffic
 
 
 def report(
@@ -31,6 +33,7 @@ def report(
     objective: str | None = None,
     costs: CostModel | str | Path | None = None,
     measured: Mapping[str, Any] | None = None,
+    traffic: Traffic | str | None = None,
 ) -> None:
     """Write the HTML page of a placement, which opens without a network.
 
@@ -43,17 +46,26 @@ def report(
         objective: Objective of a placement that is no `Result`; None for its own, else latency.
         costs: Cost model or file; None for the shipped one.
         measured: Result of `gdp.run` for the placement.
+        traffic: Requests that share the engine of a placement for vLLM, as `gdp.serve` takes them.
+
+    Raises:
+        ArgumentError: Traffic has another form, or the placement is not for vLLM.
     """
     question, placed = question_about(placement, model, cluster, objective=objective, costs=costs)
+    question = question if traffic is None else on_vllm(question)
     result = placement if isinstance(placement, Result) else solve.evaluate(question, placed)
-    write_page(question, result, path, None if measured is None else measured_view(measured))
+    write_page(
+        question, result, path, None if measured is None else measured_view(measured),
+        None if traffic is None else served_on(result, traffic).traffic_json(),
+    )  # fmt: skip
 
 
 def write_page(
-    question: Question, result: Result, path: str | Path, measured: Mapping[str, Any] | None = None
-) -> None:
+    question: Question, result: Result, path: str | Path,
+    measured: Mapping[str, Any] | None = None, traffic: Mapping[str, Any] | None = None,
+) -> None:  # fmt: skip
     """Write the page of a result, whose costs and cluster are those of a question; `measured` are
-    the fields of `measured_view`."""
+    the fields of `measured_view`, `traffic` those of `ServedPlan.traffic_json`."""
     from gdp.reports.html import write_report
 
     question = replace(question, objective=result.objective, constraints=Constraints())
@@ -69,7 +81,7 @@ def write_page(
         steady = None if drawn is None else asdict(drawn)
     answer = generation_answer(question, result.placement, result.score)
     generation = None if answer is None else answer.to_json()
-    write_report(view, result.to_json(), path, measured, steady, generation)
+    write_report(view, result.to_json(), path, measured, steady, generation, traffic)
 
 
 def report_tuned(question: Question, tuned: Tuned, path: str | Path) -> None:

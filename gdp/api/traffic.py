@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +26,7 @@ from gdp.sim.traffic import (
     parse_traffic,
 )
 from gdp.sim.traffic import serve as served_by
-from gdp.targets.vllm.plan import has_large_gpus
+from gdp.targets.vllm.plan import has_large_gpus, vllm_cluster
 from gdp.units import format_seconds
 
 FIRST_BATCH = 8
@@ -46,15 +46,24 @@ class ServedPlan:
     engine: ServingEngine
     served: ServedTraffic
 
+    @property
+    def room(self) -> int | None:
+        """Requests of mean length whose caches memory has room for; None: no limit."""
+        request, held = self.generation.request, self.engine.cache_tokens
+        return None if math.isinf(held) else int(held // (request.prompt + request.new))
+
     def to_json(self) -> dict[str, Any]:
         """Plain data: that of a placement, with `generation` and `traffic`."""
+        return self.result.to_json() | {
+            "generation": self.generation.to_json(), "traffic": self.traffic_json()
+        }  # fmt: skip
+
+    def traffic_json(self) -> dict[str, Any]:
+        """The traffic as plain data, with its engine."""
         engine = self.engine._asdict()
         if math.isinf(self.engine.cache_tokens):
             engine["cache_tokens"] = None
-        return self.result.to_json() | {
-            "generation": self.generation.to_json(),
-            "traffic": asdict(self.served) | {"engine": engine},
-        }
+        return asdict(self.served) | {"room": self.room, "engine": engine}
 
     def lines(self) -> list[str]:
         """Text of the traffic."""
@@ -64,8 +73,9 @@ class ServedPlan:
             f"traffic  first token after {format_seconds(first.mean_s)} "
             f"(95% within {format_seconds(first.p95_s)}), {format_seconds(token.mean_s)} a token "
             f"(95% within {format_seconds(token.p95_s)})",
-            f"in all   {served.tokens_per_s:.1f} tokens/s, {served.running:.1f} requests at once; "
-            f"{served.requests} requests in {format_seconds(served.seconds)}",
+            f"in all   {served.tokens_per_s:.1f} tokens/s, {served.running:.1f} requests at once"
+            + ("" if self.room is None else f" (memory has room for {self.room})")
+            + f"; {served.requests} requests in {format_seconds(served.seconds)}",
         ]
         if served.waiting_s > first.mean_s / 2:
             room = "no limit" if math.isinf(engine.cache_tokens) else int(engine.cache_tokens)
@@ -146,19 +156,43 @@ def served_plan(
             batch, most = batch // 2, batch - 1
             continue
         made += 1
-        generation = generation_answer(result.question, result.placement, result.score)
-        assert generation is not None  # of a request
-        engine = engine_of(generation, question)
-        if requests_at_once is not None:
-            engine = engine._replace(requests_at_once=requests_at_once)
-        served = served_by(in_steady_state(traffic, engine), engine)
-        plan = ServedPlan(result, generation, engine, served)
-        running = plan.served.running / engine.stages
+        plan = served_on(result, traffic, requests_at_once)
+        running = plan.served.running / plan.engine.stages
         wanted = int(min(max(1, round(running)), most))
         if max(wanted, batch) <= NEAR * min(wanted, batch):
             break
         batch = wanted
     return plan
+
+
+def on_vllm(question: Question) -> Question:
+    """The question of a placement that is read from its file, with the memory that vLLM takes.
+
+    Raises:
+        ArgumentError: The placement is not for vLLM.
+    """
+    _tokens_at_once(question)
+    return replace(question, cluster=vllm_cluster(question.cluster))
+
+
+def served_on(
+    result: Result, traffic: Traffic | str, requests_at_once: int | None = None
+) -> ServedPlan:
+    """Traffic on a plan that was made before.
+
+    Raises:
+        ArgumentError: The plan is of no request or not for vLLM, or the traffic has another form.
+    """
+    if isinstance(traffic, str):
+        traffic = parse_traffic(traffic)
+    generation = generation_answer(result.question, result.placement, result.score)
+    if generation is None:
+        raise ArgumentError("traffic is for placements of a request (--generate), for vllm")
+    engine = engine_of(generation, result.question)
+    if requests_at_once is not None:
+        engine = engine._replace(requests_at_once=requests_at_once)
+    served = served_by(in_steady_state(traffic, engine), engine)
+    return ServedPlan(result, generation, engine, served)
 
 
 def engine_of(answer: GenerationAnswer, question: Question) -> ServingEngine:
@@ -168,10 +202,7 @@ def engine_of(answer: GenerationAnswer, question: Question) -> ServingEngine:
     Raises:
         ArgumentError: The model is not computed as an engine computes it.
     """
-    request, spec = answer.request, spec_of(question.model or "")
-    at_once = parse_config_spec(spec).max_num_batched_tokens if spec.startswith("hf:") else 0
-    if not at_once:
-        raise ArgumentError("traffic is for plans of hf: models for vllm (--for vllm)")
+    request, at_once = answer.request, _tokens_at_once(question)
     rooms = [
         (row.free_bytes + row.cache_bytes) / row.cache_bytes
         for row in answer.memory
@@ -188,3 +219,12 @@ def engine_of(answer: GenerationAnswer, question: Question) -> ServingEngine:
         cache_tokens=min(rooms) * sequences * request.held if rooms else math.inf,
         stages=answer.stages,
     )
+
+
+def _tokens_at_once(question: Question) -> int:
+    """Tokens of one pass of the engine that a model is computed by."""
+    spec = spec_of(question.model or "")
+    at_once = parse_config_spec(spec).max_num_batched_tokens if spec.startswith("hf:") else 0
+    if not at_once:
+        raise ArgumentError("traffic is for plans of hf: models for vllm (--for vllm)")
+    return at_once

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from gdp.models import Model
     from gdp.placement import Placement
     from gdp.question import Question
+    from gdp.sim.traffic import Traffic
     from gdp.tasks import Engine
 
 Decorator = Callable[[Callable[..., None]], Callable[..., None]]
@@ -95,6 +96,18 @@ traffic = click.option(
     help="Requests that share the engine, instead of one: so many clients, or rate=2.5 requests a "
     "second; sizes may be ranges (512..2048). hf: models --for vllm.",
 )  # fmt: skip
+
+
+def parsed_traffic(text: str) -> "Traffic":
+    """The value of `--traffic`; a malformed one is refused by its name."""
+    from gdp.sim.traffic import parse_traffic
+
+    try:
+        return parse_traffic(text)
+    except ArgumentError as error:
+        raise click.UsageError(f"--traffic: {error}") from None
+
+
 context = click.option("--context", metavar="N|max", callback=_context, help=CONTEXT_HELP)
 """Of a command that takes no `ModelOptions`."""
 

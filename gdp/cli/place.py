@@ -2,7 +2,7 @@
 
 import sys
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -10,12 +10,12 @@ from gdp.cli import options
 from gdp.cli.program import STARTED_S
 from gdp.cli.show import placing, show, stages
 from gdp.clock import COMPILE, Phases, waiting_for
-from gdp.errors import ArgumentError, InfeasibleError
+from gdp.errors import InfeasibleError
 from gdp.targets.table import PLANNERS
 from gdp.terminal import printable_lines
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from gdp.api.fit import FitRow
     from gdp.models import Model
@@ -87,25 +87,23 @@ def _place_for_traffic(
     from gdp.api.traffic import served_plan
     from gdp.cli.text import result_text
     from gdp.models import HF_PREFIX
-    from gdp.sim.traffic import parse_traffic
 
     spec = asking.model.spec
     if runtime != "vllm" or not spec.startswith(HF_PREFIX):
         raise click.UsageError("--traffic is for hf: models --for vllm")
     asking.model.require_no_sizes("--traffic")
-    try:
-        traffic = parse_traffic(text)
-    except ArgumentError as error:
-        raise click.UsageError(f"--traffic: {error}") from None
+    traffic = options.parsed_traffic(text)
     outputs.require(spec, *asking.files)
     plan = served_plan(asked, spec, traffic, answered)
-    _write(plan.result, outputs)
+    _write(plan.result, outputs, plan.traffic_json())
     question, result = plan.result.question, plan.result
     lines = result_text(question.graph, question.cluster, result, plan.generation, plan.lines())
     show(plan.to_json(), lambda: lines)
 
 
-def _write(result: "Result", outputs: options.Outputs) -> None:
+def _write(
+    result: "Result", outputs: options.Outputs, traffic: "Mapping[str, Any] | None" = None
+) -> None:
     """Write the files that were asked for."""
     from gdp.api import report as reporting
     from gdp.placement import save_placement
@@ -115,7 +113,7 @@ def _write(result: "Result", outputs: options.Outputs) -> None:
     if path := outputs.paths.get("trace"):
         reporting.trace(result.question, result.placement, path)
     if path := outputs.paths.get("report"):
-        reporting.write_page(result.question, result, path)
+        reporting.write_page(result.question, result, path, traffic=traffic)
 
 
 def _all_waited(phases: Phases, result: "Result") -> "Result":
@@ -201,17 +199,24 @@ def simulate(about: options.About, placement: str | None, outputs: options.Outpu
 @click.command()
 @click.argument("placement")
 @options.about(options.named_model)
+@options.traffic
 @options.outputs(report=options.required(metavar="R.html"))
 @options.as_json
-def report(placement: str, about: options.About, outputs: options.Outputs) -> None:
+def report(
+    placement: str, about: options.About, traffic: str | None, outputs: options.Outputs
+) -> None:
     """Write an HTML report of a placement."""
     from gdp.api import report as reporting
+    from gdp.api.traffic import on_vllm, served_on
     from gdp.solve import evaluate
 
+    path, requests = outputs.paths["report"], traffic and options.parsed_traffic(traffic)
     outputs.require(about.model.given, placement, about.cluster.cluster, about.costs)
     question, placed = about.question(placement, about.model.given)
-    path = outputs.paths["report"]
-    reporting.write_page(question, evaluate(question, placed), path)
+    question = on_vllm(question) if requests else question
+    result = evaluate(question, placed)
+    served = served_on(result, requests).traffic_json() if requests else None
+    reporting.write_page(question, result, path, traffic=served)
     show({"report": path}, lambda: path)
 
 

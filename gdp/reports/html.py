@@ -42,9 +42,10 @@ def write_report(
     measured: Mapping[str, Any] | None = None,
     steady: Mapping[str, Any] | None = None,
     generation: Mapping[str, Any] | None = None,
+    traffic: Mapping[str, Any] | None = None,
 ) -> None:
     """Write the page of `report_html`."""
-    write_atomic(path, report_html(view, result, measured, steady, generation).encode())
+    write_atomic(path, report_html(view, result, measured, steady, generation, traffic).encode())
 
 
 def report_html(
@@ -53,11 +54,13 @@ def report_html(
     measured: Mapping[str, Any] | None = None,
     steady: Mapping[str, Any] | None = None,
     generation: Mapping[str, Any] | None = None,
+    traffic: Mapping[str, Any] | None = None,
 ) -> str:
     """The page's text. `result` holds the fields of `Result.to_json`, `measured` those of
     `RunReport.to_json` where the placement was executed, `steady` those of a
     `gdp.measure.cycle.SteadyState` where the pipeline is to be drawn, `generation` those of
-    `gdp.api.fit.GenerationAnswer` where a request was placed."""
+    `gdp.api.fit.GenerationAnswer` where a request was placed, `traffic` those under "traffic" of
+    `gdp.api.traffic.ServedPlan.to_json` where traffic was simulated."""
     tree = module_tree(view)
     cut = cut_rows(view)
     script, pipelined = _scripts(), find_objective(result["objective"]).pipelined
@@ -75,6 +78,7 @@ def report_html(
         devices=device_rows(
             view, result["peak_bytes"], result["period_s"] if pipelined else None
         ),
+        groups=group_rows(view),
         cut=cut[: MAX_ROWS],
         cut_count=len(cut),
         cut_bytes=sum(row["bytes"] for row in cut),
@@ -85,6 +89,7 @@ def report_html(
         measured=measured,
         steady=steady,
         generation=generation and generation_rows(generation, view.problem.cluster),
+        traffic=traffic,
         style=_asset("page.css"),
         script=script,
         digest=base64.b64encode(hashlib.sha256(script.encode()).digest()).decode(),
@@ -149,7 +154,6 @@ def device_rows(
     """
     span_s = view.end_s if period_s is None else period_s * len(view.ways)
     ops, kernels = view.counts()
-    busy = np.sum([way.schedule.busy_s for way in view.ways], axis=0)
     names = view.problem.cluster.device_names
     beside = {d: [names[e] for e in team if e != d] for team in view.teams for d in team}
     shared = {d: [names[e] for e in s.devices if e != d] for s in view.splits for d in s.devices}
@@ -157,7 +161,7 @@ def device_rows(
     for d, device in enumerate(view.problem.cluster.devices):
         peak = int(peak_bytes.get(device.name, view.schedule.peak_bytes[d]))
         limit = None if device.memory_bytes >= UNLIMITED_BYTES else device.memory_bytes
-        busy_s = float(busy[d])
+        busy_s = float(view.busy_s[d])
         rows.append(
             {
                 "name": device.name, "kind": device.kind, "ops": int(ops[d]),
@@ -166,6 +170,29 @@ def device_rows(
                 "busy_share": busy_s / max(span_s, 1e-30),
                 "peak_bytes": peak, "limit_bytes": limit,
                 "full": None if limit is None else peak / limit,
+            }
+        )  # fmt: skip
+    return rows
+
+
+def group_rows(view: PlacementView) -> list[dict[str, Any]]:
+    """Groups of devices that compute each op together: the share of each member, and the seconds
+    of their collectives in the run shown, which are also a share of the group's busy time."""
+    problem, names = view.problem, view.problem.cluster.device_names
+    once_s, rows = problem.origin.exchange_s, []
+    for split in view.splits:
+        lead, spent_s = split.devices[0], 0.0
+        if once_s is not None:
+            mine = (view.device == lead) & view.is_work
+            spent_s = float((once_s[mine, lead] * problem.graph.repeats[mine]).sum())
+        rows.append(
+            {
+                "members": [
+                    {"name": names[d], "number": d, "part": part, "share": part / sum(split.parts)}
+                    for d, part in zip(split.devices, split.parts, strict=True)
+                ],
+                "experts": split.experts, "even": split.is_even, "exchange_s": spent_s,
+                "exchange_share": spent_s / max(float(view.schedule.busy_s[lead]), 1e-30),
             }
         )  # fmt: skip
     return rows

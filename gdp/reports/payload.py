@@ -4,6 +4,7 @@ Times are whole nanoseconds, so that they are short as text; sizes are bytes.
 """
 
 from collections.abc import Iterable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -23,17 +24,21 @@ def payload(view: PlacementView, tree: ModuleTree) -> dict[str, Any]:
     """Everything that the page's scripts are given."""
     cluster = view.problem.cluster
     finite = bool(np.isfinite(view.end_s))
-    busy_s = np.sum([way.schedule.busy_s for way in view.ways], axis=0)
     peak_bytes = np.max([way.schedule.peak_bytes for way in view.ways], axis=0)
     ops, left_out = _longest(view)
-    held = [_curve(curve, view.end_s) for curve in memory_curves(view)] if finite else []
+    curves = memory_curves(view) if finite else []
+    held = [_curve(curve, view.end_s) for curve in curves]
+    names = cluster.device_names
+    for d in view.leads if curves else ():
+        peak_bytes[d] = curves[d].held_bytes.max()
     return {
         "latency": _ns(np.array([view.end_s]))[0] if finite else 0,
         "devices": [
             {
-                "name": device.name, "busy": _ns(busy_s[d : d + 1])[0],
+                "name": device.name, "busy": _ns(view.busy_s[d : d + 1])[0],
                 "limit": None if device.memory_bytes >= UNLIMITED_BYTES else device.memory_bytes,
-                "peak": int(peak_bytes[d]),
+                "peak": int(peak_bytes[d]), "lead": view.leads.get(d),
+                "together": [names[e] for s in view.splits if d in s.devices for e in s.devices],
             }
             for d, device in enumerate(cluster.devices)
         ],
@@ -51,10 +56,17 @@ def _ns(seconds: Float[np.ndarray, "K"]) -> list[int]:
 
 def memory_curves(view: PlacementView) -> list[Held]:
     """Bytes held by each device over time, for one way after the other. A replica holds its weights
-    while others of its group serve, too."""
+    while others of its group serve, too; members of a split hold what the first does, or by shares
+    of their own."""
     weights = np.stack([weights_held(way.problem, way.device) for way in view.ways])
     rest = weights.max(axis=0) - weights
     curves = [held_over_time(way.problem, way.schedule, way.device) for way in view.ways]
+    for d, lead in view.leads.items():
+        rest[:, d] = rest[:, lead]
+        for way, held in zip(view.ways, curves, strict=True):
+            graph = way.problem.origin.members.get(d)
+            own = way.problem if graph is None else replace(way.problem, graph=graph)
+            held[d] = held_over_time(own, way.schedule, way.device)[lead]
     return [
         Held(
             _joined(

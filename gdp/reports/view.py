@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
-from jaxtyping import Bool, Int
+from jaxtyping import Bool, Float, Int
 
 from gdp.cluster.types import Cluster
 from gdp.graph.op_graph import OpGraph
@@ -49,6 +49,19 @@ class PlacementView:
         return last.since_s + last.schedule.latency_s
 
     @cached_property
+    def leads(self) -> dict[int, int]:
+        """The first device of its split, on which the ops are placed, of each further member."""
+        return {d: split.devices[0] for split in self.splits for d in split.devices[1:]}
+
+    @cached_property
+    def busy_s(self) -> Float[np.ndarray, "D"]:
+        """Seconds that each device works in all ways; members of a split as long as the first."""
+        busy_s = np.sum([way.schedule.busy_s for way in self.ways], axis=0)
+        for d, lead in self.leads.items():
+            busy_s[d] = busy_s[lead]
+        return busy_s
+
+    @cached_property
     def ops_in(self) -> Int[np.ndarray, "M"]:
         """Number of the model's ops in each fused op; inputs and outputs count as none."""
         real = self.problem.origin.group_of[~self.model.is_io]
@@ -67,6 +80,8 @@ class PlacementView:
             ops = np.maximum(ops, mine)
             work = np.bincount(way.device[self.is_work], minlength=len(ops))
             kernels = np.maximum(kernels, work)
+        for d, lead in self.leads.items():
+            ops[d], kernels[d] = ops[lead], kernels[lead]
         return ops, kernels
 
 

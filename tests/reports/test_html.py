@@ -3,13 +3,17 @@
 import base64
 import hashlib
 import json
+from dataclasses import replace
 from html.parser import HTMLParser
 from typing import Any
 
+import numpy as np
 import pytest
 from reports.shared import NASTY, RESULT, shown_view
 
+from gdp.placement import Split
 from gdp.reports.html import report_html
+from gdp.sim.latency import simulate
 
 
 class Page(HTMLParser):
@@ -87,6 +91,73 @@ def test_devices_show_how_busy_and_how_full_they_are(page: Page) -> None:
         ["d0", "3", "2", "4.000 s", "50%", "8 B", "10 B", "80%"],
         ["d1", "1", "1", "2.000 s", "25%", "5 B", "10 B", "50%"],
     ]
+
+
+def test_groups_show_shares_and_the_seconds_of_their_exchange() -> None:
+    """On d0, a exchanges 0.25 s once and c 0.5 s in each of two runs: 1.25 of 4 s of work. What b
+    would exchange if it were on d0 does not count."""
+    view = shown_view()
+    graph, exchange_s = view.problem.graph, np.zeros((4, 2))
+    exchange_s[:, 0] = 8.0, 0.25, 7.0, 0.5
+    origin = replace(view.problem.origin, exchange_s=exchange_s)
+    graph = replace(graph, repeats=np.array([1, 1, 1, 2]))
+    problem = replace(view.problem, graph=graph, origin=origin)
+    splits = (Split((0, 1), shares=(3, 1)),)
+    page = Page(report_html(replace(view, problem=problem, splits=splits), RESULT))
+    assert "Devices that compute each op together" in page.headings
+    assert page.tables[0][1] == [
+        "d0, d1", "heads and columns", "3:1", "1.250 s", "31%", ""
+    ]  # fmt: skip
+    assert "computes each op together with d1" in page.tables[1][1][0]
+    assert 'title="d1: 25%"' in report_html(replace(view, splits=splits), RESULT)
+
+
+def test_members_of_a_group_are_as_busy_and_as_full_as_the_first() -> None:
+    """All ops on d0, which d1 computes with it: 6 s of kernels. Its own graph holds 30 bytes more
+    than the 9 of d0."""
+    view, device = shown_view(), np.zeros(4, dtype=np.int64)
+    graph = view.problem.graph
+    more = replace(graph, weight_bytes=graph.weight_bytes + np.array([0, 30, 0, 0]))
+    origin = replace(view.problem.origin, members={1: more})
+    problem = replace(view.problem, origin=origin)
+    view = replace(
+        view, problem=problem, device=device, schedule=simulate(problem, device),
+        splits=(Split((0, 1), shares=(1, 2)),),
+    )  # fmt: skip
+    page = Page(report_html(view, RESULT))
+    assert [row[1:5] for row in page.tables[1][1:]] == [["4", "3", "6.000 s", "100%"]] * 2
+    data = json.loads(page.scripts[0])
+    alone, other = (curve["bytes"] for curve in data["memory"])
+    assert [size + 30 for size in alone] == other
+    assert [d["lead"] for d in data["devices"]] == [None, 0]
+    assert [d["peak"] for d in data["devices"]] == [max(alone), max(other)]
+    assert data["devices"][0]["together"] == ["d0", "d1"]
+    assert data["devices"][0]["busy"] == data["devices"][1]["busy"]
+
+
+def test_what_has_no_bound_says_so() -> None:
+    text = report_html(shown_view(), {**RESULT, "bound_s": 0.0, "bound_by": "", "gap": 1.0})
+    assert "no bound is known" in text
+    assert "nothing is faster than" not in text
+
+
+def test_traffic_says_latencies_rate_and_room() -> None:
+    traffic = {
+        "first_token": {"mean_s": 0.06, "median_s": 0.05, "p95_s": 0.15},
+        "token": {"mean_s": 0.0155, "median_s": 0.015, "p95_s": 0.0162},
+        "tokens_per_s": 1985.84, "requests": 280, "seconds": 20.0, "running": 32.04,
+        "waiting_s": 0.001, "room": 1234, "engine": {"requests_at_once": 256},
+    }  # fmt: skip
+    text = report_html(shown_view(), RESULT, traffic=traffic)
+    assert "Traffic" in Page(text).headings
+    for part in (
+        "<b>60.000 ms</b>", "95% within 150.000 ms", "<b>15.500 ms</b>", "95% within 16.200 ms",
+        "<b>1985.8 tokens/s</b>", "<b>32.0 requests</b>", "memory allows 1,234, the engine 256",
+    ):  # fmt: skip
+        assert part in text
+    assert "memory allows" not in report_html(
+        shown_view(), RESULT, traffic={**traffic, "room": None}
+    )
 
 
 def test_the_timeline_is_the_schedule_in_nanoseconds(data: dict[str, Any]) -> None:

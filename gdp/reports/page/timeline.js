@@ -13,6 +13,9 @@ sent.channels.forEach((name) => lanes.push({name, device: -1, bars: []}));
 sent.channel.forEach((c, i) =>
   lanes[data.devices.length + c].bars.push([i, sent.start[i], sent.start[i] + sent.length[i]]));
 lanes.forEach((lane) => lane.bars.sort((a, b) => a[1] - b[1] || a[2] - b[2]));
+// Further members of a group that computes each op together are busy when its first one is.
+const follows = (d) => typeof data.devices[d].lead === "number";
+data.devices.forEach((device, d) => { if (follows(d)) lanes[d].bars = lanes[device.lead].bars; });
 
 // The commonest values get a colour each, the others share grey.
 function ranked(values, weights) {
@@ -33,8 +36,10 @@ function colourIndex(i) {
   return rank.has(of[i]) ? rank.get(of[i]) : COLOURS - 1;
 }
 
+const placeText = (device) => device.together.length ? device.together.join(", ") : device.name;
+
 function opText(i) {
-  const lines = [ops.label[i], `${ops.types[ops.type[i]]} on ${data.devices[ops.device[i]].name}`,
+  const lines = [ops.label[i], `${ops.types[ops.type[i]]} on ${placeText(data.devices[ops.device[i]])}`,
     `${seconds(ops.length[i])}, from ${seconds(ops.start[i])}`];
   if (ops.flop[i]) lines.push(flopText(ops.flop[i]));
   if (ops.bytes[i]) lines.push(`${sizeText(ops.bytes[i])} of weights`);
@@ -162,7 +167,7 @@ function across(step) {
   const t = ops.start[timeline.chosen];
   for (let d = ops.device[timeline.chosen] + step; d >= 0 && d < data.devices.length; d += step) {
     const bars = lanes[d].bars;
-    if (bars.length) return (bars.find((b) => b[2] >= t) || bars[bars.length - 1])[0];
+    if (bars.length && !follows(d)) return (bars.find((b) => b[2] >= t) || bars[bars.length - 1])[0];
   }
   return timeline.chosen;
 }

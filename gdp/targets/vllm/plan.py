@@ -37,6 +37,11 @@ def vllm_model(model: Model, cluster: Cluster) -> Model:
     return as_served(model, BATCHED_TOKENS_LARGE if has_large_gpus(cluster) else BATCHED_TOKENS)
 
 
+def vllm_cluster(cluster: Cluster) -> Cluster:
+    """The devices that hold their weights, each GPU with the memory that vLLM takes of it."""
+    return with_one_share(for_runtime(resident(cluster), "vllm"))
+
+
 def has_large_gpus(cluster: Cluster) -> bool:
     """True where vLLM takes its larger defaults: on GPUs of much memory alone, A100s aside."""
     gpus = [device for device in resident(cluster).devices if not device.is_cpu]
@@ -60,7 +65,7 @@ def plan_vllm(question: Question) -> Result:
         raise ArgumentError(
             "--for vllm keeps layers whole by itself: leave out --granularity and --together"
         )
-    machine = with_one_share(resident(question.cluster))
+    machine = vllm_cluster(question.cluster)
     if all(device.is_cpu for device in machine.devices):
         raise InfeasibleError(
             f"cluster {question.cluster.name!r} has no GPU, and vLLM needs one here"

@@ -162,10 +162,13 @@ READ_BY_THEMSELVES = {
     "api/corpus.py", "cli/first_run.py", "cli/program.py", "cli/run.py", "cluster/detect.py",
     "files/reading.py", "files/writing.py", "importers/pytorch/trace_cache.py", "learn/labels.py",
     "learn/metrics.py", "measure/record.py", "reports/html.py", "targets/jax/export.py",
-    "targets/llamacpp/worker.py", "targets/onnxruntime/export.py", "targets/onnxruntime/profile.py",
-    "targets/onnxruntime/runner_template.py", "targets/intel_openvino/loader.py",
-    "targets/pipelining/export.py", "targets/pipelining/runner.py", "tasks.py", "terminal.py",
-    "version.py",
+    "targets/llamacpp/worker.py", "targets/named_sharding/export.py",
+    "targets/named_sharding/runner.py", "targets/onnxruntime/export.py",
+    "targets/onnxruntime/profile.py", "targets/onnxruntime/runner_template.py",
+    "targets/intel_openvino/loader.py", "targets/pipelining/export.py",
+    "targets/pipelining/runner.py", "targets/tensor_parallel/export.py",
+    "targets/tensor_parallel/run.py", "targets/tensor_parallel/runner.py",
+    "targets/tensor_parallel/tp_runner.py", "tasks.py", "terminal.py", "version.py",
 }  # fmt: skip
 
 

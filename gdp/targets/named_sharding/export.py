@@ -33,8 +33,8 @@ def export(job: ExportJob) -> list[Path]:
     _, placement, cluster, output, overwrite = job.plan
     plan = sharding_plan(job.spec, job.question.graph, placement, cluster)
     with new_contents(output, "export to named-sharding", overwrite) as folder:
-        (folder / "sharding.json").write_text(_by_line(plan))
-        (folder / "shard.py").write_text(_RUNNER.read_text())
+        (folder / "sharding.json").write_text(_by_line(plan), encoding="utf-8")
+        (folder / "shard.py").write_bytes(_RUNNER.read_bytes())
     return [output / "shard.py", output / "sharding.json"]
 
 

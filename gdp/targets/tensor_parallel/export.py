@@ -42,16 +42,16 @@ def export(job: ExportJob) -> list[Path]:
         write(folder, plan, config)
         if styles:
             (folder / "tp_plan.json").write_bytes(indented_json(styles) + b"\n")
-            (folder / "tp_run.py").write_text(TP_RUNNER.read_text())
+            (folder / "tp_run.py").write_bytes(TP_RUNNER.read_bytes())
         names = sorted(path.name for path in folder.iterdir())
     return [job.output / name for name in names]
 
 
 def write(folder: Path, plan: Mapping[str, Any], config: Mapping[str, Any]) -> None:
     """The files that `run.py` needs, and itself."""
-    (folder / "shards.json").write_text(_by_parameter(plan))
-    (folder / "config.json").write_text(json.dumps(config, indent=1) + "\n")
-    (folder / "run.py").write_text(RUNNER.read_text())
+    (folder / "shards.json").write_text(_by_parameter(plan), encoding="utf-8")
+    (folder / "config.json").write_text(json.dumps(config, indent=1) + "\n", encoding="utf-8")
+    (folder / "run.py").write_bytes(RUNNER.read_bytes())
 
 
 def _by_parameter(plan: Mapping[str, Any]) -> str:

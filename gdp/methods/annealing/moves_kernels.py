@@ -62,7 +62,7 @@ def length_up_to(random, longest):
 
 @numba.njit(**INNER_INLINE)
 @no_type_check
-def part_of(reach_ops, parts):
+def longest_move(reach_ops, parts):
     """The longest move: a part of the ops in reach, but of few ops all, as a tensor with its
     readers may be most of a small graph."""
     return max(1, reach_ops // parts, min(reach_ops, SMALL_OPS))
@@ -237,7 +237,7 @@ def propose(m, p, device, order, place, kind, g, reach_ops):
     elif kind == CHAIN:
         add_chain(m, p, device, i, to, length_up_to(p.random, min(64, reach_ops)))
     elif kind == WINDOW:
-        longest = length_up_to(p.random, part_of(reach_ops, 3))
+        longest = length_up_to(p.random, longest_move(reach_ops, 3))
         start = np.int64(place[i]) - below(p.random, longest)
         only = home if uniform(p.random) < 0.5 else -1
         add_window(m, p, device, order, start, start + longest, only, to)
@@ -251,7 +251,9 @@ def propose(m, p, device, order, place, kind, g, reach_ops):
                 add(m, p, device, m.group[np.int64(order[k])], home)
                 break
     elif kind == CUT:
-        longest = length_up_to(p.random, part_of(reach_ops, 4))
+        longest = length_up_to(p.random, longest_move(reach_ops, 4))
         add_cut_shift(m, p, device, order, np.int64(place[i]), i, longest)
     else:
-        add_cluster(m, p, device, i, to, length_up_to(p.random, min(part_of(reach_ops, 3), 4096)))
+        add_cluster(
+            m, p, device, i, to, length_up_to(p.random, min(longest_move(reach_ops, 3), 4096))
+        )

@@ -11,12 +11,14 @@ from tiny import unit_cluster
 import gdp
 from gdp.api import report as reporting
 from gdp.cli.main import cli
+from gdp.cluster.types import Device, make_cluster
 from gdp.costs.base import roofline
 from gdp.costs.offload import with_offload
 from gdp.graph.file import save_graph
 from gdp.graph.generation import NEXT_TOKEN, Request, generation_graph
 from gdp.graph.op_graph import INPUT, OUTPUT, GraphBuilder, OpGraph
 from gdp.prepare import requests_in_flight
+from tests.decoders import decoder
 
 CLUSTER = unit_cluster(2, memory_bytes=250)
 """Devices of 1 FLOP/s, 1 byte/s and 250 bytes; links of 1 byte/s."""
@@ -84,10 +86,44 @@ def test_a_request_is_explained_without_naming_ops() -> None:
     )
 
 
+def test_what_a_faster_machine_would_bring_is_simulated() -> None:
+    """Of the prompt's 22 s 8 are computed on each device, 4 sent and 2 read on d1; of the step's 11
+    s 5 are read on d1, 3 on d0, and 3 sent. Half of each is saved."""
+    found = gdp.explain(asked(), cut(asked()), CLUSTER, costs=roofline)
+    assert [tuple(row.values()) for row in found["faster"]] == [
+        ("memory of d1", 21.0, 8.5),
+        ("links", 20.0, 9.5),
+        ("memory of d0", 22.0, 9.5),
+        ("arithmetic of d0", 18.0, 11.0),
+        ("arithmetic of d1", 18.0, 11.0),
+    ]
+
+
+def test_groups_are_named_and_gain_by_half_of_their_exchange() -> None:
+    """Both devices of a split are named; links twice as fast save half of what they add up."""
+    graph = decoder()
+    devices = [
+        Device(f"d{i}", "x", {"default": 1e11}, 1e9, 1 << 34, supported=None) for i in (0, 1)
+    ]
+    pair = make_cluster("pair", devices, default_bytes_per_s=1e9, default_latency_s=1e-6)
+    split = gdp.Split((0, 1))
+    placement = gdp.make_placement(graph, pair, np.zeros(graph.num_ops, np.int64), splits=(split,))
+    found = gdp.explain(graph, placement, pair, costs=roofline)
+    answer, rows = found["generation"], {row["what"]: row for row in found["faster"]}
+    assert set(rows) >= {"links", "memory of d0 and d1"}
+    for phase, name in (("prompt", "first_token_s"), ("decode", "token_s")):
+        share = {part["text"]: part["share"] for part in answer["shares"][phase]}
+        moved = share["adding up parts of ops on d0 and d1"]
+        moved += share.get("moving tensors between devices", 0.0)
+        assert 0 < moved < 1
+        assert rows["links"][name] == pytest.approx(answer[name] * (1 - moved / 2))
+        assert "d0 and d1" in answer["limits"][phase]
+
+
 def test_what_waits_for_its_launch_is_neither_read_nor_computed() -> None:
     """With costs of ten times the roofline every op but the copies waits."""
     found = gdp.explain(
-        asked(), cut(asked()), CLUSTER, costs=lambda graph, box: 10 * roofline(graph, box)
+        asked(), cut(asked()), CLUSTER, costs=lambda graph, cluster: 10 * roofline(graph, cluster)
     )
     texts = {part["text"] for part in found["generation"]["shares"]["decode"]}
     assert texts == {

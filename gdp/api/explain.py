@@ -8,7 +8,7 @@ import numpy as np
 from jaxtyping import Bool, Int
 
 from gdp import solve
-from gdp.api.fit import generation_of
+from gdp.api.fit import faster_machines, generation_of
 from gdp.cluster.file import Machine
 from gdp.cluster.types import UNLIMITED_BYTES, Cluster
 from gdp.constraints import Constraints, allowed_mask, matching, together_ids
@@ -59,7 +59,8 @@ def explain(
         of the placement with them alone moved there (with ops that must share their device; ranks
         stay); also the transfers that their kernels cause, and the limits that bind them. Without
         ops, of a generation: under "generation" seconds, tokens per second, the parts of both
-        phases and the bytes of every device, as `gdp place --json` has them.
+        phases and the bytes of every device, as `gdp place --json` has them, and under "faster"
+        the seconds with links, or one device's memory or arithmetic, twice as fast.
 
     Raises:
         ArgumentError: if no op matches, or none is asked for and the placement is of no generation.
@@ -68,7 +69,10 @@ def explain(
         placement, model, cluster, objective=objective, costs=costs, constraints=constraints
     )
     if op is None and scope is None:
-        return {"generation": generation_of(question, placement).to_json()}
+        return {
+            "generation": generation_of(question, placement).to_json(),
+            "faster": [row.to_json() for row in faster_machines(question, placement)],
+        }
     return explained(question, placement, op, scope)
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-from jaxtyping import Bool
+from jaxtyping import Bool, Float
 
 from gdp import solve
 from gdp.api.place import ask, planned, quantisation_note
@@ -43,7 +43,7 @@ CAUSES = {
     "dispatch": "launching kernels",
     "streaming": "streaming weights",
     "transfers": "moving tensors between devices",
-    "collectives": "adding up what devices that share each op have made",
+    "collectives": "adding up parts of ops",
 }
 """Parts of the time of a phase, and their words."""
 
@@ -54,11 +54,17 @@ class TimePart(NamedTuple):
     cause: str  # of `CAUSES`
     device: str  # "" for tensors between devices
     share: float
+    together: tuple[str, ...] = ()  # devices that compute each op with it, itself among them
 
     @property
     def text(self) -> str:
         """Work and place in words."""
-        return CAUSES[self.cause] + (f" on {self.device}" if self.device else "")
+        return CAUSES[self.cause] + (f" on {self.place}" if self.device else "")
+
+    @property
+    def place(self) -> str:
+        """The device, or all of the group that computes each op together."""
+        return " and ".join(self.together) or self.device
 
 
 @dataclass(frozen=True)
@@ -142,11 +148,9 @@ def generation_answer(
     once = run_once(graph)
     predicted = prepare_placement(replace(question, graph=once, objective="latency"), placement)
     problem, placed = predicted
-    schedule = simulate(problem, placed.device, placed.rank)
     group_of = problem.origin.group_of
     first = int(group_of[once.op_index[NEXT_TOKEN]])
-    first_s = float(schedule.finish_s[first])
-    token_s = max(schedule.latency_s - first_s, 0.0)
+    first_s, token_s = _phases_s(predicted, once)
     stepping = np.zeros(problem.num_ops, dtype=bool)
     stepping[group_of[graph.repeats > 1]] = True
     stepping[first] = False  # it takes the first token, too
@@ -178,53 +182,124 @@ def generation_answer(
     )  # fmt: skip
 
 
+def _causes_s(predicted: Prediction) -> dict[str, Float[np.ndarray, "M"]]:
+    """Seconds of each op on its device by cause: of `CAUSES` without transfers."""
+    problem, device = predicted.problem, predicted.assignment.device
+    graph, devices = problem.graph, problem.cluster.devices
+    ops, work = np.arange(problem.num_ops), ~graph.is_io
+    op_s = np.where(work, problem.compute_s[ops, device], 0.0)
+    exchange_s = np.zeros(len(ops))
+    if problem.origin.exchange_s is not None:
+        exchange_s[work] = problem.origin.exchange_s[ops, device][work]
+    op_s = op_s - exchange_s
+    streams = np.array([is_offload(entry) for entry in devices])[device]
+    on_cpu = np.array([entry.is_cpu for entry in devices])[device]
+    sends = (sent_bytes(graph) > 0) & offloads(graph, problem.cluster) & on_cpu & ~streams
+    own = work & ~streams & ~sends
+    rate = np.array([entry.bytes_per_s for entry in devices])[device]
+    speed = np.array([devices[device[op]].speed(graph.detail[op].dtype) for op in ops])
+    moved_s, worked_s = np.zeros((2, len(ops)))
+    moved_s[own] = graph.memory_traffic_bytes[own] / rate[own]
+    worked_s[own] = graph.flop[own] / speed[own]
+    waits = own & (np.maximum(moved_s, worked_s) < LAUNCHED * op_s)
+    reads = moved_s >= worked_s
+    launch_s = np.array([e.dispatch_s if e.dispatch_per == "op" else 0.0 for e in devices])[device]
+    return {
+        "collectives": exchange_s,
+        "dispatch": np.where(work, launch_s, 0.0) + np.where(waits, op_s, 0.0),
+        "streaming": np.where(streams, op_s, 0.0),
+        "sending": np.where(sends, op_s, 0.0),
+        "bandwidth": np.where(own & reads & ~waits, op_s, 0.0),
+        "arithmetic": np.where(own & ~reads & ~waits, op_s, 0.0),
+    }
+
+
 def _shares(
     predicted: Prediction, mine: Bool[np.ndarray, "M"], whole_s: float
 ) -> tuple[TimePart, ...]:
     """Parts of a phase, the largest first: bandwidth, arithmetic, dispatch or streaming of each
     device; the rest is transfers. Where devices work at once, parts of the sum of all work."""
-    problem, device = predicted.problem, predicted.assignment.device
-    graph, seconds = problem.graph, dict[tuple[str, str], float]()
-    sends = (sent_bytes(graph) > 0) & offloads(graph, problem.cluster)
-    for d, entry in enumerate(problem.cluster.devices):
-        ops = np.flatnonzero(mine & (device == d) & ~graph.is_io)
-        op_s = problem.compute_s[ops, d]
-        if problem.origin.exchange_s is not None:
-            exchange_s = problem.origin.exchange_s[ops, d]
-            seconds["collectives", entry.name] = float(exchange_s.sum())
-            op_s = op_s - exchange_s
-        per_op = ops.size if entry.dispatch_per == "op" else 0
-        seconds["dispatch", entry.name] = per_op * entry.dispatch_s
-        if is_offload(entry):
-            seconds["streaming", entry.name] = float(op_s.sum())
-            continue
-        if entry.is_cpu and sends[ops].any():
-            seconds["sending", entry.name] = float(op_s[sends[ops]].sum())
-            ops, op_s = ops[~sends[ops]], op_s[~sends[ops]]
-        moved_s = graph.memory_traffic_bytes[ops] / entry.bytes_per_s
-        speed = np.array([entry.speed(graph.detail[op].dtype) for op in ops])
-        worked_s = graph.flop[ops] / speed if ops.size else moved_s
-        waits = np.maximum(moved_s, worked_s) < LAUNCHED * op_s
-        reads = moved_s >= worked_s
-        seconds["dispatch", entry.name] += float(op_s[waits].sum())
-        seconds["bandwidth", entry.name] = float(op_s[reads & ~waits].sum())
-        seconds["arithmetic", entry.name] = float(op_s[~reads & ~waits].sum())
-    all_s = sum(seconds.values())
-    seconds["transfers", ""] = max(whole_s - all_s, 0.0)
+    names = predicted.problem.cluster.device_names
+    causes, device = _causes_s(predicted), predicted.assignment.device
+    together = {
+        s.devices[0]: tuple(names[d] for d in s.devices) for s in predicted.assignment.splits
+    }
+    parts = [
+        TimePart(cause, name, float(seconds[mine & (device == d)].sum()), together.get(d, ()))
+        for d, name in enumerate(names)
+        for cause, seconds in causes.items()
+    ]
+    all_s = sum(part.share for part in parts)
+    parts.append(TimePart("transfers", "", max(whole_s - all_s, 0.0)))
     total_s = max(whole_s, all_s)
     if total_s <= 0:
         return ()
-    parts = [TimePart(*key, part_s / total_s) for key, part_s in seconds.items() if part_s > 0]
+    parts = [part._replace(share=part.share / total_s) for part in parts if part.share > 0]
     return tuple(sorted(parts, key=lambda part: -part.share))
+
+
+@dataclass(frozen=True)
+class Faster:
+    """Seconds of a request whose machine were twice as fast in one thing."""
+
+    what: str  # in words, such as "memory of gpu0"
+    first_token_s: float
+    token_s: float
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain data with the field names of the command line's `--json`."""
+        return asdict(self)
+
+
+def faster_machines(question: Question, placement: Placement) -> tuple[Faster, ...]:
+    """Predictions for the placement as it is, with links, or the memory or the arithmetic of one
+    device (of a group that computes each op together: of all its members) twice as fast.
+
+    Only those that make the prompt or a step at least 1% faster, the fastest step first.
+    """
+    once = run_once(question.graph)
+    predicted = prepare_placement(replace(question, graph=once, objective="latency"), placement)
+    problem, placed = predicted
+    names, ops = problem.cluster.device_names, np.arange(problem.num_ops)
+    causes = _causes_s(predicted)
+    first_s, token_s = _phases_s(predicted, once)
+    links = replace(
+        problem.cluster, link_bytes_per_s=2 * problem.cluster.link_bytes_per_s,
+        link_latency_s=problem.cluster.link_latency_s / 2,
+    )  # fmt: skip
+    saved = [("links", links, causes["collectives"] / 2)]
+    groups = {s.devices[0]: [names[d] for d in s.devices] for s in placed.splits}
+    for d in np.unique(placed.device).tolist():
+        name = " and ".join(groups.get(d, [names[d]]))
+        for cause, word in (("bandwidth", "memory"), ("arithmetic", "arithmetic")):
+            less_s = np.where(placed.device == d, causes[cause] / 2, 0.0)
+            saved.append((f"{word} of {name}", problem.cluster, less_s))
+    rows = []
+    for what, cluster, less_s in saved:
+        compute_s = problem.compute_s.copy()
+        compute_s[ops, placed.device] -= less_s
+        other = replace(problem, cluster=cluster, compute_s=compute_s)
+        row = Faster(what, *_phases_s(predicted._replace(problem=other), once))
+        if row.first_token_s < 0.99 * first_s or row.token_s < 0.99 * token_s:
+            rows.append(row)
+    return tuple(sorted(rows, key=lambda row: row.token_s))
+
+
+def _phases_s(predicted: Prediction, once: OpGraph) -> tuple[float, float]:
+    """Seconds to the first token and of one step, of a graph that runs each phase once."""
+    problem, placed = predicted
+    schedule = simulate(problem, placed.device, placed.rank)
+    first_s = float(schedule.finish_s[int(problem.origin.group_of[once.op_index[NEXT_TOKEN]])])
+    return first_s, max(schedule.latency_s - first_s, 0.0)
 
 
 def _limit(shares: tuple[TimePart, ...], phase: str, whole: str) -> str:
     """The largest part of the time of a phase, in a sentence."""
     if not shares:
         return f"nothing limits {phase}: it takes no time"
-    cause, device, share = shares[0]
+    cause, device, share = shares[0].cause, shares[0].place, shares[0].share
     what = {
-        "transfers": "the way between devices", "collectives": f"exchange of {device} with others",
+        "transfers": "the way between devices", "collectives": f"exchange between {device}",
         "streaming": f"the way of weights on {device}",
         "sending": f"the way of weights from {device}",
     }  # fmt: skip

@@ -32,13 +32,14 @@ def explain(
     remembers.
     """
     from gdp.api.explain import explained
-    from gdp.api.fit import generation_of
+    from gdp.api.fit import faster_machines, generation_of
     from gdp.cli.text import generation_text
 
     question, placed = about.question(placement, about.model.given, constraints.read())
     if op is None and scope is None:
-        answer = generation_of(question, placed)
-        show({"generation": answer.to_json()}, lambda: generation_text(answer))
+        answer, faster = generation_of(question, placed), faster_machines(question, placed)
+        plain = {"generation": answer.to_json(), "faster": [row.to_json() for row in faster]}
+        show(plain, lambda: generation_text(answer, faster))
         return
     explanation = explained(question, placed, op, scope)
     show(explanation, lambda: explained_text(explanation))

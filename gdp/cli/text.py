@@ -21,7 +21,7 @@ from gdp.terminal import printable
 from gdp.units import format_bytes, format_seconds
 
 if TYPE_CHECKING:
-    from gdp.api.fit import GenerationAnswer
+    from gdp.api.fit import Faster, GenerationAnswer
 
 
 class Shown(str):
@@ -156,7 +156,7 @@ def generation_lines(answer: "GenerationAnswer") -> list[str]:
     return [*lines, *(f"limit    {text}" for text in answer.limits)]
 
 
-def generation_text(answer: "GenerationAnswer") -> Shown:
+def generation_text(answer: "GenerationAnswer", faster: "Sequence[Faster]" = ()) -> Shown:
     """Text of `gdp explain` for a whole request."""
     parts = {
         part.text: [
@@ -169,7 +169,17 @@ def generation_text(answer: "GenerationAnswer") -> Shown:
         for text, both in parts.items() if max(both) >= 0.005
     ]  # fmt: skip
     shares = table(["time goes to", "prompt", "decode"], rows)
-    return shown([*generation_lines(answer), "", shares, "", memory_table(answer)])
+    lines = [*generation_lines(answer), "", shares, ""]
+    if faster:
+        gains = [
+            [
+                row.what, f"{answer.first_token_s / row.first_token_s:.2f} times as fast",
+                f"{answer.token_s / row.token_s:.2f} times as fast",
+            ]
+            for row in faster
+        ]  # fmt: skip
+        lines += [table(["if twice as fast", "prompt", "decode"], gains), ""]
+    return shown([*lines, memory_table(answer)])
 
 
 def memory_table(answer: "GenerationAnswer") -> Shown:

@@ -52,11 +52,12 @@ def answers(graph: gdp.OpGraph, cluster: gdp.Cluster, **more: Any) -> dict[str, 
 
 
 def require_best(free: gdp.Result, restricted: dict[str, gdp.Result]) -> None:
-    """A free answer is not behind any other, its bound holds for all, and none is behind what
-    stands in its own list."""
+    """A free answer is not behind any other of whole ops, its bound holds for all of these, and
+    none is behind what stands in its own list."""
     for name, result in restricted.items():
-        assert free.value_s <= result.value_s * SAME, name
-        assert free.bound_s <= result.value_s * SAME, name
+        if not result.placement.splits:
+            assert free.value_s <= result.value_s * SAME, name
+            assert free.bound_s <= result.value_s * SAME, name
         assert result.bound_s <= result.value_s * SAME, name
     for result in (free, *restricted.values()):
         listed = [row.value_s for row in result.candidates if row.feasible and row.value_s]
@@ -79,7 +80,8 @@ def test_a_free_answer_is_behind_no_target_and_its_bound_holds_for_all(
     ]
     least_s = min(score.value_s for score in scores if score.feasible)
     assert free.bound_s <= least_s * SAME
-    assert restricted["llamacpp"].value_s >= least_s / SAME
+    flags = restricted["llamacpp"]
+    assert flags.placement.splits or flags.value_s >= least_s / SAME
     simulated = solve.simulate(Question(graph, cluster, costs=roofline), free.placement)
     assert simulated.value_s == pytest.approx(free.value_s, rel=1e-9)
 

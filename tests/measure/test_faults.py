@@ -4,6 +4,7 @@ import re
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import jax
@@ -150,6 +151,8 @@ def refusal_of_torch() -> Exception:
 
 
 raised: list[Exception] = []
+PLAIN: Any = SimpleNamespace(splits=())
+"""Of a request all that a row looks at."""
 
 
 def raising(request: object) -> None:
@@ -173,18 +176,18 @@ def test_a_runtimes_own_errors_are_refusals_and_others_stay(
 ) -> None:
     raised.append(error())
     with pytest.raises(RefusedError, match=f"{RUNTIMES[name].title} does not execute this: "):
-        row(name).run(None)  # type: ignore[arg-type]
+        row(name).run(PLAIN)
     for other in (fault(), MeasurementError("above what busy times allow")):
         raised.append(other)
         with pytest.raises(type(other)) as caught:
-            row(name).run(None)  # type: ignore[arg-type]
+            row(name).run(PLAIN)
         assert caught.value is other
 
 
 def test_a_runtime_without_errors_of_its_own_refuses_nothing() -> None:
     raised.append(fault())
     with pytest.raises(RuntimeError, match="a fault of gdp"):
-        row("llamacpp").run(None)  # type: ignore[arg-type]
+        row("llamacpp").run(PLAIN)
 
 
 def test_a_piece_that_torch_does_not_execute_is_refused_and_gdps_own_errors_are_not() -> None:

@@ -92,7 +92,9 @@ def test_workers_that_take_samples_in_turn_serve_every_second_one(count: int) ->
         trace = pipeline.run(40)
     for slot, feed in zip(slots, feeds, strict=True):
         np.testing.assert_array_equal(slot.read("y"), 2 * np.maximum(feed, 0))
-    assert served == {1: list(range(0, 40, 2)), 2: list(range(1, 40, 2))}
+    # A sample whose thread waits for a core may be overtaken.
+    turns = {worker: sorted(samples) for worker, samples in served.items()}
+    assert turns == {1: list(range(0, 40, 2)), 2: list(range(1, 40, 2))}
     assert trace.turns == (2, 1, 2, 1)
     assert sorted(trace.run_turns[2]) == [0] * 20 + [1] * 20
     assert set(trace.run_turns[1]) == {0}

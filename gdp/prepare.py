@@ -64,12 +64,7 @@ def prepare_problem(
     exchange_s, members = None, dict[int, OpGraph]()
     if parts is not None:
         exchange_s = sum_per_group(parts.exchange_s, fused.group_of)
-        seconds = seconds.copy()
-        for d, own in parts.others.items():
-            own = _with_all_caches(replace(question, graph=own))
-            as_member = Fused(contracted(own, fused.group_of), fused.group_of)
-            seconds[:, d] = _fused_seconds(model, as_member, own, cluster)[:, d]
-            members[d] = as_member.graph
+        seconds, members = _of_members(question, parts, model, fused, seconds)
         seconds = parts.of_slowest(seconds, fused.graph.is_io) + exchange_s
     kernel_s = seconds if kernels is fused else _fused_seconds(model, kernels, graph, cluster)
     ties = None if together is None else joined(fused.group_of, together)
@@ -95,6 +90,20 @@ def prepare_problem(
             fused.group_of, label, model, kernels is not fused, slack_s, exchange_s, members
         ),
     )
+
+
+def _of_members(
+    question: Question, parts: Divided, model: CostModel, fused: Fused,
+    seconds: Float[np.ndarray, "M D"],
+) -> tuple[Float[np.ndarray, "M D"], dict[int, OpGraph]]:  # fmt: skip
+    """(seconds, further members each by its own share; the fused graphs as these hold them)."""
+    seconds, members = seconds.copy(), dict[int, OpGraph]()
+    for d, graph in parts.others.items():
+        own = _with_all_caches(replace(question, graph=graph))
+        as_member = Fused(contracted(own, fused.group_of), fused.group_of)
+        seconds[:, d] = _fused_seconds(model, as_member, own, question.cluster)[:, d]
+        members[d] = as_member.graph
+    return seconds, members
 
 
 def drawn_problems(question: Question, problem: Problem, seeds: Iterable[int]) -> Iterator[Problem]:

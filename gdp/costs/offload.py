@@ -31,10 +31,10 @@ DISK_LATENCY_S = 100e-6
 HOST_POOL = "host memory"
 COPY_BYTES_PER_S = 15e9
 """Of weights that leave memory which is not pinned, where the processor's own rate is not known: a
-core copies them into pinned memory first. Experts that llama.cpp sent from three desktops by PCIe 4
-came at 15.4 to 16.5 GB/s (slopes of prompts over layers whose experts lie on the processor); on a
-Xeon of which one core reads 15.1 GB/s, weights of accelerate and of llama.cpp at 6.7 to 7.4, half
-of that, where pinned memory made 54 (`docs/benchmarks.md`).
+core copies them into pinned memory first. By hand from llama-bench rows, the slopes of prompts over
+layers whose experts llama.cpp sent over PCIe 4: 11.5 and 16.5 GB/s on one desktop, 13.7 to 16.1 on
+another. On a Xeon of which one core reads 15.1 GB/s, weights of accelerate came at 7, half of that,
+where pinned memory made 54 (`docs/benchmarks.md`).
 """
 MAX_SHARE = 0.5  # of a memory that is kept for streamed weights, at most
 

@@ -24,9 +24,10 @@ _EXPERTS, _PRODUCT = KINDS.index("experts"), KINDS.index("product")
 _ELEMENTWISE = KINDS.index("elementwise")
 LIBRARY_S, ELEMENTWISE_S = 50e-6, 8e-6
 """Host seconds until eager PyTorch has launched a kernel of a library (products, convolutions,
-attention, normalisation), with the Python of its module, and any other one. From five models of
-transformers at small batches on a Xeon with an H200 (`benchmarks.accelerator`, 2026-11-27), where
-the host is all that their time depends on: in float32 and bfloat16 they took the same.
+attention, normalisation), with the Python of its module, and any other one. Chosen by hand for five
+models of transformers at small batches on a Xeon with an H200, where float32 and bfloat16 took the
+same; a compiler ran beside them, so that 0.74 of their seconds count, as of a model that ran again
+without it (`benchmarks/measured/README.md`, 2026-11-27).
 """
 
 
@@ -51,18 +52,19 @@ class MeasuredCosts:
         seconds = self.base(graph, cluster)
         chosen = [d for d, device in enumerate(cluster.devices) if self.predicts(device)]
         if self.eager:
-            launches = _launches(graph, fuse(graph))
-            own = self._seconds(graph, cluster, chosen, launches)
+            launches, found = _launches(graph, fuse(graph)), graph_kernels(graph, served=False)
+            own = self._seconds(graph, cluster, chosen, found, launches)
             if not self._base_reads_unfused:
                 seconds += _more_dispatches_s(launches, cluster)
-                seconds += self._on_processors_s(graph, cluster, launches)
+                seconds += self._on_processors_s(_launch_s(found), cluster, launches)
         elif self._base_reads_unfused:
             # All of a fused kernel's seconds are those of its first op.
             fused = fuse(graph)
             own = np.zeros((graph.num_ops, len(chosen)))
-            own[first_members(fused.group_of)] = self._seconds(fused.graph, cluster, chosen)
+            found = graph_kernels(fused.graph, served=self.served)
+            own[first_members(fused.group_of)] = self._seconds(fused.graph, cluster, chosen, found)
         else:
-            own = self._seconds(graph, cluster, chosen)
+            own = self._seconds(graph, cluster, chosen, graph_kernels(graph, served=self.served))
         seconds[:, chosen] = own
         seconds[graph.is_io] = 0.0
         return np.where(can_run(graph, cluster), seconds, np.inf)
@@ -92,11 +94,11 @@ class MeasuredCosts:
         graph: OpGraph,
         cluster: Cluster,
         chosen: list[int],
+        found: GraphKernels,
         launches: Float[np.ndarray, "N"] | None = None,
     ) -> Float[np.ndarray, "N C"]:
         """Seconds of kernels on the chosen devices, beyond the share that each has of the one
         dispatch of its group, which the simulator adds."""
-        found = graph_kernels(graph, served=self.served)
         plain = roofline(graph, cluster)
         launches = np.ones(graph.num_ops) if launches is None else launches
         launch_s = _launch_s(found)
@@ -120,17 +122,21 @@ class MeasuredCosts:
         return seconds
 
     def _on_processors_s(
-        self, graph: OpGraph, cluster: Cluster, launches: Float[np.ndarray, "N"]
+        self,
+        launch_s: Float[np.ndarray, "N"],
+        cluster: Cluster,
+        launches: Float[np.ndarray, "N"],
     ) -> Float[np.ndarray, "N D"]:
         """Host seconds, beyond their dispatch, of ops on processors that nobody measured: PyTorch
         calls an op there as late as elsewhere, and waits for it."""
-        called_s = _launch_s(graph_kernels(graph, served=False))[:, None]
         dispatch_s = np.array([device.dispatch_s for device in cluster.devices])
         plain = [
             d.is_cpu and d.dispatch_per == "op" and not self._calibrated(d) for d in cluster.devices
         ]
         return np.where(
-            (launches > 0)[:, None] & np.array(plain), np.maximum(called_s - dispatch_s, 0.0), 0.0
+            (launches > 0)[:, None] & np.array(plain),
+            np.maximum(launch_s[:, None] - dispatch_s, 0.0),
+            0.0,
         )
 
     def kernel_seconds(self, found: GraphKernels, device: Device) -> Float[np.ndarray, "N"]:

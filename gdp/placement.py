@@ -356,7 +356,7 @@ def check(placement: Placement, graph: OpGraph, cluster: Cluster) -> list[str]:
         if not (missing or extra):
             parts.append("the ops come in another order")
         problems.append("; ".join(parts))
-    elif placement.graph_digest not in (graph.digest, graph.earlier_digest):
+    elif placement.graph_digest not in graph.digests:
         problems.append(
             f"the placement is for another version of graph {graph.name!r}: the op names agree but "
             "sizes or edges differ; place the model again"

@@ -251,8 +251,8 @@ def row_text(entries: list[Entry], rows: Rows, row: str, seeds: int) -> str:
     cells = [_cells(entry, seed, rows) for entry in entries for seed in range(seeds)]
     cpu_s = np.median([cell[row].cpu_s for cell in cells if row in cell])
     return (
-        f"{between(mean, low, high, '.3f')}, worst {np.exp(table[fits].max()):.2f}{misfits}, CPU {cpu_s:.1f} s, "
-        f"{(~np.isnan(table)).sum()} runs"
+        f"{between(mean, low, high, '.3f')}, worst {np.exp(table[fits].max()):.2f}{misfits}, "
+        f"CPU {cpu_s:.1f} s, {(~np.isnan(table)).sum()} runs"
     )
 
 

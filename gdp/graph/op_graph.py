@@ -157,6 +157,11 @@ class OpGraph:
                 sha.update(np.ascontiguousarray(array, dtype=np.int64).tobytes())
         return sha.hexdigest()
 
+    @property
+    def digests(self) -> tuple[str, str]:
+        """Its digest, and the one by which files of earlier versions know it."""
+        return self.digest, self.earlier_digest
+
     @functools.cached_property
     def op_index(self) -> dict[str, int]:
         """The index of each op by its name."""

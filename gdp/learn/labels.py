@@ -6,6 +6,7 @@ get better.
 """
 
 import functools
+import logging
 import os
 import time
 from collections.abc import Callable, Iterable
@@ -32,7 +33,11 @@ from gdp.problem.problem import Problem
 from gdp.problem.symmetry import canonical
 from gdp.tasks import HERE, Engine, each
 
+log = logging.getLogger(__name__)
+
 QUICK_EVALUATIONS = 500
+DIGITS = 16
+"""Of the graph's digest, which a label holds."""
 _KIND = Kind("file of labels", GdpError)
 _LINE = Kind("label", GdpError)
 
@@ -41,7 +46,7 @@ class Label(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The best placement seen of one instance, under the best of the policy's priorities."""
 
     instance: Instance
-    digest: str  # first 16 digits of the graph's digest: a label of another version is dropped
+    digest: str  # first digits of the graph's digest: a label of another version is left out
     value_s: Annotated[float, msgspec.Meta(ge=0)]
     evaluations: Annotated[int, msgspec.Meta(ge=0, le=2**62)]  # simulated placements spent so far
     device: str  # base64 of zlib of one byte per op
@@ -61,6 +66,7 @@ class LabelStore:
 
     def __init__(self, labels: list[Label]) -> None:
         self._labels = {label.instance.key: label for label in labels}
+        self._has_warned = False
 
     def __len__(self) -> int:
         return len(self._labels)
@@ -70,11 +76,20 @@ class LabelStore:
         return [label.instance for label in self._labels.values()]
 
     def get(self, instance: Instance, problem: Problem | None = None) -> Label | None:
-        """The label, unless it was made for another version of the graph."""
+        """The label, unless it was made for another version of the graph; the first that was is
+        named in the log."""
         label = self._labels.get(instance.key)
-        if label is None or (problem is not None and label.digest != _digest(problem)):
-            return None
-        return label
+        if label is None or problem is None:
+            return label
+        if label.digest in [digest[:DIGITS] for digest in problem.graph.digests]:
+            return label
+        if not self._has_warned:
+            log.warning(
+                "the label of %s is of another version of that graph and is left out, as are all "
+                "such labels; label the corpus again", instance.key,
+            )  # fmt: skip
+        self._has_warned = True
+        return None
 
     def improve(
         self,
@@ -95,7 +110,7 @@ class LabelStore:
         else:
             label = Label(
                 instance=instance,
-                digest=_digest(problem),
+                digest=problem.graph.digest[:DIGITS],
                 value_s=float(cost_s[0]),
                 evaluations=effort,
                 device=pack(device, "u1"),
@@ -133,10 +148,6 @@ def load_labels(path: str | os.PathLike[str]) -> LabelStore:
             for number, line in enumerate(lines, start=1)
         ]
     )
-
-
-def _digest(problem: Problem) -> str:
-    return problem.graph.digest[:16]
 
 
 # The search for labels.

@@ -53,7 +53,7 @@ def keep_placement(problem: Problem, assignment: Assignment) -> KeptPlacement:
 
 def recall_placement(placed: KeptPlacement | None, problem: Problem) -> Assignment | None:
     """The assignment, if it is of this graph and the problem allows it."""
-    if placed is None or placed.digest != problem.graph.digest:
+    if placed is None or placed.digest not in problem.graph.digests:
         return None
     device = unpack(placed.device, WIDE)
     rank = None if placed.rank is None else unpack(placed.rank, WIDE)

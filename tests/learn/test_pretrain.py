@@ -5,6 +5,7 @@ import shutil
 from pathlib import Path
 
 import jax
+import msgspec
 import numpy as np
 import pytest
 from tiny import SMALL_NETWORK
@@ -154,6 +155,37 @@ def test_a_start_of_another_network_is_refused(tmp_path: Path) -> None:
     text = f'start = "{tmp_path / "first"}"\n' + SMALL.replace("width = 8", "width = 4")
     with pytest.raises(checkpoint.CheckpointError, match="another network than the recipe"):
         pretrain(parse_recipe(text), tmp_path / "none")
+
+
+@pytest.mark.parametrize("name", ["train", "held"])
+def test_labels_that_ship_are_of_the_graphs_that_ship(name: str) -> None:
+    """Else a recipe learns from none of them, and nothing but a line of the log says so."""
+    folder = Path(__file__).parents[2] / "data"
+    problems = load_problems(str(folder / "corpus"), random_graphs=0, min_ops=1, max_ops=200)
+    labels = load_labels(folder / "labels" / f"{name}.jsonl")
+    small = [x for x in labels.instances() if x.graph in problems.files]
+    assert len(small) >= 20
+    assert [x.key for x in small if labels.get(x, problems.get(x)) is None] == []
+
+
+def test_labels_of_earlier_versions_of_gdp_serve_and_those_of_other_graphs_do_not(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    instance, other = (Instance(f"layered-30-{seed}", 0) for seed in (1, 2))
+    problem = make(instance, random_graph)
+    store = LabelStore([])
+    for one in (instance, other):
+        store.improve(one, problem, problem.allowed.argmax(axis=1), evaluations=1, found_by="first")
+    earlier = [
+        msgspec.structs.replace(label, digest=problem.graph.earlier_digest[:16])
+        for label in store.all()
+    ]
+    store = LabelStore(earlier)
+    assert store.get(instance, problem) is not None
+    assert not caplog.records
+    for _ in range(2):
+        assert store.get(other, make(other, random_graph)) is None
+    assert [record.args for record in caplog.records] == [(other.key,)]
 
 
 def test_labels_only_get_better(tmp_path: Path) -> None:

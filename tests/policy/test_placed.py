@@ -55,6 +55,8 @@ def test_only_what_the_problem_allows_comes_back() -> None:
     device = np.ones(problem.num_ops, dtype=np.int64)
     placed = keep_placement(problem, Assignment(device))
     assert recall_placement(placed, problem) is not None
+    earlier = msgspec.structs.replace(placed, digest=problem.graph.earlier_digest)
+    assert recall_placement(earlier, problem) is not None
     assert recall_placement(None, problem) is None
     assert recall_placement(msgspec.structs.replace(placed, digest="another"), problem) is None
     assert (

@@ -34,7 +34,8 @@ def plan(config: str) -> ServedPlan:
 def test_an_engines_passes_add_up_to_the_plans_seconds(plan: ServedPlan) -> None:
     engine, answer = plan.engine, plan.generation
     request = answer.request
-    assert (request.prompt, request.new, request.batch) == (64, 16, 4)
+    # Of four clients two wait for the host: a request of the engine takes as long as it.
+    assert (request.prompt, request.new, request.batch) == (64, 16, 2)
     context = request.batch * (request.prompt + request.new / 2)
     assert engine.step_s + engine.context_s * context == pytest.approx(answer.token_s)
     assert engine.token_s * request.batch * request.prompt == pytest.approx(answer.first_token_s)
@@ -44,7 +45,7 @@ def test_an_engines_passes_add_up_to_the_plans_seconds(plan: ServedPlan) -> None
 
 def test_room_is_that_of_the_memory_that_is_left(plan: ServedPlan) -> None:
     row = next(row for row in plan.generation.memory if row.cache_bytes)
-    of_token = row.cache_bytes / (4 * (64 + 16))
+    of_token = row.cache_bytes / (plan.generation.request.batch * (64 + 16))
     assert row.free_bytes is not None
     assert plan.engine.cache_tokens * of_token == pytest.approx(row.cache_bytes + row.free_bytes)
 
@@ -52,11 +53,15 @@ def test_room_is_that_of_the_memory_that_is_left(plan: ServedPlan) -> None:
 def test_one_client_waits_for_nobody(config: str) -> None:
     alone = gdp.serve(config, CLUSTER, "concurrency=1,prompt=64,new=16,requests=3")
     answer, served = alone.generation, alone.served
-    # A pass reads the weights at least once, which a prompt of few tokens does, too.
-    least = max(answer.first_token_s, alone.engine.step_s)
-    assert served.first_token.p95_s == pytest.approx(least)
+    # A pass reads the weights at least once, and its kernels are launched one by one.
+    engine = alone.engine
+    assert engine.launch_s > 0
+    least = max(answer.first_token_s, engine.step_s, engine.launch_s)
+    assert served.first_token.p95_s == pytest.approx(engine.scheduling.request_s + least)
     assert served.token.mean_s == pytest.approx(answer.token_s, rel=0.05)
-    assert served.running == pytest.approx(1.0)
+    assert served.running == pytest.approx(
+        (least + 15 * served.token.mean_s) / (least + 0.02 + 15 * served.token.mean_s)
+    )
 
 
 def test_given_requests_are_served(config: str) -> None:

@@ -1,7 +1,7 @@
 """Predictions of serving beside public measurements of one GPU, or of several.
 
     python -m benchmarks.measured_world serving --rows SPLIT.csv [--data FOLDER] [--every K]
-        [--several] [--costs datasheet] [--json FILE] [NAME ...]
+        [--several] [--per-device] [--costs datasheet] [--plans FILE] [--json FILE] [NAME ...]
 
 The measurements, and the configurations of their models, come with NVIDIA's AIConfigurator;
 nothing of it is installed by gdp or kept here: `pip install aiconfigurator-core==0.12.0`, or unzip
@@ -9,34 +9,42 @@ its wheel, whose folder `aiconfigurator_core` is `--data`. `--rows` is a CSV fil
 mode, split, judged and suspect, which says what may be looked at: rows that are judged and marked
 "develop", of one engine (agg) on one GPU, or with `--several` on GPUs that all divide every layer,
 which they do in gdp's prediction, too. Of others the id is all that is read. NAME limits rows to
-ids that contain it, `--every K` to every K-th model and size, in order: tracing takes some
-ten seconds of a core for each.
+ids that contain it, `--every K` to every K-th model and size (with `--per-device` lengths), in
+order: tracing takes some ten seconds of a core for each. `--plans` keeps the seconds of passes in a
+file, which another run reads.
 
-Each row is a server that always has B requests, each of a prompt and an answer of so many tokens:
-`gdp place --traffic concurrency=B,prompt=P,new=N --for vllm`, whatever engine was measured: ten
-requests for each of B clients, which ask again once they are answered, in steady state. Where
-the caches of B requests have no room, the others wait; no row may be infeasible. Weights are stored
-as the row's precision says, caches in 8 bits where weights are, unless the model's own
-configuration says otherwise. Devices are gdp's presets, else the datasheet numbers of that package.
+Each row is a server that always has B requests, each of a prompt and an answer of so many tokens.
+Seconds of its passes are those of `gdp place --traffic ... --for vllm`, whatever engine was
+measured; how passes are chosen, and how the B clients ask, is that of the public scripts of
+these measurements (`servers.py`). Where the caches of B requests have no room, the others wait;
+no row may be infeasible. Weights are stored as the row's precision says, caches in 8 bits where
+weights are, unless the model's own configuration says otherwise. Devices are gdp's presets, else
+the datasheet numbers of that package. Errors are given apart for models that were looked at while
+the set-ups were written, and for the others.
+
+`--per-device` takes all rows, and asks for each model, GPU, engine, precision and lengths of at
+least four rows which number of GPUs, layout and number of requests is worth most: tokens a second
+of a GPU, of those that keep a limit for the seconds of a token, the median of the measured ones.
 """
 
-import csv
 import itertools
 import json
 import math
 import tempfile
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, replace
 from importlib.util import find_spec
 from pathlib import Path
-from statistics import median
-from typing import Any
+from typing import Any, NamedTuple
 
 import click
 import numpy as np
 
 import gdp
+from benchmarks.measured_world.per_device import told_per_device
+from benchmarks.measured_world.servers import asked_of, set_up
+from benchmarks.measured_world.serving_runs import Predicted, Run, measured_runs
 from benchmarks.tables import head
 from gdp import solve
 from gdp.api.fit import generation_answer
@@ -50,7 +58,7 @@ from gdp.models import Generation, load
 from gdp.placement import Placement, Split, make_placement
 from gdp.question import Question
 from gdp.sim.objectives import Score
-from gdp.sim.traffic import ROUNDS, Arrival, Traffic, in_steady_state, serve
+from gdp.sim.traffic import ServingEngine, serve
 from gdp.splits.members import held_graphs
 from gdp.targets.table import PLANNERS
 
@@ -75,93 +83,12 @@ WEIGHTS: Mapping[str, dict[str, Any]] = {"": {}, "fp8": _FLOAT8, "fp4": _NVFP4}
 CACHES = {"num_bits": 8, "type": "float"}
 
 
-@dataclass(frozen=True)
-class Run:
-    """One measured run; rows of one configuration are merged by their median."""
-
-    name: str
-    model: str
-    system: str
-    engine: str
-    precision: str
-    prompt: int
-    new: int
-    batch: int
-    first_s: float
-    token_s: float
-    tensor: int = 1  # GPUs that divide each layer
-    experts: bool = False  # each of them has whole experts
-
-    @property
-    def sizes(self) -> tuple[str, int, int, int]:
-        """All that a trace depends on."""
-        return self.model, self.prompt, self.new, self.batch
-
-    @property
-    def question(self) -> tuple[object, ...]:
-        """All that a prediction depends on."""
-        return *self.sizes, self.system, self.precision, self.tensor, self.experts
-
-    @property
-    def layout(self) -> str:
-        """Layout in words."""
-        return f"tensor {self.tensor}" + (", experts" if self.experts else "")
-
-
-@dataclass(frozen=True)
-class Predicted:
-    """An answer for a run."""
+class Planned(NamedTuple):
+    """A plan for runs that differ in their engine alone."""
 
     batch: int  # requests that have room at once; 0 where not even one has
-    first_s: float = math.nan
-    token_s: float = math.nan
+    engine: ServingEngine | None = None
     why: str = ""
-    burst_s: float = math.nan  # to the first token where all clients begin together
-
-
-def measured_runs(
-    data: Path, rows: Path, wanted: Iterable[str] = (), several: bool = False
-) -> list[Run]:
-    """The runs that may be looked at, on one GPU or on several that divide every layer."""
-    with rows.open() as file:
-        allowed = {
-            row["id"]
-            for row in csv.DictReader(file)
-            if (row["split"], row["judged"], row["mode"]) == ("develop", "True", "agg")
-            and not row["suspect"]
-        }
-    groups: dict[tuple[Any, ...], list[Mapping[str, str]]] = defaultdict(list)
-    with (data / "systems" / "silicon_sample.csv").open() as file:
-        for row in csv.DictReader(file):
-            layout = _layout(row)
-            if row["id"] in allowed and layout is not None and (layout[0] > 1) == several:
-                key = (
-                    row["model_path"], row["system"], row["backend"], row["precision"],
-                    *(int(float(row[name])) for name in ("isl", "osl", "batch_size")), layout,
-                )  # fmt: skip
-                groups[key].append(row)
-    names = list(wanted)
-    return [
-        Run(own[0]["id"], *key, *(
-            median(float(row[name]) for row in own) / 1e3
-            for name in ("silicon_ttft_ms", "silicon_tpot_ms")
-        ), *layout)
-        for (*key, layout), own in groups.items()
-        if not names or any(name in own[0]["id"] for name in names)
-    ]  # fmt: skip
-
-
-def _layout(row: Mapping[str, str]) -> tuple[int, bool] | None:
-    """(GPUs that divide each layer, whole experts on each of them); None for other layouts."""
-    if row["tp_size"] == "":
-        return None
-    tensor, columns, experts = (
-        int(float(row[name] or 1)) or 1 for name in ("tp_size", "moe_tp_size", "moe_ep_size")
-    )
-    alone = all(float(row[name] or 1) <= 1 for name in ("pp_size", "attention_dp_size"))
-    if not alone or (columns, experts) not in ((1, 1), (tensor, 1), (1, tensor)):
-        return None
-    return tensor, experts > 1
 
 
 def write_config(folder: Path, data: Path, model: str, precision: str) -> None:
@@ -205,8 +132,8 @@ def machine(data: Path, system: str, folder: Path, gpus: int = 1) -> Cluster:
     return load_cluster(path)
 
 
-def predicted(config: Path, cluster: Cluster, run: Run, costs: str | None = None) -> Predicted:
-    """The answer of `--for vllm` for a run, with as many requests at once as have room."""
+def planned(config: Path, cluster: Cluster, run: Run, costs: str | None = None) -> Planned:
+    """The plan of `--for vllm` for a run, with as many requests at once as have room."""
     batch, why = run.batch, ""
     while batch:
         request = Generation(str(config), prompt=run.prompt, new=run.new, batch=batch)
@@ -222,13 +149,16 @@ def predicted(config: Path, cluster: Cluster, run: Run, costs: str | None = None
             continue
         answer = generation_answer(question, placement, score)
         assert answer is not None
-        arrivals = (Arrival(0.0, run.prompt, run.new),) * (ROUNDS * run.batch)
-        engine = engine_of(answer, replace(question, model=model))
-        together = Traffic(arrivals, run.batch)
-        served = serve(in_steady_state(together, engine), engine)
-        burst_s = serve(together, engine).first_token.mean_s
-        return Predicted(batch, served.first_token.mean_s, served.token.mean_s, why, burst_s)
-    return Predicted(0, why=why)
+        return Planned(batch, engine_of(answer, replace(question, model=model)), why)
+    return Planned(0, why=why)
+
+
+def predicted(plan: Planned, run: Run) -> Predicted:
+    """A run's requests on the server that it was measured with."""
+    if plan.engine is None:
+        return Predicted(0, why=plan.why)
+    served = serve(asked_of(run), set_up(plan.engine, run))
+    return Predicted(plan.batch, served.first_token.mean_s, served.token.mean_s, plan.why)
 
 
 def answered(
@@ -289,20 +219,17 @@ def told(runs: list[Run], answers: list[Predicted]) -> Iterator[str]:
             f"{1e3 * run.first_s:.0f} | {answer.first_s / run.first_s - 1:+.0%} |"
         )
     yield ""
-    kinds = [sorted({getattr(r, name) for r in runs}) for name in ("model", "engine", "layout")]
+    names = ("looked_at", "model", "system", "engine", "layout")
+    kinds = [sorted({getattr(r, name) for r in runs}) for name in names]
     for kind in ("all", *(kind for group in kinds for kind in group)):
         pairs = [
             (r, a)
             for r, a in zip(runs, answers, strict=True)
-            if kind in ("all", r.model, r.engine, r.layout) and a.batch
+            if kind in ("all", *(getattr(r, name) for name in names)) and a.batch
         ]
-        yield f"{kind}: {len(pairs)} runs; " + "; ".join(
-            f"{what}: {errors(pairs, *fields)}"
-            for what, fields in (
-                ("token", ("token_s",)),
-                ("first token", ("first_s",)),
-                ("of clients that begin together", ("burst_s", "first_s")),
-            )
+        yield (
+            f"{kind}: {len(pairs)} runs; token: {errors(pairs, 'token_s')}; first token: "
+            f"{errors(pairs, 'first_s')}"
         )
     waiting = sum(0 < answer.batch < run.batch for run, answer in zip(runs, answers, strict=True))
     yield f"{waiting} runs have no room for all requests at once"
@@ -335,9 +262,9 @@ def layouts_in_order(runs: list[Run], answers: list[Predicted]) -> str:
     )
 
 
-def errors(pairs: list[tuple[Run, Predicted]], field: str, measured: str = "") -> str:
+def errors(pairs: list[tuple[Run, Predicted]], field: str) -> str:
     """Median and mean absolute error, and the median of predicted over measured."""
-    ratios = np.array([getattr(a, field) / getattr(r, measured or field) for r, a in pairs])
+    ratios = np.array([getattr(a, field) / getattr(r, field) for r, a in pairs])
     if not len(ratios):
         return "none"
     off = np.abs(ratios - 1)
@@ -361,33 +288,71 @@ def installed() -> Path | None:
 @click.option("--every", type=click.IntRange(1), default=1, help="Of the questions, in order.")
 @click.option("--costs", help='Of `gdp place`: "datasheet", or a file; the default is the shipped.')
 @click.option("--several", is_flag=True, help="Rows of several GPUs that divide every layer.")
+@click.option("--per-device", is_flag=True, help="All rows; which is worth most a GPU.")
+@click.option(
+    "--plans", "kept_in", type=click.Path(dir_okay=False, path_type=Path),
+    help="File of plans that were made before, and of those that are made now.",
+)  # fmt: skip
 @click.option("--json", "path", type=click.Path(path_type=Path), help="File of all runs.")
 def main(
     names: tuple[str, ...], rows: Path, data: Path | None, every: int, costs: str | None,
-    several: bool, path: Path | None,
+    several: bool, per_device: bool, kept_in: Path | None, path: Path | None,
 ) -> None:  # fmt: skip
     data = data or installed()
     if data is None or not (data / "systems" / "silicon_sample.csv").is_file():
         raise click.UsageError(GET)
-    runs = measured_runs(data, rows, names, several)
+    runs = measured_runs(data, rows, names, None if per_device else several)
     # Runs of one model and size follow each other: a trace serves all of them.
     runs.sort(key=lambda run: (run.sizes, run.precision, run.system, run.engine))
-    kept = list(dict.fromkeys(run.sizes for run in runs))[::every]
-    runs = [run for run in runs if run.sizes in kept]
-    answers: dict[tuple[Any, ...], Predicted] = {}
+    sizes = {run: run.sizes[:3] if per_device else run.sizes for run in runs}
+    kept = list(dict.fromkeys(sizes.values()))[::every]
+    runs = [run for run in runs if sizes[run] in kept]
+    answers = list(_answers(runs, data, costs, kept_in))
+    if path is not None:
+        both = [{**asdict(r), "predicted": asdict(a)} for r, a in zip(runs, answers, strict=True)]
+        path.write_text(json.dumps(both, indent=1) + "\n")
+    click.echo("\n".join((told_per_device if per_device else told)(runs, answers)))
+    if not all(answer.batch for answer in answers):
+        raise SystemExit(1)
+
+
+def _answers(
+    runs: list[Run], data: Path, costs: str | None, kept_in: Path | None
+) -> Iterator[Predicted]:
+    """Predictions of runs, a plan for all that differ in their engine alone."""
+    plans = _kept(kept_in)
     with tempfile.TemporaryDirectory(prefix="measured-world-") as root:
         for run in runs:
-            config = Path(root) / run.model.replace("/", "--") / (run.precision or "16")
-            write_config(config, data, run.model, run.precision)
-            if run.question not in answers:
+            key = json.dumps([*run.question, costs])
+            if key not in plans:
+                config = Path(root) / run.model.replace("/", "--") / (run.precision or "16")
+                write_config(config, data, run.model, run.precision)
                 cluster = machine(data, run.system, Path(root), run.tensor)
-                answers[run.question] = predicted(config, cluster, run, costs)
-            answer = answers[run.question]
+                plans[key] = planned(config, cluster, run, costs)
+                _keep(kept_in, key, plans[key])
+            answer = predicted(plans[key], run)
             click.echo(f"{run.name}: {1e3 * answer.token_s:.2f} ms", err=True)
-    listed = [answers[run.question] for run in runs]
-    if path is not None:
-        both = [{**asdict(r), "predicted": asdict(a)} for r, a in zip(runs, listed, strict=True)]
-        path.write_text(json.dumps(both, indent=1) + "\n")
-    click.echo("\n".join(told(runs, listed)))
-    if not all(answer.batch for answer in listed):
-        raise SystemExit(1)
+            yield answer
+
+
+def _kept(path: Path | None) -> dict[str, Planned]:
+    """Plans of a file, by their question."""
+    plans: dict[str, Planned] = {}
+    if path is not None and path.is_file():
+        for line in path.read_text().splitlines():
+            row = json.loads(line)
+            engine = row["engine"] and ServingEngine(**row["engine"])
+            plans[json.dumps(row["question"])] = Planned(row["batch"], engine, row["why"])
+    return plans
+
+
+def _keep(path: Path | None, key: str, plan: Planned) -> None:
+    """Append a plan to the file; how passes are chosen is set by the run, not kept."""
+    if path is None:
+        return
+    engine = plan.engine and plan.engine._asdict()
+    if engine:
+        del engine["scheduling"]
+    row = {"question": json.loads(key), "batch": plan.batch, "engine": engine, "why": plan.why}
+    with path.open("a") as file:
+        file.write(json.dumps(row) + "\n")

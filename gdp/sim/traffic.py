@@ -12,12 +12,14 @@ seconds: weights are read once, or arithmetic takes longer; caches are read by e
 stages of a pipeline hold as many batches at once, each of which takes a pass from end to end.
 Between two events (a request that arrives, ends, or still reads its prompt) passes are alike but
 for the growing caches, so that their sum is a closed form: O(requests log requests).
+
+Engines differ in the work that they choose for a pass, and in when they choose it (`Scheduling`).
 """
 
 import heapq
 import math
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -61,6 +63,18 @@ class Traffic:
         return max(1, round(float(np.mean([r.new for r in self.requests]))))
 
 
+class Scheduling(NamedTuple):
+    """Rules by which an engine fills passes; the defaults are those of chunked prefill alone."""
+
+    mixed: bool = True  # prompts are read beside decoding; else in passes without it
+    cuts: bool = True  # prompts are cut where a pass is full; else they wait for a pass with room
+    ahead: bool = False  # a pass is chosen when the one before it starts, not when that has ended
+    look_passes: int = 1  # passes of decoding between two looks at new requests
+    wait_passes: int = 0  # passes that prompts let go by, until
+    wait_tokens: int = 0  # so many tokens would be in one
+    request_s: float = 0.0  # of the host, before a request is in the queue of the engine
+
+
 class ServingEngine(NamedTuple):
     """Seconds and room of an engine with a model."""
 
@@ -71,6 +85,8 @@ class ServingEngine(NamedTuple):
     requests_at_once: int
     cache_tokens: float  # that memory has room for, inf where it has no limit
     stages: int = 1  # batches at once
+    launch_s: float = 0.0  # least of a pass with prompts: the host launches its kernels one by one
+    scheduling: Scheduling = Scheduling()
 
 
 @dataclass(frozen=True)
@@ -108,10 +124,13 @@ class _Running:
     """State of one batch: requests that read their prompt and requests that decode."""
 
     prompts: deque[tuple[int, int]] = field(default_factory=deque)  # (request, tokens left)
-    ends: list[tuple[int, int]] = field(default_factory=list)  # heap of (pass, request) that decode
+    ends: list[tuple[int, int]] = field(default_factory=list)  # heap of (step, request) that decode
     context: int = 0  # tokens in the caches of those that decode
     held: int = 0  # tokens that caches are kept for
-    count: int = 0  # passes so far
+    count: int = 0  # steps of decoding so far
+    unlooked: int = 0  # steps since the last look at new requests
+    waited: int = 0  # passes that prompts have let go by
+    chosen_s: float = 0.0  # when the next pass is chosen
 
     @property
     def size(self) -> int:
@@ -177,29 +196,44 @@ class _Row(NamedTuple):
     new: int
 
 
+@dataclass(eq=False)
+class _Clients:
+    """Requests on their way to the engine."""
+
+    requests: Sequence[Arrival]
+    free: deque[float]  # since when each client waits for nothing
+    scheduling: Scheduling
+    asked: list[float] = field(default_factory=list)
+
+    def due(self) -> float:
+        """When the next request is in the queue of the engine."""
+        if len(self.asked) == len(self.requests) or not self.free:
+            return math.inf
+        asked_s = max(self.requests[len(self.asked)].at_s, self.free[0])
+        return asked_s + self.scheduling.request_s
+
+    def until(self, seconds: float) -> Iterator[int]:
+        """Requests that are in the queue by then."""
+        while self.due() <= seconds:
+            request = len(self.asked)
+            self.asked.append(max(self.requests[request].at_s, self.free.popleft()))
+            yield request
+
+
 def _lane(
     requests: Sequence[Arrival], concurrency: int, engine: ServingEngine, most: int, room: float
 ) -> list[_Row]:
     """Requests served by one batch."""
     count = len(requests)
-    asked, started, first, ended = ([0.0] * count for _ in range(4))
-    clients = deque([0.0] * (concurrency or count))  # since when each waits for nothing
-    waiting, state, now, next_up = deque[int](), _Running(), 0.0, 0
-
-    def due() -> float:
-        """When the next request is asked."""
-        if next_up == count or not clients:
-            return math.inf
-        return max(requests[next_up].at_s, clients[0])
-
-    while next_up < count or waiting or state.size:
-        if not state.size and not waiting:
-            now = max(now, due())
-        while due() <= now:
-            asked[next_up] = due()
-            clients.popleft()
-            waiting.append(next_up)
-            next_up += 1
+    started, first, ended = ([0.0] * count for _ in range(3))
+    clients = _Clients(requests, deque([0.0] * (concurrency or count)), engine.scheduling)
+    waiting, state, now = deque[int](), _Running(), 0.0
+    while waiting or state.size or clients.due() < math.inf:
+        if not state.size:
+            now = now if waiting else max(now, clients.due())
+            state.chosen_s, state.unlooked = now, 0
+        if not state.unlooked:
+            waiting.extend(clients.until(state.chosen_s))
         while waiting and state.size < most:
             tokens = requests[waiting[0]].prompt + requests[waiting[0]].new
             if state.held + tokens > room:
@@ -207,7 +241,7 @@ def _lane(
             request = waiting.popleft()
             started[request], state.held = now, state.held + tokens
             state.prompts.append((request, requests[request].prompt))
-        now, read = _passes(state, engine, now, due())
+        now, read = _passes(state, engine, now, clients.due())
         for r in read:
             first[r] = now
             heapq.heappush(state.ends, (state.count + requests[r].new - 1, r))
@@ -217,8 +251,8 @@ def _lane(
             ended[r] = now
             state.context -= requests[r].prompt + requests[r].new
             state.held -= requests[r].prompt + requests[r].new
-            clients.append(now)
-    times = zip(asked, started, first, ended, strict=True)
+            clients.free.append(now)
+    times = zip(clients.asked, started, first, ended, strict=True)
     return [_Row(*own, r.new) for own, r in zip(times, requests, strict=True)]
 
 
@@ -226,30 +260,59 @@ def _passes(
     state: _Running, engine: ServingEngine, now: float, until: float
 ) -> tuple[float, list[int]]:
     """(time after one pass, or after all that are alike, requests whose prompt was read)."""
-    decoding, read = len(state.ends), list[int]()
-    if state.prompts:
-        left, tokens = max(0, engine.tokens_at_once - decoding), 0
-        while state.prompts and left:
-            request, unread = state.prompts.popleft()
-            chunk = min(unread, left)
-            left, tokens = left - chunk, tokens + chunk
-            if chunk < unread:
-                state.prompts.appendleft((request, unread - chunk))
-            else:
-                read.append(request)
-        passes, work = 1, max(engine.step_s, engine.token_s * (tokens + decoding))
-    else:
-        work = max(engine.step_s, engine.token_s * decoding)
-        first_s = work + engine.context_s * state.context
-        grows_s = engine.context_s * decoding  # each pass longer than the one before
+    decoding, scheduling = len(state.ends), engine.scheduling
+    tokens, read = _prompts(state, engine)
+    if tokens and not scheduling.mixed:
+        end_s = now + max(engine.step_s, engine.launch_s, engine.token_s * tokens)
+        state.unlooked, state.chosen_s = 0, now if scheduling.ahead else end_s
+        return end_s, read
+    work = max(engine.step_s, engine.token_s * (tokens + decoding))
+    first_s = work + engine.context_s * state.context
+    if tokens:
+        first_s = max(first_s, engine.launch_s)
+    grows_s = engine.context_s * decoding  # each pass longer than the one before
+    passes = 1
+    if not state.prompts and not read:
         passes = state.ends[0][0] - state.count
-        if until < math.inf:
+        if until <= now and scheduling.look_passes > 1:
+            passes = min(passes, scheduling.look_passes - state.unlooked)
+        elif until < math.inf:
             passes = min(passes, _passes_in(until - now, first_s, grows_s))
-    now += passes * (work + engine.context_s * state.context)
-    now += engine.context_s * decoding * passes * (passes - 1) / 2
+    last_s = first_s + grows_s * (passes - 1)
+    now += passes * (first_s + last_s) / 2
     state.count += passes
     state.context += decoding * passes
+    state.unlooked = 0 if tokens else (state.unlooked + passes) % scheduling.look_passes
+    state.chosen_s = now - last_s if scheduling.ahead else now
     return now, read
+
+
+def _prompts(state: _Running, engine: ServingEngine) -> tuple[int, list[int]]:
+    """(tokens of prompts in the next pass, requests that are read to their end by it)."""
+    scheduling, decoding = engine.scheduling, len(state.ends)
+    beside = decoding if scheduling.mixed else 0
+    left, chunks = max(0, engine.tokens_at_once - beside), list[int]()
+    for _, unread in state.prompts:
+        whole = not scheduling.cuts and unread <= engine.tokens_at_once
+        if not left or (whole and unread > left):
+            break
+        chunks.append(min(unread, left))
+        left -= chunks[-1]
+    tokens = sum(chunks)
+    few = tokens + beside < scheduling.wait_tokens
+    if tokens and decoding and few and state.waited < scheduling.wait_passes:
+        state.waited += 1
+        return 0, []
+    if tokens:
+        state.waited = 0
+    read = list[int]()
+    for chunk in chunks:
+        request, unread = state.prompts.popleft()
+        if chunk < unread:
+            state.prompts.appendleft((request, unread - chunk))
+        else:
+            read.append(request)
+    return tokens, read
 
 
 def _passes_in(seconds: float, first_s: float, grows_s: float) -> int:

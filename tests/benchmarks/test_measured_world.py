@@ -6,17 +6,17 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.measured_world.per_device import choices, told_per_device
+from benchmarks.measured_world.servers import asked_of, set_up
 from benchmarks.measured_world.serving import (
-    Predicted,
-    Run,
     errors,
     layouts_in_order,
     machine,
-    measured_runs,
     room,
     told,
     write_config,
 )
+from benchmarks.measured_world.serving_runs import Predicted, Run, measured_runs
 from benchmarks.measured_world.traffic import arrivals
 from benchmarks.measured_world.traffic import told as traffic_told
 from gdp.cluster.types import Device, make_cluster
@@ -25,13 +25,14 @@ from gdp.sim.traffic import Arrival, ServingEngine, Traffic, serve
 
 COLUMNS = (
     "id,backend,model_path,system,precision,mode,isl,osl,batch_size,tp_size,pp_size,"
-    "attention_dp_size,moe_tp_size,moe_ep_size,silicon_ttft_ms,silicon_tpot_ms"
+    "attention_dp_size,moe_tp_size,moe_ep_size,silicon_ttft_ms,silicon_tpot_ms,"
+    "silicon_data_source"
 )
 SPLIT = "id,split,mode,judged,suspect"
 
 
 def _row(name: str, tensors: int = 1, experts: str = "1", token: str = "10") -> str:
-    return f"{name},vllm,o/m,h100_sxm,fp8,agg,64,8,4.0,{tensors}.0,1.0,,{experts},0.0,50,{token}"
+    return f"{name},vllm,o/m,h100_sxm,fp8,agg,64,8,4.0,{tensors}.0,1.0,,{experts},0.0,50,{token},x"
 
 
 def _run(token_s: float) -> Run:
@@ -56,6 +57,7 @@ def test_rows_that_are_held_back_doubtful_or_of_several_gpus_are_not_read(tmp_pa
     (tmp_path / "systems" / "silicon_sample.csv").write_text("\n".join(lines) + "\n")
     (run,) = measured_runs(tmp_path, rows)
     assert (run.name, run.token_s, run.first_s, run.batch) == ("mine", 0.02, 0.05, 4)
+    assert not run.sweep
     assert measured_runs(tmp_path, rows, ["other"]) == []
 
 
@@ -125,6 +127,7 @@ def test_rows_of_several_gpus_divide_every_layer(tmp_path: Path) -> None:
     assert [(run.name, run.tensor, run.experts) for run in found] == [
         ("two", 2, False), ("experts", 4, True),
     ]  # fmt: skip
+    assert measured_runs(tmp_path, rows, several=None)[0].name == "alone"
 
 
 def test_errors_and_what_waits_are_told() -> None:
@@ -136,6 +139,66 @@ def test_errors_and_what_waits_are_told() -> None:
     lines = list(told(runs, answers))
     assert lines[-1] == "infeasible: 1"
     assert lines[-2] == "1 runs have no room for all requests at once"
+
+
+def _engine() -> ServingEngine:
+    return ServingEngine(0.01, 1e-4, 0.0, 2048, 256, 1e9)
+
+
+def test_clients_ask_as_the_measuring_programs_do() -> None:
+    drawn = asked_of(replace(_run(0.01), prompt=1000, new=100))
+    assert (len(drawn.requests), drawn.concurrency, drawn.together) == (40, 4, True)
+    assert {r.at_s for r in drawn.requests} == {0.0}
+    sizes = [r.prompt for r in drawn.requests]
+    assert 800 <= min(sizes) < 840
+    assert 960 < max(sizes) <= 1000
+    assert 80 <= min(r.new for r in drawn.requests) < max(r.new for r in drawn.requests) <= 100
+    equal = asked_of(replace(_run(0.01), prompt=1000, new=100, sweep=True))
+    assert {(r.prompt, r.new) for r in equal.requests} == {(1000, 100)}
+
+
+@pytest.mark.parametrize(
+    ("changes", "tokens", "expected"),
+    [
+        ({"engine": "vllm"}, 8192, {"mixed": True, "cuts": True, "ahead": True}),
+        ({"engine": "vllm", "sweep": True}, 8192, {"ahead": False}),
+        ({"engine": "sglang", "system": "h200_sxm"}, 32768, {"mixed": False, "look_passes": 1}),
+        ({"engine": "sglang", "system": "b200_sxm", "batch": 16, "tensor": 8}, 32768,
+         {"look_passes": 30}),
+        ({"engine": "trtllm"}, 8192, {"cuts": False, "wait_passes": 0}),
+        ({"engine": "trtllm", "model": "o/Llama", "prompt": 1024, "new": 1024}, 16384,
+         {"wait_passes": 20, "wait_tokens": 14746}),
+        ({"engine": "trtllm", "sweep": True, "prompt": 1024}, 3040, {"cuts": False}),
+    ],
+)  # fmt: skip
+def test_servers_are_set_up_as_their_scripts_say(
+    changes: dict[str, object], tokens: int, expected: dict[str, object]
+) -> None:
+    engine = set_up(_engine(), replace(_run(0.01), **changes))
+    assert engine.tokens_at_once == tokens
+    assert {name: getattr(engine.scheduling, name) for name in expected} == expected
+
+
+def test_the_best_value_per_device_under_a_limit_is_counted_by_hand() -> None:
+    """Requests of 11 tokens, a first token after 0.1 s: 1, 2, 4, 8 at once take 10, 20, 30, 40 ms a
+    token, so 55, 73, 110 and 176 tokens/s. The limit is 25 ms, which two rows keep."""
+    runs = [
+        replace(_run(s), batch=b, new=11, first_s=0.1)
+        for b, s in ((1, 0.01), (2, 0.02), (4, 0.03), (8, 0.04))
+    ]
+    right = [Predicted(r.batch, r.first_s, r.token_s) for r in runs]
+    (best,) = choices(runs, right)
+    assert best.limit_s == pytest.approx(0.025)
+    assert (best.broken, best.loss, best.regret, best.most_gpus_loss) == (False, 0.0, 0.0, 1.0)
+    slow = [replace(a, token_s=1.3 * a.token_s) for a in right]
+    (careful,) = choices(runs, slow)
+    assert careful.loss == pytest.approx(1 - 55 / 73.33, abs=1e-3)
+    fast = [replace(a, token_s=0.8 * a.token_s) for a in right]
+    (broken,) = choices(runs, fast)
+    assert (broken.broken, broken.loss) == (True, 1.0)
+    lines = list(told_per_device(runs, slow))
+    assert lines[-1].startswith("vllm: 1 loads; with the limit 0.0% break it, loss 25.0%; most")
+    assert not list(choices(runs[:3], right[:3]))
 
 
 def test_requests_of_real_runs_are_read_and_told_beside_the_measurement(tmp_path: Path) -> None:

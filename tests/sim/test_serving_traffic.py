@@ -8,6 +8,7 @@ import pytest
 from gdp.errors import ArgumentError
 from gdp.sim.traffic import (
     Arrival,
+    Scheduling,
     ServingEngine,
     Traffic,
     in_steady_state,
@@ -26,8 +27,17 @@ def slow(traffic: Traffic, engine: ServingEngine) -> list[tuple[float, float, fl
     todo = [dict(r._asdict(), read=0, written=0) for r in traffic.requests]
     free = [0.0] * (traffic.concurrency or len(todo))
     queue, active, now, up = [], [], 0.0, 0
+    plan, chosen, since, waited = engine.scheduling, 0.0, 0, 0
+
+    def ready() -> float:
+        """When the next request is in the queue."""
+        return max(todo[up]["at_s"], free[0]) + plan.request_s
+
     while up < len(todo) or queue or active:
-        while up < len(todo) and free and max(todo[up]["at_s"], free[0]) <= now:
+        if not active:
+            now = now if queue else max(now, ready())
+            chosen, since = now, 0
+        while since == 0 and up < len(todo) and free and ready() <= chosen:
             todo[up]["asked"] = max(todo[up]["at_s"], free.pop(0))
             queue.append(todo[up])
             up += 1
@@ -36,23 +46,38 @@ def slow(traffic: Traffic, engine: ServingEngine) -> list[tuple[float, float, fl
             if held + queue[0]["prompt"] + queue[0]["new"] > engine.cache_tokens:
                 break
             active.append(queue.pop(0))
-        if not active:
-            now = max(todo[up]["at_s"], free[0])
-            continue
         decoding = [r for r in active if r["read"] == r["prompt"]]
         context = sum(r["prompt"] + r["written"] for r in decoding)
-        left, tokens = max(0, engine.tokens_at_once - len(decoding)), 0
+        beside = len(decoding) if plan.mixed else 0
+        left, chunks = max(0, engine.tokens_at_once - beside), []
         for r in active:
             if r not in decoding:
-                chunk = min(left, r["prompt"] - r["read"])
-                r["read"], left, tokens = r["read"] + chunk, left - chunk, tokens + chunk
-        work = max(engine.step_s, engine.token_s * (tokens + len(decoding)))
-        now += work + engine.context_s * context
-        for r in active:
-            if r in decoding:
-                r["written"] += 1
-            elif r["read"] == r["prompt"]:
+                unread = r["prompt"] - r["read"]
+                if not plan.cuts and left < unread <= engine.tokens_at_once:
+                    break
+                chunks.append((r, min(left, unread)))
+                left -= min(left, unread)
+        tokens = sum(chunk for _, chunk in chunks)
+        if tokens and decoding and waited < plan.wait_passes and tokens + beside < plan.wait_tokens:
+            waited, tokens, chunks = waited + 1, 0, []
+        elif tokens:
+            waited = 0
+        begin = now
+        if tokens and not plan.mixed:
+            decoding = []
+            now += max(engine.step_s, engine.launch_s, engine.token_s * tokens)
+        else:
+            work = max(engine.step_s, engine.token_s * (tokens + len(decoding)))
+            work += engine.context_s * context
+            now += max(work, engine.launch_s) if tokens else work
+        since = 0 if tokens else (since + 1) % plan.look_passes
+        chosen = begin if plan.ahead else now
+        for r, chunk in chunks:
+            r["read"] += chunk
+            if chunk and r["read"] == r["prompt"]:
                 r["written"], r["first"] = 1, now
+        for r in decoding:
+            r["written"] += 1
         for r in [r for r in active if r["written"] == r["new"]]:
             r["last"] = now
             active.remove(r)
@@ -74,10 +99,17 @@ def random_case(seed: int) -> tuple[Traffic, ServingEngine]:
         requests_at_once=rng.choice([1, 3, 64]),
         cache_tokens=rng.choice([math.inf, 960, 2500]),
     )  # fmt: skip
+    if seed % 3:
+        scheduling = Scheduling(
+            mixed=rng.random() < 0.5, cuts=rng.random() < 0.5, ahead=rng.random() < 0.5,
+            look_passes=rng.choice([1, 1, 4, 9]), wait_passes=rng.choice([0, 0, 3, 20]),
+            wait_tokens=rng.choice([100, 460]), request_s=rng.choice([0.0, 0.0307]),
+        )  # fmt: skip
+        engine = engine._replace(scheduling=scheduling, launch_s=rng.choice([0.0, 0.02]))
     return Traffic(requests, rng.choice([0, 0, 1, 2, 7])), engine
 
 
-@pytest.mark.parametrize("seed", range(120))
+@pytest.mark.parametrize("seed", range(180))
 def test_jumps_over_equal_passes_are_those_passes(seed: int) -> None:
     traffic, engine = random_case(seed)
     rows, served = slow(traffic, engine), serve(traffic, engine)
@@ -155,8 +187,10 @@ def test_a_faster_engine_or_more_room_serves_no_later(seed: int) -> None:
     traffic = Traffic(traffic.requests)  # of clients that wait, an order may come out worse
     before = serve(traffic, engine).seconds
     faster = engine._replace(
-        step_s=engine.step_s / 2, token_s=engine.token_s / 2, context_s=engine.context_s / 2
-    )
+        step_s=engine.step_s / 2, token_s=engine.token_s / 2, context_s=engine.context_s / 2,
+        launch_s=engine.launch_s / 2,
+        scheduling=engine.scheduling._replace(request_s=engine.scheduling.request_s / 2),
+    )  # fmt: skip
     at_once = tuple(r._replace(at_s=0.0) for r in traffic.requests)
     assert serve(Traffic(at_once), faster).seconds == pytest.approx(
         serve(Traffic(at_once), engine).seconds / 2

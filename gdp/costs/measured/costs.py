@@ -17,6 +17,7 @@ from gdp.costs.measured.graph import GraphKernels, graph_kernels
 from gdp.costs.measured.kernels import KINDS, Kernels, Silicon
 from gdp.costs.measured.network import VECTOR, KernelNetwork
 from gdp.graph.fuse import Fused, fuse
+from gdp.graph.generation import STEP
 from gdp.graph.groups import first_members
 from gdp.graph.op_graph import OpGraph
 
@@ -177,6 +178,19 @@ def _launch_s(found: GraphKernels) -> Float[np.ndarray, "N"]:
     """Host seconds of eager PyTorch for each op."""
     library = found.known & (found.kernels.kind != _ELEMENTWISE)
     return np.where(library, LIBRARY_S, ELEMENTWISE_S)
+
+
+def prompt_launch_s(graph: OpGraph) -> float:
+    """Host seconds until an engine that serves has launched the kernels of one pass over prompts,
+    for which no recorded graph is replayed; ops that it computes by one kernel count once."""
+    fused = fuse(graph).graph
+    found = graph_kernels(fused, served=True)
+    works = ~fused.is_io & ((fused.flop > 0) | (fused.memory_traffic_bytes > 0))
+    works &= np.array([not name.startswith(STEP) for name in fused.op_names])
+    block = np.where(found.block < 0, np.arange(fused.num_ops) + fused.num_ops, found.block)
+    first = np.zeros(fused.num_ops, dtype=bool)
+    first[np.unique(block, return_index=True)[1]] = True
+    return float(_launch_s(found)[works & first].sum())
 
 
 def _launches(graph: OpGraph, fused: Fused) -> Float[np.ndarray, "N"]:

@@ -1,0 +1,130 @@
+"""How the servers of the silicon sample were set up and asked.
+
+Most rows come from InferenceX (github.com/SemiAnalysisAI/InferenceX, formerly InferenceMAX), those
+of Qwen3 from sweeps of AIConfigurator's authors (github.com/ai-dynamo/aiconfigurator). Both publish
+the scripts that start the servers and the program that asks them:
+
+- InferenceX's `utils/bench_serving/benchmark_serving.py` lets C clients begin at once, with ten
+  requests each, whose prompts and answers have 0.8 to 1 times the nominal tokens, drawn evenly
+  (`--random-range-ratio 0.8`); the first token is the mean over all of them, the burst at the
+  beginning included. AIConfigurator's `genai_perf_runner.py` asks as many of equal length.
+- vLLM and SGLang cut prompts to fill a pass (`--max-num-batched-tokens`,
+  `--chunked-prefill-size`), TensorRT-LLM does not unless told to (`max_num_tokens`). SGLang
+  stops decoding while it reads prompts, unless `--enable-mixed-chunk` is given.
+- All of them choose a pass while the one before it runs (vLLM's `--async-scheduling`, the default
+  since 0.14; the overlap schedulers of the others), so that a prompt waits for one more pass.
+- TensorRT-LLM lets prompts wait for others (`batch_wait_timeout_iters`,
+  `batch_wait_max_tokens_ratio`), and SGLang looks at new requests each so many steps
+  (`--scheduler-recv-interval`), in scripts that say so.
+"""
+
+import math
+from collections.abc import Callable, Mapping
+from typing import NamedTuple, Protocol
+
+import numpy as np
+
+from gdp.api.traffic import VLLM
+from gdp.sim.traffic import ROUNDS, Arrival, Scheduling, ServingEngine, Traffic
+
+SHORTEST = 0.8
+"""InferenceX's `RANDOM_RANGE_RATIO`: shortest over longest prompt, and answer."""
+
+
+class Served(Protocol):
+    """A run of a server, as the sample lists it."""
+
+    @property
+    def model(self) -> str: ...
+    @property
+    def system(self) -> str: ...
+    @property
+    def engine(self) -> str: ...
+    @property
+    def precision(self) -> str: ...
+    @property
+    def prompt(self) -> int: ...
+    @property
+    def new(self) -> int: ...
+    @property
+    def batch(self) -> int: ...
+    @property
+    def tensor(self) -> int: ...
+    @property
+    def sweep(self) -> bool: ...
+
+
+class Setup(NamedTuple):
+    """What a script sets."""
+
+    tokens_at_once: int
+    scheduling: Scheduling
+
+
+def _vllm(run: Served) -> Setup:
+    """70b_fp8_h200_slurm.sh and its siblings, minimaxm2.5_*.sh, kimik2.5_*.sh."""
+    tokens = 8192
+    if "MiniMax" in run.model and run.system.startswith("h200"):
+        tokens = 16384 if run.batch <= 32 else 32768
+    elif "MiniMax" in run.model and run.system.startswith("b300"):
+        tokens = 2 * run.prompt
+    return Setup(tokens, Scheduling(ahead=not run.sweep))
+
+
+def _sglang(run: Served) -> Setup:
+    """dsr1_fp8_h200.sh, dsr1_fp8_b200.sh, dsr1_fp4_b200.sh; `sglang.rule` of AIConfigurator."""
+    if run.sweep:
+        return Setup(8192, Scheduling(ahead=True))
+    alone = Scheduling(mixed=False, ahead=True)
+    if not run.system.startswith("b"):
+        return Setup(32768, alone)
+    looks = alone._replace(look_passes=30 if run.batch >= 16 else 10)
+    if run.precision == "fp4":
+        return Setup(16384, looks)
+    if run.tensor == 4:
+        return Setup(8192, looks._replace(look_passes=10))
+    return Setup(32768, looks)
+
+
+def _trtllm(run: Served) -> Setup:
+    """70b_*_trt_slurm.sh, dsr1_*_trt.sh; `trtllm.rule` of AIConfigurator."""
+    scheduling = Scheduling(cuts=False, ahead=True)
+    if run.sweep:
+        return Setup(math.ceil((512 + run.prompt + 1500) / 32) * 32, scheduling)
+    short = run.prompt == run.new == 1024
+    if "Llama" in run.model:
+        tokens = 16384
+        if short and run.tensor < 8:
+            scheduling = scheduling._replace(wait_passes=20, wait_tokens=round(0.9 * tokens))
+        return Setup(tokens, scheduling)
+    tokens = max(8192, math.ceil((run.batch + run.prompt + 64) / 64) * 64)
+    blackwell = run.system.startswith("b200") and run.precision == "fp8"
+    if blackwell and short and 64 <= run.batch < 256:
+        scheduling = scheduling._replace(wait_passes=40, wait_tokens=round(0.8 * tokens))
+    return Setup(tokens, scheduling)
+
+
+SETUPS: Mapping[str, Callable[[Served], Setup]] = {
+    "vllm": _vllm, "sglang": _sglang, "trtllm": _trtllm,
+}  # fmt: skip
+"""Set-up of a run, by its engine."""
+
+
+def set_up(engine: ServingEngine, run: Served) -> ServingEngine:
+    """The engine as the server of a run was started."""
+    tokens, scheduling = SETUPS[run.engine](run)
+    return engine._replace(
+        tokens_at_once=tokens, scheduling=scheduling._replace(request_s=VLLM.request_s),
+        requests_at_once=max(engine.requests_at_once, run.batch),
+    )  # fmt: skip
+
+
+def asked_of(run: Served, seed: int = 0) -> Traffic:
+    """The requests that a server was measured with."""
+    count, rng = ROUNDS * run.batch, np.random.default_rng(seed)
+    least = 1.0 if run.sweep else SHORTEST
+    prompt, new = (
+        rng.integers(int(least * most), most + 1, count).tolist() for most in (run.prompt, run.new)
+    )
+    sizes = zip(prompt, new, strict=True)
+    return Traffic(tuple(Arrival(0.0, *own) for own in sizes), run.batch, together=True)

@@ -11,7 +11,7 @@ on sums that only grow, `gdp.methods.pipeline.orders` counts the devices used of
 Axes: C places to cut, both ends of the sequence among them, D devices.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 import numpy as np
 from jaxtyping import Shaped
@@ -41,17 +41,41 @@ def best_row(
     >>> best_row([0, 1], lambda device: work, join=np.maximum)
     ((3+0j), [(0, 1, 0), (1, 2, 1)])
     """
+    return next(best_rows([order], stage, link, join))
+
+
+def best_rows(
+    orders: Iterable[Sequence[int]],
+    stage: Callable[[int], Shaped[np.ndarray, "C C"]],
+    link: Shaped[np.ndarray, "D D C"] | None = None,
+    join: Join = np.add,
+) -> Iterator[tuple[complex, Row]]:
+    """`best_row` of each order in turn; what one begins with as the one before is kept, so that
+    orders are best sorted."""
     best: list[np.ndarray] = []  # of each device as the last: cost of the elements before j
     back: list[tuple[np.ndarray, np.ndarray]] = []  # where its interval begins; the device before
-    for k, device in enumerate(order):
-        stage_s = stage(device)
-        heads = [np.where(np.arange(len(stage_s)) == 0, 0.0, np.inf)]
-        heads += [best[b] if link is None else join(best[b], link[order[b], device])
-                  for b in range(k)]  # fmt: skip
-        head, before = np.min(heads, axis=0), np.argmin(heads, axis=0) - 1
-        values = join(head[:, None], stage_s)
-        best.append(values.min(axis=0))
-        back.append((values.argmin(axis=0), before))
+    known: list[int] = []
+    for order in orders:
+        pairs = enumerate(zip(known, order, strict=False))
+        shared = next((k for k, (a, b) in pairs if a != b), min(len(known), len(order)))
+        del best[shared:], back[shared:]
+        known = list(order)
+        for k in range(shared, len(order)):
+            stage_s = stage(order[k])
+            heads = [np.where(np.arange(len(stage_s)) == 0, 0.0, np.inf)]
+            heads += [best[b] if link is None else join(best[b], link[order[b], order[k]])
+                      for b in range(k)]  # fmt: skip
+            head, before = np.min(heads, axis=0), np.argmin(heads, axis=0) - 1
+            values = join(head[:, None], stage_s)
+            best.append(values.min(axis=0))
+            back.append((values.argmin(axis=0), before))
+        yield _traced(order, best, back)
+
+
+def _traced(
+    order: Sequence[int], best: list[np.ndarray], back: list[tuple[np.ndarray, np.ndarray]]
+) -> tuple[complex, Row]:
+    """The value of the best cover under an order, and its intervals."""
     k = int(np.argmin([values[-1] for values in best]))
     value, j = complex(best[k][-1]), len(best[k]) - 1
     row: Row = []

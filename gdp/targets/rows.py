@@ -19,7 +19,7 @@ from gdp import solve
 from gdp.cluster.types import Cluster, fullness, nearly_full
 from gdp.errors import InfeasibleError
 from gdp.graph.op_graph import OpGraph
-from gdp.methods.intervals import Join, Row, best_row
+from gdp.methods.intervals import Join, Row, best_rows
 from gdp.placement import Placement, Split, Teams, make_placement
 from gdp.prepare import prepare_problem
 from gdp.problem.arrays import arrays_of
@@ -112,8 +112,8 @@ class ModuleBlocks:
         self, orders: Sequence[tuple[int, ...]], share: float, join: Join, fill: float
     ) -> list[tuple[float, Row]]:
         """Value and row of the best row of each order."""
-        seconds, link_s = self.fitting_s(share, fill), self.link_s
-        plans = (best_row(order, lambda d: seconds[:, :, d], link_s, join) for order in orders)
+        seconds = np.ascontiguousarray(np.moveaxis(self.fitting_s(share, fill), 2, 0))
+        plans = best_rows(orders, lambda d: seconds[d], self.link_s, join)
         return [(value.real, row) for value, row in plans]
 
     def even_row(self, share: float, join: Join) -> Row:

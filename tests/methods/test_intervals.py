@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from gdp.methods.heuristics.blocks_kernels import best_cuts
-from gdp.methods.intervals import Join, Row, best_row
+from gdp.methods.intervals import Join, Row, best_row, best_rows
 
 
 def covers(order: Sequence[int], count: int) -> Iterator[Row]:
@@ -48,6 +48,19 @@ def test_no_cover_is_better(join: Join) -> None:
             assert [row[0][0], row[-1][1]] == [0, count]
             assert value_of(row, stage, link, join) == least
     assert feasible > 20
+
+
+def test_orders_in_a_row_get_what_each_gets_alone() -> None:
+    """Whatever they begin with; shorter ones, too."""
+    rng = np.random.default_rng(0)
+    stage = rng.choice([1.0, 2.0, 5.0, np.inf], size=(6, 6, 4))
+    stage[np.tril_indices(6)] = np.inf
+    link = rng.choice([0.0, 1.0, 3.0], size=(4, 4, 6))
+    orders = [order for size in (4, 2, 3) for order in itertools.permutations(range(4), size)]
+    orders += [orders[i] for i in rng.permutation(len(orders))]
+    alone = [best_row(order, lambda d: stage[:, :, d], link) for order in orders]
+    assert list(best_rows(orders, lambda d: stage[:, :, d], link)) == alone
+    assert len({value for value, _ in alone}) > 2
 
 
 def test_links_may_cost_nothing_and_imaginary_parts_break_ties() -> None:

@@ -151,7 +151,9 @@ class MeasuredCosts:
         parts = inside & np.isin(found.kernels.kind, [_EXPERTS, _PRODUCT]) & found.known
         whole, share = _whole_blocks(found.kernels, found.block, parts)
         seconds[inside] = 0.0
-        seconds[parts] = self._predicted(whole, device)[found.block[parts]] * share
+        first, which = whole.distinct()
+        of_block = self._predicted(whole.take(first), device)[which]
+        seconds[parts] = of_block[found.block[parts]] * share
         return seconds
 
     def _predicted(self, kernels: Kernels, device: Device) -> Float[np.ndarray, "K"]:

@@ -39,25 +39,27 @@ class KernelNetwork:
         """Log seconds of kernels, each on one of the devices."""
         shown, floor = features(kernels, silicon, device)
         told = np.array([s.descriptor() for s in silicon])
-        return forward(self.weights, shown, floor, told[device], vectors[device])
+        return forward(self.weights, shown, floor, told, vectors, device)
 
 
 def forward(
     weights: Mapping[str, np.ndarray],
     shown: Float[np.ndarray, "K F"],
     floor: Float[np.ndarray, "K"],
-    told: Float[np.ndarray, "K G"],
-    vector: Float[np.ndarray, "K V"],
+    told: Float[np.ndarray, "D G"],
+    vectors: Float[np.ndarray, "D V"],
+    device: Int[np.ndarray, "K"],
 ) -> Float[np.ndarray, "K"]:
-    """Log seconds from inputs, log roofline, and descriptor and vector of each kernel's device."""
+    """Log seconds from inputs, log roofline, descriptors and vectors of devices, and the device of
+    each kernel."""
     told = (told - weights["told_mean"]) / weights["told_scale"]
     hidden = (shown - weights["shown_mean"]) / weights["shown_scale"]
     for i in LAYERS:
         gate = 1.0 + np.tanh(told @ weights["gate" + i] + weights["open" + i])
-        hidden = _silu(hidden @ weights["kernel" + i] + weights["bias" + i]) * gate
-    above = hidden @ weights["kernel4"] + told @ weights["gate4"] + weights["bias4"]
+        hidden = _silu(hidden @ weights["kernel" + i] + weights["bias" + i]) * gate[device]
+    above = hidden @ weights["kernel4"] + (told @ weights["gate4"])[device] + weights["bias4"]
     modes = hidden @ weights["modes"]
-    return floor + np.logaddexp(0.0, above[:, 0] + (modes * vector).sum(axis=1))
+    return floor + np.logaddexp(0.0, above[:, 0] + (modes * vectors[device]).sum(axis=1))
 
 
 def _silu(x: np.ndarray) -> np.ndarray:

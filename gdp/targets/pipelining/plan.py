@@ -12,7 +12,7 @@ import numpy as np
 
 from gdp.costs.offload import resident
 from gdp.errors import ArgumentError, PlacementError
-from gdp.methods.intervals import Row, best_row
+from gdp.methods.intervals import Row, best_rows
 from gdp.question import Question
 from gdp.result import Result
 from gdp.targets.modules import modules_kept, torch_boundaries
@@ -80,7 +80,7 @@ def _pipeline_row(blocks: ModuleBlocks, memory_share: float, simplicity: float) 
     limit_s = least_s * (1 + simplicity) * (1 + 1e-9)
     allowed_links = np.where(link_s <= limit_s, blocks.cut_bytes.astype(float), np.inf)
     allowed = np.where(seconds <= limit_s, 0.0, np.inf)
-    plans = [best_row(order, lambda d: allowed[:, :, d], allowed_links) for order in orders]
+    plans = best_rows(orders, lambda d: allowed[:, :, d], allowed_links)
     return min(plans, key=lambda plan: plan[0].real)[1]
 
 

@@ -1,13 +1,17 @@
 """Plans of language models beside accelerate's own map in the same simulator.
 
     python -m benchmarks.language_models [--seconds 3] [--boxes A,B] [--json FILE] [MODEL ...]
+    python -m benchmarks.language_models --layouts [MODEL ...]
 
 Six models of published sizes on four boxes: a prompt of 2048 tokens is read and 256 are written.
 Every cell is `gdp place --generate prompt=2048,new=256 --for accelerate`: if it fits, tokens/s
 while decoding, seconds to the first token and of the request, the gap to the proven bound, what
 limits decode, seconds of accelerate's own map (`device_map="auto"`) over those of gdp's, whether
 accelerate takes the exported map for the model on the meta device, and the seconds of placing. The
-first box of a model pays for its trace, unless one is kept. Times are predictions from datasheets.
+first box of a model pays for its trace, unless one is kept. Times are predictions.
+
+`--layouts`: wall-clock and CPU seconds in which layouts of vLLM on eight GPUs of three kinds are
+planned once the model is read, the least of three (`Llama 3 70B` has 80 layers).
 """
 
 import json
@@ -20,10 +24,13 @@ from pathlib import Path
 from typing import Any
 
 import click
+import numpy as np
 
 import gdp
 from benchmarks.tables import head
 from gdp.api.fit import generation_answer
+from gdp.api.place import answer, ask
+from gdp.clock import Phases
 from gdp.cluster.presets import cluster_preset
 from gdp.errors import GdpError, InfeasibleError
 from gdp.result import Result
@@ -32,6 +39,7 @@ from gdp.targets.modules import torch_module
 
 PROMPT, NEW = 2048, 256
 BOXES = "cpu+rtx3060,cpu+rtx4090,cpu+rtx4090+t4,cpu+2xrtx3090"
+EIGHT = "cpu+4xa100+2xa6000+2xrtx4090"
 MIXTURE = 40 * ["mamba"]
 MIXTURE[5::10] = 4 * ["attention"]
 # Sizes of the models named, of the Hugging Face Hub; written down without its files at hand.
@@ -106,16 +114,16 @@ def cell(model: str, box: str, folder: Path, seconds: float) -> Cell:
     except InfeasibleError as error:
         return Cell(model, box, time.perf_counter() - start_s, limit=str(error))
     spent_s = time.perf_counter() - start_s
-    answer = generation_answer(result.question, result.placement, result.score)
-    assert answer is not None
+    told_of = generation_answer(result.question, result.placement, result.score)
+    assert told_of is not None
     peer = next((c for c in result.candidates if c.method == "accelerate, auto"), None)
-    away = [m.weights_bytes for m in answer.memory if "offload" in m.device]
+    away = [m.weights_bytes for m in told_of.memory if "offload" in m.device]
     return Cell(
-        model, box, spent_s, fits=True, tokens_per_s=answer.tokens_per_s,
-        first_token_s=answer.first_token_s, request_s=answer.request_s, gap=result.gap,
-        limit=answer.limits[1], peer_s=peer.value_s if peer and peer.feasible else None,
+        model, box, spent_s, fits=True, tokens_per_s=told_of.tokens_per_s,
+        first_token_s=told_of.first_token_s, request_s=told_of.request_s, gap=result.gap,
+        limit=told_of.limits[1], peer_s=peer.value_s if peer and peer.feasible else None,
         peer_why=peer.reason if peer else "accelerate makes no map",
-        offloaded=sum(away) / sum(m.weights_bytes for m in answer.memory),
+        offloaded=sum(away) / sum(m.weights_bytes for m in told_of.memory),
         loads=loads(result, asked),
     )  # fmt: skip
 
@@ -158,12 +166,28 @@ def told(cells: list[Cell]) -> Iterator[str]:
         yield f"{c.model}, {c.box}: {c.limit}{why}"
 
 
+def layout_seconds(folder: Path) -> str:
+    """Seconds of planning for vLLM on `EIGHT`, of a model that was read before."""
+    asked = gdp.Generation(folder, prompt=PROMPT, new=NEW)
+    spent, told = [], ""
+    for _ in range(3):
+        question = ask(asked, EIGHT, target="vllm")
+        start_s, start_cpu_s = time.perf_counter(), time.process_time()
+        told = answer(question, Phases()).notes[-1]
+        spent.append((time.perf_counter() - start_s, time.process_time() - start_cpu_s))
+    wall_s, cpu_s = np.min(spent, axis=0)
+    return f"{wall_s:.2f} s, {cpu_s:.2f} CPU s on {EIGHT}: {told}"
+
+
 @click.command(help=__doc__)
 @click.argument("models", nargs=-1)
 @click.option("--seconds", default=3.0, show_default=True, help="Of search in a cell.")
 @click.option("--boxes", default=BOXES, show_default=True)
 @click.option("--json", "path", type=click.Path(path_type=Path), help="File of all cells.")
-def main(models: tuple[str, ...], seconds: float, boxes: str, path: Path | None) -> None:
+@click.option("--layouts", is_flag=True, help="Seconds of planning layouts of vLLM instead.")
+def main(
+    models: tuple[str, ...], seconds: float, boxes: str, path: Path | None, layouts: bool
+) -> None:
     if unknown := set(models) - set(CONFIGS):
         raise click.UsageError(f"no model {min(unknown)!r}; there are {', '.join(CONFIGS)}")
     cells: list[Cell] = []
@@ -172,13 +196,16 @@ def main(models: tuple[str, ...], seconds: float, boxes: str, path: Path | None)
             folder = Path(root) / model.replace(" ", "-").replace(",", "").lower()
             folder.mkdir()
             (folder / "config.json").write_text(json.dumps(CONFIGS[model]))
-            for box in boxes.split(","):
+            if layouts:
+                click.echo(f"{model}: {layout_seconds(folder)}")
+            for box in () if layouts else boxes.split(","):
                 found = cell(model, box, folder, seconds)
                 cells.append(replace(found, limit=found.limit.replace(f"{folder}", model)))
                 click.echo(f"{model}, {box}: {found.seconds:.0f} s", err=True)
                 if path is not None:
                     path.write_text(json.dumps([asdict(c) for c in cells], indent=1) + "\n")
-    click.echo("\n".join(told(cells)))
+    if cells:
+        click.echo("\n".join(told(cells)))
 
 
 if __name__ == "__main__":

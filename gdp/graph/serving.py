@@ -2,7 +2,8 @@
 
 Attention is fused (`gdp.graph.attention`), prompts are worked through in chunks of so many tokens,
 of which each passes through all layers before the next, and logits are made of the last token of
-each sequence alone. Keys and values may be stored in fewer bits than they are computed in.
+each sequence alone. Steps attend over latents where the model has them (`gdp.graph.latent`). Keys
+and values may be stored in fewer bits than they are computed in.
 """
 
 import math
@@ -14,6 +15,7 @@ from jaxtyping import Float
 
 from gdp.graph.attention import CAUSAL, FUSED, with_fused_attention
 from gdp.graph.generation import CACHE_AT
+from gdp.graph.latent import with_absorbed_latents
 from gdp.graph.op_graph import INPUT, OUTPUT, UNREAD, OpDetail, OpGraph
 from gdp.ops.table import ELEMENTWISE_OPS, VIEWS
 
@@ -32,7 +34,10 @@ class Served(NamedTuple):
 
 def served(graph: OpGraph, phase: Served) -> OpGraph:
     """The graph of one phase, whose first output are the logits, as an engine computes it."""
-    graph = _with_stored_caches(with_fused_attention(graph), phase.cache_bits)
+    graph = with_fused_attention(graph)
+    if phase.tokens == 1:
+        graph = with_absorbed_latents(graph)
+    graph = _with_stored_caches(graph, phase.cache_bits)
     if phase.tokens > 1:
         graph = _with_last_logits(_with_earlier_keys(graph, phase.tokens), phase.tokens)
     return _in_chunks(graph, -(-phase.tokens * phase.batch // phase.at_once))

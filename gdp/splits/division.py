@@ -4,11 +4,13 @@ Two products follow each other without anything between them that needs a whole 
 the first and the rows of the second are divided, and the sums of the second are added up (Shoeybi
 et al. 2019, arXiv 1909.08053). So are queries, keys and values with attention between them and the
 product behind it, by heads; gate and up with down, by columns; experts by columns or as a whole;
+linear attention (gated delta nets, Yang et al. 2024, arXiv 2412.06464) by heads, with its states;
 the embedding and the head by the vocabulary. Down-projections to a latent (DeepSeek), routers and
 norms stay whole on every member. A graph with heavy products of another kind is refused.
 """
 
-from collections.abc import Collection, Iterator
+import math
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from enum import IntEnum, StrEnum
 from typing import NamedTuple
@@ -23,6 +25,8 @@ from gdp.graph.op_graph import INPUT, OUTPUT, UNREAD, OpGraph
 from gdp.ops.table import ELEMENTWISE_OPS, VIEWS
 
 _CHEAP = VIEWS | ELEMENTWISE_OPS
+CONVOLUTION = "conv1d"
+"""Type of the short convolution before the states of linear attention."""
 _ENDS = (INPUT, OUTPUT, "argmax")
 """Ops between the tokens of one step and the next, where no way of activations goes on."""
 _SUMS = frozenset(("add", "Add"))
@@ -99,6 +103,8 @@ def division_of(graph: OpGraph) -> Division:
     for op, kind in enumerate(graph.op_types):
         if kind in ATTENTION:
             found.divide_attention(op)
+        elif kind == CONVOLUTION:
+            found.divide_linear_attention(op)
     found.divide_experts()
     for op in np.flatnonzero(found.is_linear).tolist():
         if found.role[op] == Role.WHOLE:
@@ -162,6 +168,7 @@ class _Search:
         self.by_expert: dict[int, tuple[int, int]] = {}
         self.latent: set[int] = set()
         self.whole_keys: set[int] = set()
+        self.of_states: set[int] = set()  # ops of linear attention, each of one head
         self.gathered: list[int] = []
         self.added_inside: set[int] = set()  # ops of experts behind their last product
 
@@ -235,6 +242,36 @@ class _Search:
         self.latent |= latent | {p for p in before_columns if self._serves(p, columns)}
         if latent:  # keys that all heads share
             self.whole_keys.add(op)
+
+    def divide_linear_attention(self, convolution: int) -> None:
+        """Linear attention behind a short convolution by heads, with the products of one input
+        before it and the one behind it; other uses of a convolution stay as they are."""
+        rows = self.reach([convolution], backward=False)[1]
+        if len(rows) != 1:
+            return
+        row = rows.pop()
+        inside, columns = self.reach([row], backward=True)
+        widths = [self.sizes(column)[0] for column in columns if self.is_linear[column]]
+        heads, keys = self._state_heads(inside, widths)
+        divides = keys and all(width % keys == 0 for width in (*widths, self.sizes(row)[1]))
+        inputs = {tuple(self.makers[column]) for column in columns}
+        if len(widths) < len(columns) or len(columns) < 2 or len(inputs) != 1 or not divides:
+            return
+        unit = Unit(Pieces.HEADS, heads, keys)
+        self.assign(columns, Role.COLUMN, unit)
+        self._assign_inside(-1, inside, {-1: unit})
+        self.assign([row], Role.ROW, unit)
+        self.of_states |= inside
+
+    def _state_heads(self, inside: Collection[int], widths: Sequence[int]) -> tuple[int, int]:
+        """(heads of values, heads of keys): those before and behind the copies of keys for each
+        head of values, or where nothing is copied the number that divides all columns."""
+        for op in inside:
+            detail = self.graph.detail[op]
+            if self.graph.op_types[op] == "repeat_interleave" and len(detail.input_shapes[0]) == 4:
+                return detail.output_shapes[0][-2], detail.input_shapes[0][-2]
+        common = math.gcd(*widths)
+        return common, common
 
     def _serves(self, product: int, columns: Collection[int]) -> bool:
         """True for products that nothing reads but these columns, such as one to a latent."""
@@ -410,6 +447,8 @@ class _Search:
         """True for reductions over all heads, such as in norms of all queries together."""
         detail = self.graph.detail[op]
         if self.role[op] != Role.INNER or self.graph.op_types[op] not in ("mean", "sum", "var"):
+            return False
+        if op in self.of_states:
             return False
         unit, shapes = self.units[self.unit[op]], detail.input_shapes
         if unit.kind not in (Pieces.HEADS, Pieces.KEYS) or not shapes or not shapes[0]:

@@ -273,6 +273,8 @@ class _Shapes(NamedTuple):
     def _inner(self, shape: tuple[int, ...]) -> tuple[int, ...]:
         """A shape with the member's heads, or its part of the last axis."""
         if self.kind in (Pieces.HEADS, Pieces.KEYS):
+            if len(shape) > 3 and shape[1] == 1:  # what all heads share, such as a latent
+                return shape
             for axis in range(1, len(shape)):
                 if len(shape) > 3 and shape[axis] in self.heads:
                     return *shape[:axis], self.heads[shape[axis]], *shape[axis + 1 :]

@@ -19,7 +19,7 @@ from gdp.costs.measured.kernels import ARITHMETIC, KINDS, Kernels, features, flo
 from gdp.costs.measured.network import VECTOR, KernelNetwork
 from gdp.costs.measured.shipped import load_network, save_network, shipped_network
 from gdp.graph.fuse import fuse, group_seconds
-from gdp.graph.generation import Request, as_served, generation_graph, is_served, run_once
+from gdp.graph.generation import STEP, Request, as_served, generation_graph, is_served, run_once
 from gdp.graph.op_graph import OpDetail, OpGraph
 from gdp.graph.source import Source
 from pretrain.costs.few import fit_vector
@@ -149,6 +149,44 @@ def test_kernels_of_a_graph_by_their_shapes() -> None:
     eager = graph_kernels(language_graph(), served=False)
     assert [ARITHMETIC[i] for i in eager.kernels.arithmetic[:4]] == ["float16"] * 4
     assert (eager.block == -1).all()
+
+
+def test_a_step_reads_the_weights_that_its_module_holds_for_the_prompt() -> None:
+    """Blocks of 128 x 128 numbers have a scale of 4 bytes; ops that are merged with a product move
+    more, which leaves no bytes by which scales could be told."""
+    m, hidden, inner, experts = 64, 1024, 512, 16
+    weight = experts * hidden * inner * (1 + 4 / 128**2)
+    detail = OpDetail("bfloat16", ((m, hidden), (experts, hidden, inner)), ((m, inner),))
+    moved = weight + 2.0 * m * (hidden + inner)
+    graph = plain_graph(
+        2, [(0, 1)], op_types=["_grouped_mm"] * 2, flop=[2.0 * m * hidden * inner] * 2,
+        memory_traffic_bytes=[moved, 1.02 * moved], scope=["experts", "experts"],
+        weight_bytes=[int(weight), 0], detail=[detail] * 2,
+    )  # fmt: skip
+    apart = graph_kernels(graph, served=True).kernels
+    assert apart.block_scaled.tolist() == [1.0, 0.0]
+    graph = replace(graph, op_names=("up", STEP + "up"))
+    kernels = graph_kernels(graph, served=True).kernels
+    assert kernels.block_scaled.tolist() == [1.0, 1.0]
+    assert kernels.held_bytes[1] == kernels.held_bytes[0]
+
+
+def test_a_router_in_32_bits_multiplies_in_16_in_an_engine() -> None:
+    """It does where products around it do, and not in a model that is in 32 bits."""
+    m, k, n = 8, 1024, 16
+
+    def arithmetic(first: str, served: bool) -> list[str]:
+        detail = [OpDetail(t, ((m, k), (n, k)), ((m, n),)) for t in (first, "float32")]
+        graph = plain_graph(
+            2, [], op_types=["linear"] * 2, flop=[2.0 * m * k * n] * 2,
+            memory_traffic_bytes=[4.0 * (n * k + m * (k + n))] * 2, detail=detail,
+        )  # fmt: skip
+        kernels = graph_kernels(graph, served=served).kernels
+        return [ARITHMETIC[i] for i in kernels.arithmetic]
+
+    assert arithmetic("bfloat16", served=True) == ["float16", "float16"]
+    assert arithmetic("bfloat16", served=False) == ["float16", "float32"]
+    assert arithmetic("float32", served=True) == ["float32", "float32"]
 
 
 def test_a_block_of_experts_is_one_kernel_of_an_engine() -> None:

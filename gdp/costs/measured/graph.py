@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -10,6 +10,7 @@ from jaxtyping import Bool, Int
 
 from gdp.costs.measured.kernels import ARITHMETIC, ENGINES, KINDS, Kernels
 from gdp.graph.generation import STEP
+from gdp.graph.latent import LATENT
 from gdp.graph.op_graph import OpDetail, OpGraph
 from gdp.ops.table import ELEMENTWISE_OPS, REDUCTIONS, VIEWS
 
@@ -55,15 +56,20 @@ def graph_kernels(graph: OpGraph, *, served: bool) -> GraphKernels:
     Args:
         graph: Its FLOPs and bytes are the kernels', so that their roofline is the graph's.
         served: As an engine of language models computes it: what is stored in 8 or 4 bits is also
-            multiplied so, and all of a block of experts is one call. O(N).
+            multiplied so, all of a block of experts is one call, and a router between products in
+            16 bits multiplies in 16 bits. O(N).
     """
     made: dict[tuple, int] = {}  # layers of a model are alike
+    narrowed: dict[int, OpDetail] = {}
     rows: list[_Row] = []
     which = np.empty(graph.num_ops, dtype=np.int64)
     flop, traffic = graph.flop.tolist(), graph.memory_traffic_bytes.tolist()
-    weights = graph.weight_bytes.tolist()
+    weights = _read_weights(graph)
+    narrow = served and type_of_products(graph) == "float16"
     for op, op_type in enumerate(graph.op_types):
         detail = graph.detail[op]
+        if narrow and op_type in PRODUCTS and detail.dtype == "float32":
+            detail = narrowed.setdefault(id(detail), replace(detail, dtype="bfloat16"))
         key = (op_type, id(detail), flop[op], traffic[op], weights[op])
         if key not in made:
             made[key] = len(rows)
@@ -91,6 +97,26 @@ def graph_kernels(graph: OpGraph, *, served: bool) -> GraphKernels:
     )  # fmt: skip
     block = _blocks(graph, kernels) if served else np.full(graph.num_ops, -1)
     return GraphKernels(kernels, which, known & ~graph.is_io, block)
+
+
+def _read_weights(graph: OpGraph) -> list[int]:
+    """Bytes of weights that each op reads: its own, or in a step those that the same module holds
+    for the prompt."""
+    own = graph.weight_bytes.tolist()
+    if not any(name.startswith(STEP) for name in graph.op_names):
+        return own
+    held = (graph.weight_bytes - graph.cache_bytes).tolist()
+    shapes = [detail.input_shapes[1:2] for detail in graph.detail]
+    steps = [name.startswith(STEP) for name in graph.op_names]
+    modules = {
+        (scope, shape): size
+        for scope, shape, size, stepping in zip(graph.scope, shapes, held, steps, strict=True)
+        if size > 0 and shape and scope and not stepping
+    }
+    return [
+        size or (modules.get((scope, shape), 0) if stepping else 0)
+        for size, scope, shape, stepping in zip(own, graph.scope, shapes, steps, strict=True)
+    ]
 
 
 def type_of_products(graph: OpGraph) -> str | None:
@@ -210,6 +236,8 @@ def _attention(
 ) -> _Row:
     batch, heads, queries, size = (float(x) for x in shapes[0])
     keys, seen = float(shapes[1][1]), float(shapes[1][2])
+    if detail.attributes.get(LATENT):  # one row for keys and values, not two
+        size = float(shapes[1][3]) / 2
     kind = "token attention" if queries * 4 <= seen and queries <= 4 else "prompt attention"
     arithmetic, bits = _type(detail.dtype in _PRECISE)
     around = bits / 8 * (math.prod(shapes[0]) + math.prod(out))

@@ -17,7 +17,7 @@ by each seed. Decoding uses the core that the process may use: `taskset -c 1` fo
 import importlib
 import json
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
@@ -31,7 +31,7 @@ from gdp.cli.program import run
 from gdp.cluster.file import load_cluster
 from gdp.files.writing import write_atomic
 from gdp.learn.instances import Instance, Problems, make
-from gdp.methods.base import Search
+from gdp.methods.base import Answer, Search
 from gdp.methods.portfolio import HEURISTICS
 from gdp.methods.priorities import evaluate_rules
 from gdp.policy.advice import advise, incumbents
@@ -63,6 +63,8 @@ class Entry:
     evaluations: int = 0  # of the longest search behind it
 
 
+KINDS = ("heuristics", "policy", "decoded", "with", "auto")
+"""Of parts: whole answers are "policy", `auto` with the policy is "with"."""
 Case = tuple[str, str, int, str]
 """(graph, cluster, seed, part): what is run at once and kept as one line."""
 Cells = dict[str, Made]
@@ -98,12 +100,17 @@ def problem_of(entry: Entry, graphs: Problems) -> Problem:
 def heuristics(problem: Problem, seed: int) -> Cells:
     """Some heuristics by themselves, the best of all, and all that the policy reads."""
     made: Cells = {}
+    answers: dict[str, Answer] = {}
     for name, method in HEURISTICS:
-        made[name] = measured(lambda p, s, way=method: _alone(p, s, way), problem, seed)
+        begin_s = time.process_time()
+        answer = answers[name] = method(problem, Search(seed=seed, seconds=None))
+        cpu_s = time.process_time() - begin_s
+        made[name] = Made(reached_s(problem, answer), cpu_s, answer.evaluations)
     best_s = min(one.value_s for one in made.values())
     cpu_s = sum(one.cpu_s for one in made.values())
     spent = sum(one.evaluations for one in made.values())
     begin_s = time.process_time()
+    advise(problem, answers)
     rated = evaluate_rules(problem, incumbents(problem))
     fits = np.where(rated.overflow == 0, rated.seconds, np.inf)
     return {
@@ -115,11 +122,6 @@ def heuristics(problem: Problem, seed: int) -> Cells:
             spent + rated.evaluations,
         ),
     }
-
-
-def _alone(problem: Problem, seed: int, method: Callable) -> tuple[float, int]:
-    answer = method(problem, Search(seed=seed, seconds=None))
-    return reached_s(problem, answer), answer.evaluations
 
 
 def decoded(problem: Problem, seed: int, policy: Policy, name: str) -> Cells:
@@ -181,10 +183,13 @@ def cells_of(
     return {f"policy, {name}": measured(answered(policy), fresh(), seed)}
 
 
-def parts_of(names: list[str]) -> list[str]:
-    """All parts, each behind those that it needs; `names` are of trained weights."""
+def parts_of(names: list[str], kinds: Sequence[str] = ()) -> list[str]:
+    """All parts, or those of some kinds, each behind those that it needs; `names` are of trained
+    weights."""
     trained = [f"{kind}:{name}" for name in names for kind in ("policy", "decoded", "with")]
-    return ["heuristics", f"policy:{RANDOM}", *trained, f"auto:{names[0]}"]
+    parts = ["heuristics", f"policy:{RANDOM}", *trained, f"auto:{names[0]}"]
+    wanted = {*kinds, *(("heuristics", "with") if "auto" in kinds else ())}
+    return [part for part in parts if not wanted or part.partition(":")[0] in wanted]
 
 
 # What is shown.
@@ -369,7 +374,7 @@ def _lower(entry: Entry, value_s: float, by: str, evaluations: int) -> Entry:
 )
 @SPLIT
 @ROWS
-@click.option("--only", "kinds", multiple=True, help="Parts: heuristics, policy, decoded, ...")
+@click.option("--only", "kinds", multiple=True, type=click.Choice(KINDS), help="Rows of a kind.")
 @click.option("--evaluations", default=3000, show_default=True, help="Of auto with the policy.")
 @click.option("--seeds", default=3, show_default=True)
 def show_verb(
@@ -381,7 +386,7 @@ def show_verb(
     named = dict(_named(path) for path in checkpoints or (None,))
     policies: dict[str, Policy | None] = {**named, RANDOM: None}
     entries = of_split(load(), split, graphs)
-    parts = [x for x in parts_of(list(named)) if not kinds or x.partition(":")[0] in kinds]
+    parts = parts_of(list(named), kinds)
     todo: list[tuple[Entry, int, str]] = [
         (entry, seed, part)
         for seed in range(seeds)
@@ -392,7 +397,7 @@ def show_verb(
     if todo:  # compiled before anything is measured
         smallest = min(entries, key=lambda entry: graphs.files[entry.graph].num_ops)
         warm: Rows = {}
-        for part in parts_of(list(named)):
+        for part in parts_of(list(named)[:1], kinds):
             case = (smallest.graph, smallest.cluster, 0, part)
             warm[case] = cells_of(part, smallest, 0, graphs, policies, 100, warm)
     for entry, seed, part in todo:

@@ -110,6 +110,8 @@ def test_every_part_comes_behind_those_that_it_needs() -> None:
     assert parts[0] == "heuristics"
     assert parts.index("with:v") < parts.index("auto:v")
     assert len([part for part in parts if part.startswith("auto:")]) == 1
+    assert parts_of(["v"], ["auto"]) == ["heuristics", "with:v", "auto:v"]
+    assert parts_of(["v"], ["policy"]) == [f"policy:{RANDOM}", "policy:v"]
     pairs = pairs_of(["v", "w"])
     assert ("policy, w", "policy, v") in pairs
     assert ("policy, v", f"policy, {RANDOM}") in pairs

@@ -189,6 +189,30 @@ def test_a_router_in_32_bits_multiplies_in_16_in_an_engine() -> None:
     assert arithmetic("float32", served=True) == ["float32", "float32"]
 
 
+@pytest.mark.parametrize("rows", [1, 2, 3, 64])
+@pytest.mark.parametrize("bits", [4, 8])
+def test_unpacking_weights_makes_no_product_larger(bits: int, rows: int) -> None:
+    """Two operations for each weight, as graphs of quantised models count them, beside those of
+    products that read one input; of a few rows they are as many as the product's own."""
+    k, columns = 1024, (256, 512)
+    graph = plain_graph(
+        3, [(0, 1), (0, 2)], 2 * rows * k, op_types=["mean", "linear", "linear"],
+        flop=[0.0, *(2.0 * (rows + 1) * k * n for n in columns)],
+        memory_traffic_bytes=[
+            4.0 * rows * k, *(bits / 8 * n * k + 2.0 * rows * (n + k) for n in columns)
+        ],
+        detail=[OpDetail("bfloat16", ((rows, k),), ((rows, k),))]
+        + [OpDetail("bfloat16", ((rows, k), (n, k)), ((rows, n),)) for n in columns],
+    )  # fmt: skip
+    for served in (False, True):
+        found = graph_kernels(graph, served=served)
+        kernels = found.kernels
+        assert kernels.k[1:].tolist() == [k, k]
+        assert kernels.m[1:].tolist() == [rows, rows]
+        assert kernels.stored_bits[1:].tolist() == [bits, bits]
+        assert found.block.tolist() == ([-1, 0, 0] if served else [-1, -1, -1])
+
+
 def test_a_block_of_experts_is_one_kernel_of_an_engine() -> None:
     """Its products share the seconds of a whole block by their FLOPs; sorting is inside."""
     network, device = random_network(1), device_preset("h100")

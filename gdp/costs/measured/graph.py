@@ -193,7 +193,9 @@ def _product(
     size, columns = math.prod(out), float(out[-1]) if out else 1.0
     inner = max(flop / (2.0 * size), 1.0)
     whole = float(shapes[0][-1]) if shapes[0] else 1.0
-    if 0.75 < whole / inner <= 1.01:  # what is fused adds a few FLOP to each element
+    # What is fused adds a few FLOP to each element, and unpacking two to each weight, which are as
+    # many as the product's own where one row is multiplied.
+    if 0.75 < whole / inner <= 1.01 or sorted(shapes[1][-2:]) == sorted((columns, whole)):
         inner = whole
     rows = size / columns
     if min(len(shapes[0]), len(shapes[1])) < 3 or math.prod(shapes[1][:-2]) == 1:

@@ -91,11 +91,11 @@ def test_what_a_faster_machine_would_bring_is_simulated() -> None:
     s 5 are read on d1, 3 on d0, and 3 sent. Half of each is saved."""
     found = gdp.explain(asked(), cut(asked()), CLUSTER, costs=roofline)
     assert [tuple(row.values()) for row in found["faster"]] == [
-        ("memory of d1", 21.0, 8.5),
-        ("links", 20.0, 9.5),
-        ("memory of d0", 22.0, 9.5),
-        ("arithmetic of d0", 18.0, 11.0),
-        ("arithmetic of d1", 18.0, 11.0),
+        ("memory of d1 twice as fast", 21.0, 8.5),
+        ("links twice as fast", 20.0, 9.5),
+        ("memory of d0 twice as fast", 22.0, 9.5),
+        ("arithmetic of d0 twice as fast", 18.0, 11.0),
+        ("arithmetic of d1 twice as fast", 18.0, 11.0),
     ]
 
 
@@ -110,14 +110,29 @@ def test_groups_are_named_and_gain_by_half_of_their_exchange() -> None:
     placement = gdp.make_placement(graph, pair, np.zeros(graph.num_ops, np.int64), splits=(split,))
     found = gdp.explain(graph, placement, pair, costs=roofline)
     answer, rows = found["generation"], {row["what"]: row for row in found["faster"]}
-    assert set(rows) >= {"links", "memory of d0 and d1"}
+    assert set(rows) >= {"links twice as fast", "memory of d0 and d1 twice as fast"}
     for phase, name in (("prompt", "first_token_s"), ("decode", "token_s")):
         share = {part["text"]: part["share"] for part in answer["shares"][phase]}
         moved = share["adding up parts of ops on d0 and d1"]
         moved += share.get("moving tensors between devices", 0.0)
         assert 0 < moved < 1
-        assert rows["links"][name] == pytest.approx(answer[name] * (1 - moved / 2))
+        assert rows["links twice as fast"][name] == pytest.approx(answer[name] * (1 - moved / 2))
         assert "d0 and d1" in answer["limits"][phase]
+
+
+def test_weights_in_four_bits_save_what_they_have_beyond() -> None:
+    """On a device that does nothing but read; of numbers of 16 bits 11.5 of each are saved."""
+    graph = decoder()
+    reads = Device("d0", "x", {"default": 1e18}, 1e9, 1 << 34)
+    one = make_cluster("one", [reads], default_bytes_per_s=1e9, default_latency_s=0.0)
+    placement = gdp.make_placement(graph, one, np.zeros(graph.num_ops, np.int64))
+    found = gdp.explain(graph, placement, one, costs=roofline)
+    row = {row["what"]: row for row in found["faster"]}["weights in 4.5 bits"]
+    multiplied = np.isin(graph.op_types, ("linear", "_grouped_mm"))
+    weights = (graph.weight_bytes - graph.cache_bytes)[multiplied].sum()
+    assert weights > 0
+    less_s = weights * (1 - 4.5 / 16) / 1e9
+    assert found["generation"]["token_s"] - row["token_s"] == pytest.approx(less_s, rel=0.01)
 
 
 def test_what_waits_for_its_launch_is_neither_read_nor_computed() -> None:

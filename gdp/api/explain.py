@@ -60,7 +60,8 @@ def explain(
         stay); also the transfers that their kernels cause, and the limits that bind them. Without
         ops, of a generation: under "generation" seconds, tokens per second, the parts of both
         phases and the bytes of every device, as `gdp place --json` has them, and under "faster"
-        the seconds with links, or one device's memory or arithmetic, twice as fast.
+        the seconds with links, or one device's memory or arithmetic, twice as fast, or weights in 4
+        bits.
 
     Raises:
         ArgumentError: if no op matches, or none is asked for and the placement is of no generation.

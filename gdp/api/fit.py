@@ -3,7 +3,7 @@
 import itertools
 import math
 import os
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -16,6 +16,8 @@ from gdp.api.place import ask, planned, quantisation_note
 from gdp.cluster.file import Machine, load_cluster
 from gdp.cluster.types import UNLIMITED_BYTES, Cluster, fullness
 from gdp.costs.base import CostModel
+from gdp.costs.measured.graph import graph_kernels
+from gdp.costs.measured.kernels import KINDS
 from gdp.costs.offload import is_offload
 from gdp.costs.op_offload import offloads, sent_bytes
 from gdp.errors import ArgumentError, InfeasibleError
@@ -25,6 +27,7 @@ from gdp.methods.base import Search
 from gdp.models import Generation, with_options
 from gdp.placement import Placement, check, make_placement
 from gdp.prepare import prepare_placement, requests_in_flight
+from gdp.problem.problem import Problem
 from gdp.question import Question
 from gdp.result import Result
 from gdp.sim.latency import simulate
@@ -34,8 +37,12 @@ from gdp.splits.members import held_graphs
 from gdp.targets.contexts import cache_bytes_on, longest_of_plan, plan_longest, weights_once
 from gdp.targets.free import plan_freely
 
+FOUR_BITS = 4.5
+"""Bits of a weight in blocks of 4 bits, their scales included."""
 LAUNCHED = 0.15
 """Share of an op's seconds that arithmetic or bytes account for: below, it waits for its launch."""
+WEIGHTED = tuple(KINDS.index(name) for name in ("product", "experts"))
+"""Classes of kernels whose second factor may be weights."""
 CAUSES = {
     "bandwidth": "reading weights and caches",
     "arithmetic": "computing",
@@ -240,9 +247,9 @@ def _shares(
 
 @dataclass(frozen=True)
 class Faster:
-    """Seconds of a request whose machine were twice as fast in one thing."""
+    """Seconds of a request, were its machine twice as fast in one thing, or its weights smaller."""
 
-    what: str  # in words, such as "memory of gpu0"
+    what: str  # in words, such as "memory of gpu0 twice as fast"
     first_token_s: float
     token_s: float
 
@@ -253,7 +260,8 @@ class Faster:
 
 def faster_machines(question: Question, placement: Placement) -> tuple[Faster, ...]:
     """Predictions for the placement as it is, with links, or the memory or the arithmetic of one
-    device (of a group that computes each op together: of all its members) twice as fast.
+    device (of a group that computes each op together: of all its members) twice as fast; and with
+    weights of products in 4 bits where they have more.
 
     Only those that make the prompt or a step at least 1% faster, the fastest step first.
     """
@@ -267,13 +275,16 @@ def faster_machines(question: Question, placement: Placement) -> tuple[Faster, .
         problem.cluster, link_bytes_per_s=2 * problem.cluster.link_bytes_per_s,
         link_latency_s=problem.cluster.link_latency_s / 2,
     )  # fmt: skip
-    saved = [("links", links, causes["collectives"] / 2)]
+    saved = [
+        ("links twice as fast", links, causes["collectives"] / 2),
+        (f"weights in {FOUR_BITS:g} bits", problem.cluster, _saved_in_four_bits_s(problem, causes)),
+    ]
     groups = {s.devices[0]: [names[d] for d in s.devices] for s in placed.splits}
     for d in np.unique(placed.device).tolist():
         name = " and ".join(groups.get(d, [names[d]]))
         for cause, word in (("bandwidth", "memory"), ("arithmetic", "arithmetic")):
             less_s = np.where(placed.device == d, causes[cause] / 2, 0.0)
-            saved.append((f"{word} of {name}", problem.cluster, less_s))
+            saved.append((f"{word} of {name} twice as fast", problem.cluster, less_s))
     rows = []
     for what, cluster, less_s in saved:
         compute_s = problem.compute_s.copy()
@@ -283,6 +294,19 @@ def faster_machines(question: Question, placement: Placement) -> tuple[Faster, .
         if row.first_token_s < 0.99 * first_s or row.token_s < 0.99 * token_s:
             rows.append(row)
     return tuple(sorted(rows, key=lambda row: row.token_s))
+
+
+def _saved_in_four_bits_s(
+    problem: Problem, causes: Mapping[str, Float[np.ndarray, "M"]]
+) -> Float[np.ndarray, "M"]:
+    """Seconds of each op that go to bytes of weights beyond `FOUR_BITS` each, whatever way the
+    bytes come; unpacking is not counted."""
+    kernels = graph_kernels(problem.graph, served=False).kernels
+    traffic = np.maximum(problem.graph.memory_traffic_bytes, 1.0)
+    weights = np.where(np.isin(kernels.kind, WEIGHTED), kernels.held_bytes / traffic, 0.0)
+    beyond = np.maximum(1.0 - FOUR_BITS / kernels.stored_bits, 0.0)
+    moved_s = causes["bandwidth"] + causes["streaming"] + causes["sending"]
+    return moved_s * np.minimum(weights, 1.0) * beyond
 
 
 def _phases_s(predicted: Prediction, once: OpGraph) -> tuple[float, float]:

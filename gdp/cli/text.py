@@ -178,7 +178,7 @@ def generation_text(answer: "GenerationAnswer", faster: "Sequence[Faster]" = ())
             ]
             for row in faster
         ]  # fmt: skip
-        lines += [table(["if twice as fast", "prompt", "decode"], gains), ""]
+        lines += [table(["what if", "prompt", "decode"], gains), ""]
     return shown([*lines, memory_table(answer)])
 
 

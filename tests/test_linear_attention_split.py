@@ -5,6 +5,8 @@ import json
 import numpy as np
 import pytest
 
+from gdp.graph.generation import STEP
+from gdp.graph.linear_attention import KEY_HEADS, RULE, VALUE_HEADS
 from gdp.graph.op_graph import OpGraph
 from gdp.models import load
 from gdp.splits.division import Division, Pieces, Role, division_of
@@ -27,6 +29,24 @@ def graph(tmp_path_factory: pytest.TempPathFactory) -> OpGraph:
 @pytest.fixture(scope="module")
 def division(graph: OpGraph) -> Division:
     return division_of(graph)
+
+
+def test_the_recurrence_is_one_kernel_of_an_engine(graph: OpGraph) -> None:
+    """In a step it reads what it is given, its states, and writes both: 2 sequences, states of
+    16 x 12 numbers a head in 32 bits. Beside it are the convolution and six ops that part what one
+    product makes; spelled out it is two dozen more."""
+    rules = [op for op, kind in enumerate(graph.op_types) if kind == RULE]
+    assert [graph.op_names[op].startswith(STEP) for op in rules] == [False, True]
+    op = rules[1]
+    state = 2 * HEADS * 16 * 12 * 4
+    assert graph.cache_bytes[op] == state
+    read = graph.tensor_bytes[graph.use_tensor[graph.use_op == op]].sum()
+    made = graph.tensor_bytes[graph.producer == op].sum()
+    assert made < graph.memory_traffic_bytes[op] - 2 * state <= read + made
+    inside = [name for name in graph.op_names if name.startswith(f"{STEP}model.layers.0.linear")]
+    assert len([name for name in inside if "norm" not in name and "proj" not in name]) == 8
+    assert graph.detail[op].attributes[VALUE_HEADS] == HEADS
+    assert graph.detail[op].attributes[KEY_HEADS] == KEYS
 
 
 def _role(division: Division, part: str) -> set[int]:

@@ -5,7 +5,7 @@ python -m benchmarks.measured_world COMMAND --help
 
 import click
 
-from benchmarks.measured_world import layouts, llama, models, peaks, serving, traffic
+from benchmarks.measured_world import box, layouts, llama, models, peaks, serving, traffic
 
 
 @click.group(help=__doc__)
@@ -13,7 +13,15 @@ def main() -> None:
     pass
 
 
-for _command in (serving.main, peaks.main, models.main, llama.main, layouts.main, traffic.main):
+for _command in (
+    serving.main,
+    peaks.main,
+    models.main,
+    llama.main,
+    layouts.main,
+    traffic.main,
+    box.main,
+):
     main.add_command(_command)
 
 if __name__ == "__main__":

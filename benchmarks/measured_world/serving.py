@@ -78,7 +78,11 @@ _NVFP4 = {
     "num_bits": 4, "type": "float", "strategy": "tensor_group", "group_size": 16,
     "symmetric": True,
 }  # fmt: skip
-WEIGHTS: Mapping[str, dict[str, Any]] = {"": {}, "fp8": _FLOAT8, "fp4": _NVFP4}
+_INT8 = {"num_bits": 8, "type": "int", "strategy": "channel", "symmetric": True}
+_INT4 = {"num_bits": 4, "type": "int", "strategy": "group", "group_size": 128, "symmetric": True}
+WEIGHTS: Mapping[str, dict[str, Any]] = {
+    "": {}, "fp8": _FLOAT8, "fp4": _NVFP4, "int8": _INT8, "int4": _INT4,
+}  # fmt: skip
 """Stored weights by the name of a precision; 16 bits without one."""
 CACHES = {"num_bits": 8, "type": "float"}
 
@@ -320,22 +324,31 @@ def _answers(
     runs: list[Run], data: Path, costs: str | None, kept_in: Path | None
 ) -> Iterator[Predicted]:
     """Predictions of runs, a plan for all that differ in their engine alone."""
-    plans = _kept(kept_in)
+    plans = kept(kept_in)
     with tempfile.TemporaryDirectory(prefix="measured-world-") as root:
         for run in runs:
-            key = json.dumps([*run.question, costs])
-            if key not in plans:
-                config = Path(root) / run.model.replace("/", "--") / (run.precision or "16")
-                write_config(config, data, run.model, run.precision)
-                cluster = machine(data, run.system, Path(root), run.tensor)
-                plans[key] = planned(config, cluster, run, costs)
-                _keep(kept_in, key, plans[key])
-            answer = predicted(plans[key], run)
+            cluster = machine(data, run.system, Path(root), run.tensor)
+            plan = planned_or_kept(plans, kept_in, run, cluster, data, Path(root), costs)
+            answer = predicted(plan, run)
             click.echo(f"{run.name}: {1e3 * answer.token_s:.2f} ms", err=True)
             yield answer
 
 
-def _kept(path: Path | None) -> dict[str, Planned]:
+def planned_or_kept(
+    plans: dict[str, Planned], kept_in: Path | None, run: Run, cluster: Cluster, data: Path,
+    root: Path, costs: str | None,
+) -> Planned:  # fmt: skip
+    """The plan of a run, from those that are known, or made now and added to them."""
+    key = json.dumps([*run.question, costs])
+    if key not in plans:
+        config = root / run.model.replace("/", "--") / (run.precision or "16")
+        write_config(config, data, run.model, run.precision)
+        plans[key] = planned(config, cluster, run, costs)
+        _keep(kept_in, key, plans[key])
+    return plans[key]
+
+
+def kept(path: Path | None) -> dict[str, Planned]:
     """Plans of a file, by their question."""
     plans: dict[str, Planned] = {}
     if path is not None and path.is_file():

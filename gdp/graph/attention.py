@@ -34,7 +34,7 @@ def with_fused_attention(graph: OpGraph) -> OpGraph:
     tensors cost neither memory nor traffic. What had such a mask has the attribute `CAUSAL`, as
     torch's own op has it. Of other ops nothing changes.
     """
-    flow = _Flow(graph)
+    flow = Flow(graph)
     group_of = np.arange(graph.num_ops)
     for ops in _attentions(graph, flow):
         inside = flow.with_copies(ops)
@@ -54,7 +54,7 @@ def with_fused_attention(graph: OpGraph) -> OpGraph:
     )  # fmt: skip
 
 
-class _Flow:
+class Flow:
     """Who makes and who reads the tensors of a graph."""
 
     def __init__(self, graph: OpGraph) -> None:
@@ -136,7 +136,7 @@ def _holds_weights(graph: OpGraph, op: int) -> bool:
     return bool(graph.weight_bytes[op] > graph.cache_bytes[op])
 
 
-def _attentions(graph: OpGraph, flow: _Flow) -> Iterator[set[int]]:
+def _attentions(graph: OpGraph, flow: Flow) -> Iterator[set[int]]:
     """The ops of each attention, from the product that makes the scores to that of the values."""
     for op, kind in enumerate(graph.op_types):
         if kind == FUSED:

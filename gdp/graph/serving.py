@@ -2,8 +2,9 @@
 
 Attention is fused (`gdp.graph.attention`), prompts are worked through in chunks of so many tokens,
 of which each passes through all layers before the next, and logits are made of the last token of
-each sequence alone. Steps attend over latents where the model has them (`gdp.graph.latent`). Keys
-and values may be stored in fewer bits than they are computed in.
+each sequence alone. Linear attention is one kernel (`gdp.graph.linear_attention`), and steps attend
+over latents where the model has them (`gdp.graph.latent`). Keys and values may be stored in fewer
+bits than they are computed in.
 """
 
 import math
@@ -16,6 +17,7 @@ from jaxtyping import Float
 from gdp.graph.attention import CAUSAL, FUSED, with_fused_attention
 from gdp.graph.generation import CACHE_AT
 from gdp.graph.latent import with_absorbed_latents
+from gdp.graph.linear_attention import with_fused_states
 from gdp.graph.op_graph import INPUT, OUTPUT, UNREAD, OpDetail, OpGraph
 from gdp.ops.table import ELEMENTWISE_OPS, VIEWS
 
@@ -34,7 +36,7 @@ class Served(NamedTuple):
 
 def served(graph: OpGraph, phase: Served) -> OpGraph:
     """The graph of one phase, whose first output are the logits, as an engine computes it."""
-    graph = with_fused_attention(graph)
+    graph = with_fused_states(with_fused_attention(graph))
     if phase.tokens == 1:
         graph = with_absorbed_latents(graph)
     graph = _with_stored_caches(graph, phase.cache_bits)

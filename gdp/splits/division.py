@@ -10,10 +10,10 @@ norms stay whole on every member. A graph with heavy products of another kind is
 """
 
 import math
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import IntEnum, StrEnum
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from jaxtyping import Bool, Int
@@ -21,12 +21,11 @@ from jaxtyping import Bool, Int
 from gdp.costs.measured.graph import ATTENTION, EXPERTS
 from gdp.errors import ModelError
 from gdp.graph.generation import STEP
+from gdp.graph.linear_attention import CONVOLUTION, KEY_HEADS, VALUE_HEADS
 from gdp.graph.op_graph import INPUT, OUTPUT, UNREAD, OpGraph
 from gdp.ops.table import ELEMENTWISE_OPS, VIEWS
 
 _CHEAP = VIEWS | ELEMENTWISE_OPS
-CONVOLUTION = "conv1d"
-"""Type of the short convolution before the states of linear attention."""
 _ENDS = (INPUT, OUTPUT, "argmax")
 """Ops between the tokens of one step and the next, where no way of activations goes on."""
 _SUMS = frozenset(("add", "Add"))
@@ -264,12 +263,12 @@ class _Search:
         self.of_states |= inside
 
     def _state_heads(self, inside: Collection[int], widths: Sequence[int]) -> tuple[int, int]:
-        """(heads of values, heads of keys): those before and behind the copies of keys for each
-        head of values, or where nothing is copied the number that divides all columns."""
+        """(heads of values, heads of keys), as the recurrence says, or where an engine does not
+        compute it twice the number that divides all columns."""
         for op in inside:
-            detail = self.graph.detail[op]
-            if self.graph.op_types[op] == "repeat_interleave" and len(detail.input_shapes[0]) == 4:
-                return detail.output_shapes[0][-2], detail.input_shapes[0][-2]
+            attributes: Mapping[str, Any] = self.graph.detail[op].attributes
+            if KEY_HEADS in attributes:
+                return int(attributes[VALUE_HEADS]), int(attributes[KEY_HEADS])
         common = math.gcd(*widths)
         return common, common
 

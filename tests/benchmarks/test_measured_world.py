@@ -6,6 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.measured_world.box import layouts, tokens_per_s
+from benchmarks.measured_world.box import told as box_told
 from benchmarks.measured_world.per_device import choices, told_per_device
 from benchmarks.measured_world.servers import asked_of, set_up
 from benchmarks.measured_world.serving import (
@@ -199,6 +201,37 @@ def test_the_best_value_per_device_under_a_limit_is_counted_by_hand() -> None:
     lines = list(told_per_device(runs, slow))
     assert lines[-1].startswith("vllm: 1 loads; with the limit 0.0% break it, loss 25.0%; most")
     assert not list(choices(runs[:3], right[:3]))
+
+
+def test_layouts_of_a_box_are_compared_under_one_load(tmp_path: Path) -> None:
+    """Rows of another engine, with stages, of one layout alone, or without lengths do not count.
+    Two copies, of one client each, write twice the tokens of one."""
+    columns = (
+        "run,engine,model,quantisation,tp,pp,replicas,metric,concurrency,prompt_tokens,"
+        "output_tokens,context_reserved,power_limit_w,tokens_per_s"
+    )
+    model = "vllm,Qwen3.6-27B,fp8-static"
+    rows = [
+        columns, f"a,{model},2,1,1,m,2.0,64.0,8.0,1,220,50",
+        f"b,{model},4,1,1,m,2.0,64.0,8.0,1,220,30", f"c,{model},2,1,2,m,2.0,64.0,8.0,1,220,80",
+        f"d,{model},2,1,2,m,2.0,64.0,8.0,1,220,90", f"e,{model},2,2,1,m,2.0,64.0,8.0,1,220,99",
+        f"f,{model},2,1,1,m,4.0,64.0,8.0,1,220,99", f"g,{model},2,1,1,m,2.0,,8.0,1,220,99",
+        "h,llama.cpp,Qwen3.6-27B,gguf-q6_k,2,1,1,m,2.0,64.0,8.0,1,220,99",
+    ]  # fmt: skip
+    path = tmp_path / "box.csv"
+    path.write_text("\n".join(rows) + "\n")
+    found = layouts(path)
+    assert [(one.name, one.tokens_per_s) for one in found] == [
+        ("tensor 2", 50), ("tensor 4", 30), ("2 x tensor 2", 85),
+    ]  # fmt: skip
+    engine = ServingEngine(0.01, 1e-5, 0.0, 2048, 256, 1e9)
+    one, _, copies = found
+    alone = tokens_per_s(replace(one, clients=1), engine)
+    assert tokens_per_s(copies, engine) == pytest.approx(2 * alone)
+    lines = list(box_told(found, {found[0]: 3.0, found[1]: 2.0, found[2]: 1.0}))
+    assert lines[1].endswith("2 x tensor 2: 85, 1 | 41.2% |")
+    assert lines[-1].startswith("more: 1 loads; 33% of 3 pairs in the right order; the first loses")
+    assert not layouts(path, ["bf16"])
 
 
 def test_requests_of_real_runs_are_read_and_told_beside_the_measurement(tmp_path: Path) -> None:

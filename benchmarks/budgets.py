@@ -141,14 +141,18 @@ def spread(
 @click.option("--ops", default="5000,50000,200000", show_default=True)
 @click.option("--seconds", default="5,20", show_default=True)
 @click.option("--cluster", default="4xt4-pcie4", show_default=True)
-def kept(ops: str, seconds: str, cluster: str) -> None:
-    """`gdp.place` under seconds: wall time without compilation over what was asked for, phases."""
+@click.option("--kinds", default=0, show_default=True, help="different ops; 0: all are")
+@click.option("--cpu", is_flag=True, help="All clocks read CPU seconds, as on an idle machine.")
+def kept(ops: str, seconds: str, cluster: str, kinds: int, cpu: bool) -> None:
+    """`gdp.place` under seconds: time without compilation over seconds asked for, phases, value."""
     import gdp
 
+    if cpu:
+        time.perf_counter = time.process_time
     gdp.place(layered(4000), cluster, search=gdp.Search(seconds=2.0))  # compiled
-    click.echo(head("ops | asked s | taken s | taken / asked | CPU s | phases"))
+    click.echo(head("ops | asked s | taken s | taken / asked | CPU s | phases | value s | bound s"))
     for count in map(int, ops.split(",")):
-        graph = layered(count)
+        graph = layered(count, kinds=kinds)
         for limit_s in map(float, seconds.split(",")):
             began_s, compiled_s, cpu_s = time.perf_counter(), waited_s(COMPILE), time.process_time()
             result = gdp.place(graph, cluster, search=gdp.Search(seconds=limit_s))
@@ -157,22 +161,26 @@ def kept(ops: str, seconds: str, cluster: str) -> None:
             phases = ", ".join(f"{name} {s:.1f}" for name, s in result.phases.items())
             click.echo(
                 f"| {count} | {limit_s:g} | {took_s:.1f} | {took_s / limit_s:.2f} | "
-                f"{cpu_s:.1f} | {phases} |"
+                f"{cpu_s:.1f} | {phases} | {result.value_s:.4g} | {result.bound_s:.4g} |"
             )
 
 
-def layered(num_ops: int, seed: int = 0):
-    """A graph of chains with branches, of as many ops as are asked for."""
+def layered(num_ops: int, seed: int = 0, kinds: int = 0):
+    """A graph of chains with branches, of as many ops as are asked for; of so many kinds, as layers
+    of a model are alike, or all different (0)."""
     from gdp.graph.op_graph import make_graph
 
     rng = np.random.default_rng(seed)
+    which = np.arange(num_ops) % (kinds or num_ops)
     most = (1 << 20) * min(50_000, num_ops) // num_ops  # all weights fit on four T4
-    tensors = [(i, int(size)) for i, size in enumerate(rng.integers(1 << 12, 1 << 20, num_ops))]
+    sizes = rng.integers(1 << 12, 1 << 20, num_ops)[which]
+    tensors = [(i, int(size)) for i, size in enumerate(sizes)]
     uses = [(i - 1 if i % 7 else max(0, i - 7), i) for i in range(1, num_ops)]
     uses += [(i - int(rng.integers(2, 20)), i) for i in range(21, num_ops, 3)]
     return make_graph(
         f"layered-{num_ops}", [f"op{i}" for i in range(num_ops)], ["MatMul"] * num_ops, tensors,
-        uses, flop=rng.uniform(1e6, 1e9, num_ops), weight_bytes=rng.integers(0, most, num_ops),
+        uses, flop=rng.uniform(1e6, 1e9, num_ops)[which],
+        weight_bytes=rng.integers(0, most, num_ops)[which],
     )  # fmt: skip
 
 

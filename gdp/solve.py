@@ -34,6 +34,9 @@ from gdp.result import DIVIDED_OPS, WHOLE_OPS, Result, counts_of
 from gdp.sim.objectives import Score, find_objective
 
 LOG = logging.getLogger(__name__)
+CHECK_OP_S, RESULT_OP_S = 6e-6, 4e-6
+"""Seconds of an idle core in which an op of an answer is at least simplified and bounded, and in
+which it is counted and named, roughly; kept of the seconds asked for, as graphs may be huge."""
 COUNTED_BOUND_S = 2.0
 """Work of the bound where evaluations are given, in seconds of an idle core."""
 POLICY_OPS = 5000
@@ -64,7 +67,10 @@ def solve(question: Question, planners: Mapping[str, Plans] = MappingProxyType({
     deviation_share = DEVIATION_SHARE if is_learned else 0.0
     kept = BOUND_SHARE + deviation_share
     if not clock.is_counted:
-        limit = clock.part(1 - kept - SIMPLIFY_SHARE)
+        limit = _before_result(clock, problem).part(1 - kept - SIMPLIFY_SHARE)
+        if limit.seconds is not None:
+            after_s = (CHECK_OP_S + RESULT_OP_S) * problem.num_ops
+            limit = limit.at_most(max(0.0, clock.remaining_s() - after_s))
         search = replace(search, seconds=limit.seconds, clock=limit)
     curve: list[tuple[float, float]] = []
     ticks = in_ticks(problem)
@@ -72,7 +78,8 @@ def solve(question: Question, planners: Mapping[str, Plans] = MappingProxyType({
     table = methods(question.checkpoint, planned)
     answer = table[question.method](ticks, _recorded(search, curve, started_s, ticks.unit.seconds))
     phases.ended("search")
-    part, found = clock.part(SIMPLIFY_SHARE / (SIMPLIFY_SHARE + kept)), answer.assignment
+    part = _before_result(clock, problem).part(SIMPLIFY_SHARE / (SIMPLIFY_SHARE + kept))
+    found = answer.assignment
     answer = simpler(ticks, answer, search, part).in_seconds(ticks.unit.seconds)
     executed = partial(_executed, question, problem)
     if problem.origin.is_relaxed:
@@ -91,6 +98,13 @@ def solve(question: Question, planners: Mapping[str, Plans] = MappingProxyType({
         result, curve=tuple(curve), deviation_s=deviation_s,
         seconds=sum(phases.seconds.values()), phases=phases.seconds,
     )  # fmt: skip
+
+
+def _before_result(clock: Clock, problem: Problem) -> Clock:
+    """The clock, but for the seconds in which the result is made up."""
+    if clock.seconds is None or clock.is_counted:
+        return clock
+    return clock.at_most(max(0.0, clock.remaining_s() - RESULT_OP_S * problem.num_ops))
 
 
 def methods(
@@ -288,7 +302,8 @@ def _bound(problem: Problem, answer: Answer, clock: Clock, found_s: float) -> tu
 
     seconds, cap_s = COUNTED_BOUND_S, math.inf
     if clock.seconds is not None:
-        seconds, cap_s = clock.seconds * BOUND_SHARE, max(0.0, clock.remaining_s())
+        seconds = clock.seconds * BOUND_SHARE
+        cap_s = max(0.0, _before_result(clock, problem).remaining_s())
     ticks = in_ticks(problem)
     bound = best_bound(ticks, seconds, found_s=found_s / ticks.unit.seconds, cap_s=cap_s)
     bound_s, bound_by = bound.value_s * ticks.unit.seconds, bound.argument

@@ -16,6 +16,10 @@ from gdp.clock import Phases
 from gdp.costs.adapt import AdaptedCosts, Piece, Run, Share, adapt
 from gdp.costs.base import roofline
 from gdp.graph.op_graph import OpGraph, make_graph
+from gdp.methods.base import Answer, Search
+from gdp.methods.heuristics.simple import single
+from gdp.methods.table import METHODS
+from gdp.problem.problem import Problem
 from gdp.question import Question
 
 ONCE = gdp.Search(seconds=None, evaluations=30)
@@ -132,3 +136,21 @@ def test_a_problem_is_prepared_once_where_costs_are_learned(
     assert len(made) == 1
     assert result.deviation_s is not None
     assert result.deviation_s > 0
+
+
+def test_seconds_are_kept_for_what_follows_the_search(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of 5 s a search of 8 ops has no more than 2.6, where each op takes 0.2 s to simplify and
+    bound, and 0.1 s to count and name."""
+    given: list[float] = []
+
+    def noted(problem: Problem, search: Search) -> Answer:
+        assert search.clock is not None
+        given.append(search.clock.remaining_s())
+        return single(problem, search)
+
+    monkeypatch.setattr(solve, "CHECK_OP_S", 0.2)
+    monkeypatch.setattr(solve, "RESULT_OP_S", 0.1)
+    monkeypatch.setitem(METHODS, "single", noted)
+    gdp.place(layers(), "2xt4-pcie4", method="single", search=gdp.Search(seconds=5.0))
+    assert given
+    assert given[-1] <= 2.6

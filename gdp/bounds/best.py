@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 from jaxtyping import Float
 
-from gdp.bounds.budget import Bound, WorkBudget
+from gdp.bounds.budget import QUICK_OPS, Bound, WorkBudget
 from gdp.bounds.latency import latency_bounds
 from gdp.bounds.linear_program import (
     LinearProgram,
@@ -89,9 +89,14 @@ def all_bounds(
 
 def _latency(problem: Problem, budget: WorkBudget, found_s: float) -> list[Bound]:
     # First, as it is quick and where weights stream the only one that is not far off.
-    work_s = shared_work_s(machine_seconds(problem)[0])[0]
+    op_s, machines = machine_seconds(problem)
+    work_s, share = shared_work_s(op_s)
+    if problem.num_ops > QUICK_OPS and budget.is_over():
+        return [_work(machines, work_s, share), *latency_bounds(problem, budget, found_s)]
     bounds = _work_in_memory(problem, budget, work_s)
     bounds += latency_bounds(problem, budget, found_s)
+    if problem.num_ops > QUICK_OPS and budget.is_over():
+        return [*bounds, _work(machines, work_s, share)]
     if rows_bind(problem) and path_program_size(problem) <= budget.entries:
         return bounds  # the program of paths has the rows of the loads
     return [*bounds, *load_bounds(problem, budget, found_s, only_memory=True)]

@@ -6,6 +6,9 @@ from gdp.clock import Clock
 
 PATIENCE = 6.0
 """The clock ends a proof after so many times the seconds of an idle core."""
+QUICK_OPS = 5_000
+"""Of graphs of so many ops all quick bounds are computed, of larger ones those that the clock
+allows beside work and critical path: the others take seconds together at 200,000 ops."""
 _LEAST_CAP_S = 2.0
 # Work of one idle core in a second.
 _BRANCHES_PER_S = 150_000

@@ -51,6 +51,7 @@ import numpy as np
 from jaxtyping import Bool, Float, Int
 
 from gdp.bounds.linear_program import LinearProgram, RowBuilder
+from gdp.graph.groups import distinct
 from gdp.problem.arrays import Arrays, arrays_of
 from gdp.problem.problem import Problem, stored_bytes
 from gdp.problem.ticks import send_time
@@ -90,7 +91,7 @@ def cut_tensors(problem: Problem, most_entries: float = np.inf) -> CutTensors:
     src, dst = graph.edges
     across = group[src] != group[dst]
     g = problem.num_groups
-    key = np.unique(graph.use_tensor[across] * g + group[dst[across]])
+    key = distinct(graph.use_tensor[across] * g + group[dst[across]])
     tensor, use_cut = np.unique(key // g, return_inverse=True)
     if np.isfinite(most_entries):
         readers = np.bincount(use_cut, minlength=len(tensor))
@@ -199,7 +200,7 @@ def _classes(problem: Problem) -> tuple[Float[np.ndarray, "Q D"], Int[np.ndarray
     held = np.bincount(group, np.where(is_cache, 0, size), problem.num_groups)
     cached = np.bincount(group, np.where(is_cache, size, 0), problem.num_groups)
     own = np.zeros(problem.num_groups)  # a class of its own for groups that share weights
-    sharing = np.unique(group[np.bincount(weight)[weight] > 1])
+    sharing = distinct(group[np.bincount(weight)[weight] > 1])
     own[sharing] = 1 + sharing
     # In single precision, as sums of equal seconds in other orders differ.
     key = np.column_stack([seconds.astype(np.float32), held, cached, own])
@@ -451,13 +452,12 @@ def held_weights(
     of every group, each once."""
     stored = stored_bytes(problem)
     weight = np.unique(stored.id, return_inverse=True)[1]
-    pairs, which = np.unique(
-        np.stack([problem.group[stored.op], weight]), axis=1, return_inverse=True
-    )
-    size, is_cache = np.zeros(pairs.shape[1]), np.zeros(pairs.shape[1], dtype=bool)
-    np.maximum.at(size, which.reshape(-1), stored.size_bytes.astype(np.float64))
-    is_cache[which.reshape(-1)] = stored.is_cache
-    return pairs[0], pairs[1], size, is_cache
+    count = int(weight.max(initial=0)) + 1
+    pairs, which = np.unique(problem.group[stored.op] * count + weight, return_inverse=True)
+    size, is_cache = np.zeros(len(pairs)), np.zeros(len(pairs), dtype=bool)
+    np.maximum.at(size, which, stored.size_bytes.astype(np.float64))
+    is_cache[which] = stored.is_cache
+    return pairs // count, pairs % count, size, is_cache
 
 
 def owned_weights(

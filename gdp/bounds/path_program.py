@@ -44,6 +44,7 @@ from gdp.bounds.paths import (
     no_spans,
     send_s,
 )
+from gdp.graph.groups import distinct
 from gdp.problem.arrays import arrays_of
 from gdp.problem.problem import Problem
 from gdp.problem.ticks import send_time
@@ -130,7 +131,7 @@ class _Builder:
         spans = self.timing.spans
         among = (spans.source >= 0) & (spans.target < n)
         jumps = group[spans.source[among]] * groups + group[spans.target[among]]
-        self.keys = np.unique(np.concatenate([u * groups + v, jumps]))
+        self.keys = distinct(np.concatenate([u * groups + v, jumps]))
         self.keys = self.keys[self.keys // groups != self.keys % groups]
         count = len(self.keys)
         self.first_y = self.rows.columns(count * links)
@@ -329,8 +330,7 @@ def _touched_bytes(problem: Problem) -> Float[np.ndarray, "G D"]:
     a = arrays_of(problem)
     size = np.zeros(problem.num_ops)
     op = np.repeat(np.arange(problem.num_ops), np.diff(a.in_start))
-    reads = np.unique(np.stack([op, a.in_tensor]), axis=1)
-    np.add.at(size, reads[0], a.held_bytes[reads[1]].astype(np.float64))
+    np.add.at(size, op, a.held_bytes[a.in_tensor].astype(np.float64))
     np.add.at(size, a.producer, a.held_bytes.astype(np.float64))
     takes = np.isfinite(a.compute_s) & (a.compute_s > 0.0)
     most = np.zeros((problem.num_groups, problem.num_devices))

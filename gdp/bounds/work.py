@@ -11,6 +11,7 @@ Axes: M ops or groups, D devices, V ops of a window, N ops, S ops inside it, B t
 import numpy as np
 from jaxtyping import Float, Int, Num
 
+from gdp.graph.groups import distinct
 from gdp.problem.problem import Problem
 
 _ROUNDS = 60
@@ -100,10 +101,10 @@ def window_s(
 
 def _marks(values: Float[np.ndarray, "V"]) -> Float[np.ndarray, "B"]:
     """At most so many thresholds, of which the smallest is the smallest value."""
-    distinct = np.unique(values)
-    if len(distinct) <= _BINS:
-        return distinct
-    return distinct[np.linspace(0, len(distinct) - 1, _BINS).astype(np.int64)]
+    marks = distinct(values)
+    if len(marks) <= _BINS:
+        return marks
+    return marks[np.linspace(0, len(marks) - 1, _BINS).astype(np.int64)]
 
 
 def earliest_ends(problem: Problem, duration: Num[np.ndarray, "N"]) -> Num[np.ndarray, "N"]:

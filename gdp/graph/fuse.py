@@ -12,7 +12,7 @@ import numpy as np
 from jaxtyping import Bool, Float, Int
 
 from gdp.graph.generation import joined_caches
-from gdp.graph.groups import joined, sum_per_group
+from gdp.graph.groups import distinct, joined, sum_per_group
 from gdp.graph.op_graph import OpGraph, make_graph
 from gdp.ops.table import ELEMENTWISE_OPS, REDUCTIONS, VIEWS
 
@@ -61,7 +61,7 @@ def class_parts(
     A fused op that holds ops of two such classes is cut between them; its other ops go with the one
     that they read from, else with the first. None where no fused op ties any.
     """
-    holding = np.unique(classes[graph.weight_bytes > 0])
+    holding = distinct(classes[graph.weight_bytes > 0])
     part = np.where(np.isin(classes, holding), classes, -1)
     pairs = np.unique(np.stack([fused.group_of, part])[:, part >= 0], axis=1)
     ids, counts = np.unique(pairs[0], return_counts=True)
@@ -136,12 +136,12 @@ def _groups(graph: OpGraph, group_of: Int[np.ndarray, "N"], size: Int[np.ndarray
     num, t = int(group_of.max()) + 1, max(graph.num_tensors, 1)
     maker = group_of[graph.producer]
     across = maker[graph.use_tensor] != group_of[graph.use_op]
-    key = np.unique(group_of[graph.use_op][across] * t + graph.use_tensor[across])
+    key = distinct(group_of[graph.use_op][across] * t + graph.use_tensor[across])
     use_group, use_tensor = key // t, key % t
     use_bytes = size[use_tensor].astype(float)
     edges, inverse = np.unique(maker[use_tensor] * num + use_group, return_inverse=True)
     src, dst = edges // num, edges % num
-    sent = np.unique(use_tensor)
+    sent = distinct(use_tensor)
     return _Groups(
         group_of=group_of, src=src, dst=dst,
         edge_bytes=_sum(use_bytes, inverse, len(edges)),
@@ -376,10 +376,8 @@ def contracted(graph: OpGraph, group_of: Int[np.ndarray, "N"]) -> OpGraph:
         graph.name,
         [graph.op_names[i] for i in lead],
         [graph.op_types[i] for i in lead],
-        list(
-            zip(groups.tensor_group[keep].tolist(), graph.tensor_bytes[keep].tolist(), strict=True)
-        ),
-        list(zip(number[groups.use_tensor].tolist(), groups.use_group.tolist(), strict=True)),
+        np.stack([groups.tensor_group[keep], graph.tensor_bytes[keep]], axis=1),
+        np.stack([number[groups.use_tensor], groups.use_group], axis=1),
         flop=_sum(graph.flop, group_of),
         memory_traffic_bytes=_sum(traffic, group_of),
         weight_bytes=weight_bytes,

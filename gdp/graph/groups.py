@@ -4,7 +4,7 @@ Axes: N ops or nodes, G groups, whose ids are 0..G-1; P edges, which are read in
 """
 
 import numpy as np
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Bool, Float, Int, Shaped
 
 
 def inverse(order: Int[np.ndarray, "N"]) -> Int[np.ndarray, "N"]:
@@ -16,6 +16,19 @@ def inverse(order: Int[np.ndarray, "N"]) -> Int[np.ndarray, "N"]:
     position = np.empty(len(order), dtype=np.int64)
     position[order] = np.arange(len(order))
     return position
+
+
+def distinct(values: Shaped[np.ndarray, "E"]) -> Shaped[np.ndarray, "K"]:
+    """The different values, in ascending order.
+
+    `np.unique` alone puts them into a hash table first (NumPy 2.3 and later), which takes forty
+    times as long where most differ.
+
+    >>> distinct(np.array([3, 1, 3]))
+    array([1, 3])
+    """
+    ordered = np.sort(values, axis=None)
+    return ordered[np.append(True, ordered[1:] != ordered[:-1])[: len(ordered)]]
 
 
 def starts(sizes: Int[np.ndarray, "K"]) -> Int[np.ndarray, "S"]:

@@ -14,7 +14,7 @@ import numpy as np
 from jaxtyping import Bool, Float, Int, Shaped
 
 from gdp.errors import ModelError
-from gdp.graph.groups import inverse
+from gdp.graph.groups import distinct, inverse
 from gdp.graph.source import Source, source_by_ops
 
 INPUT = "Input"
@@ -266,8 +266,8 @@ def make_graph(
     name: str,
     op_names: Sequence[str],
     op_types: Sequence[str],
-    tensors: Sequence[tuple[int, int]],
-    uses: Sequence[tuple[int, int]],
+    tensors: Sequence[tuple[int, int]] | Int[np.ndarray, "T 2"],
+    uses: Sequence[tuple[int, int]] | Int[np.ndarray, "U 2"],
     *,
     flop: Sequence[float] | np.ndarray | None = None,
     memory_traffic_bytes: Sequence[float] | np.ndarray | None = None,
@@ -294,9 +294,11 @@ def make_graph(
     (2, 1)
     """
     n, t = len(op_names), len(tensors)
-    producer = np.array([p for p, _ in tensors], dtype=np.int64)
-    pairs = np.array(sorted(set(uses)), dtype=np.int64).reshape(-1, 2)
+    producer, size_bytes = np.array(tensors, dtype=np.int64).reshape(-1, 2).T
+    pairs = np.array(uses, dtype=np.int64).reshape(-1, 2)
     _check_ids(name, n, t, producer, pairs)
+    key = distinct(pairs[:, 0] * n + pairs[:, 1])
+    pairs = np.stack([key // max(n, 1), key % max(n, 1)], axis=1)
     order = _op_order(name, op_names, producer[pairs[:, 0]], pairs[:, 1])
     position = inverse(order)
     # Tensors are renumbered by producer, so that an op's tensors are contiguous.
@@ -314,7 +316,7 @@ def make_graph(
         memory_traffic_bytes=_filled(memory_traffic_bytes, zeros, float)[order],
         weight_bytes=_filled(weight_bytes, zeros, np.int64)[order],
         weight_id=_filled(weight_id, own, np.int64)[order],
-        tensor_bytes=np.array([b for _, b in tensors], dtype=np.int64)[by_producer],
+        tensor_bytes=size_bytes[by_producer],
         producer=position[producer[by_producer]] if t else producer,
         use_tensor=use_tensor[by_op],
         use_op=use_op[by_op],
@@ -337,6 +339,8 @@ def _filled(
 
 
 def _picked(values: Sequence[T], order: Int[np.ndarray, "M"]) -> tuple[T, ...]:
+    if (order[:-1] < order[1:]).all():  # the order that they are in
+        return tuple(values)
     return tuple(values[i] for i in order.tolist())
 
 

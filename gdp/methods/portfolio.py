@@ -64,12 +64,15 @@ HEURISTICS: tuple[tuple[str, Method], ...] = (
 """Of equal placements the one of the method that is named first here is kept."""
 FIRST = ("single", "blocks", "heft")
 """Run before the others, whatever the order here: cheap, and often close to the best."""
+BASELINE = "round_robin"
+"""Run after all other heuristics: seldom the best, and where memory is short long to repair."""
 ALWAYS = frozenset(("single", "blocks"))
 """Run even when the time is over, as long as it takes to simulate a few placements."""
 _LATENCY_FILL = 1.0 / 3.0  # below it the latency program never paid (`benchmarks.budgets gains`)
 _QUICK = 4.0  # times the seconds of the whole model on the fastest device
 _MOST_REPAIRED = 4  # placements that are repaired in earnest where no candidate fits
 _NEAR = 1.25  # replica groups that take at most so many times as long are searched
+_FIRST_SHARE = 0.5  # of the candidates' seconds left, for one of `FIRST`; others share alike
 _SAME = 1.0 - 1e-9  # sums are added up in different orders
 
 
@@ -173,7 +176,9 @@ PROGRAMS: tuple[tuple[str, Callable[[Problem], bool], Method], ...] = (
 
 def in_turn(rows: Sequence[tuple[str, Method]]) -> list[tuple[str, Method]]:
     """The candidates in the order in which they are run."""
-    return sorted(rows, key=lambda row: row[0] not in FIRST)
+    own = [name for name, _ in HEURISTICS]
+    stage = dict.fromkeys(own, 1) | dict.fromkeys(FIRST, 0) | {BASELINE: 2}
+    return sorted(rows, key=lambda row: stage.get(row[0], 3))
 
 
 def _run_all(
@@ -199,8 +204,10 @@ def _run_all(
             prior = {name: answered[name] for name in order if name in answered}
             work_s = PROGRAM_WORK_S.get(name) if limit.is_counted else None
             part = limit if work_s is None else limit.at_most(work_s)
-            if not met and not limit.is_counted:  # repair would take all of the seconds
-                part = limit.part(1.0 / (len(order) - len(tried)))
+            waiting = len(order) - len(tried)
+            if not limit.is_counted and waiting > 1:  # a repair would take all of the seconds
+                ahead = bool(met) and name in FIRST
+                part = limit.part(max(1.0 / waiting, _FIRST_SHARE if ahead else 0.0))
             row, scored, answer = _try(
                 problem, name, method, replace(search, prior_answers=prior), part
             )

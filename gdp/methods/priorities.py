@@ -15,7 +15,7 @@ from typing import Literal, NamedTuple
 import numpy as np
 from jaxtyping import Float, Int
 
-from gdp.graph.groups import inverse
+from gdp.graph.groups import distinct, inverse
 from gdp.problem.arrays import Arrays, arrays_of
 from gdp.problem.problem import Problem, cached_on_problem
 from gdp.sim.objectives import objective_of
@@ -134,7 +134,7 @@ def timing(problem: Problem) -> PathTimes:
 def pairs(problem: Problem) -> tuple[Int[np.ndarray, "P"], Int[np.ndarray, "P"]]:
     """(source, destination) of the ops concatenated by tensors, each pair once."""
     src, dst = problem.graph.edges
-    key = np.unique(src * problem.num_ops + dst)
+    key = distinct(src * problem.num_ops + dst)
     return key // problem.num_ops, key % problem.num_ops
 
 

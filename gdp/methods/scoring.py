@@ -12,6 +12,7 @@ from jaxtyping import Bool, Float, Int
 
 from gdp.clock import COMPILE, Clock, waiting_for
 from gdp.cluster.types import Device, make_cluster, shared_overflow
+from gdp.graph.groups import distinct
 from gdp.graph.op_graph import OpGraph, make_graph
 from gdp.methods.base import Answer, Assignment, Method, Search
 from gdp.methods.priorities import RULES, rank_under
@@ -240,7 +241,7 @@ def _confined_weights(problem: Problem) -> str | None:
     homes = np.unique(problem.group_allowed, axis=0)
     for home in [np.ones(problem.num_devices, dtype=bool), *homes]:
         inside = ~(problem.group_allowed & ~home).any(axis=1)
-        weights = np.unique(a.group_weight[inside[owner]])
+        weights = distinct(a.group_weight[inside[owner]])
         caches = weights[weights >= a.first_cache]
         cached = np.isin(np.arange(problem.num_devices), cluster.cache_home[home])
         # Weights and caches together, and where these lie elsewhere, either of them alone.

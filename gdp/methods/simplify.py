@@ -21,7 +21,7 @@ from jaxtyping import Int
 
 from gdp.clock import Clock
 from gdp.cluster.types import NEARLY_FULL, fullness
-from gdp.graph.groups import components, lists
+from gdp.graph.groups import components, distinct, lists
 from gdp.methods.base import Answer, Assignment, Search
 from gdp.methods.heuristics.simple import single_assignments
 from gdp.methods.scoring import Evaluated, score_all
@@ -34,6 +34,8 @@ from gdp.sim.segments import segments
 OPS_SIMULATED, OPS_SWEPT = 2_000_000, 500_000
 """Ops that a simplification may simulate and look at in all, about a second; counted, so that it
 repeats."""
+LISTED_OP_S = 8e-6
+"""Seconds of an idle core in which an op and what it reads and makes are listed, roughly."""
 _LEAST, _MOST = 64, 2000
 _FRONT = 5  # moves kept of one island towards one device
 _AT_ONCE = 256
@@ -61,8 +63,8 @@ def simplify(
     most_s = top.value_s * (1.0 + tolerance)
     within = [
         plan
-        for plan in _fitting(problem, [*single_assignments(problem), *seen], budget)
-        if plan.value_s <= most_s and _no_more(plan, top)
+        for plan in _fitting(problem, [*single_assignments(problem), *seen], budget, most_s)
+        if _no_more(plan, top)
     ]
     candidates = [top, *within]
     simplest = min(candidates, key=_complexity)
@@ -152,15 +154,20 @@ class _Budget:
         """Simulations that may still be made."""
         return 0 if self.clock.is_over() else max(0, self.limit - self.used)
 
+    def lists_ops(self, problem: Problem) -> bool:
+        """True where the seconds left are enough to list all ops and tensors, before any move."""
+        limit_s = self.clock.limit_s()
+        return limit_s is None or limit_s > LISTED_OP_S * problem.num_ops
+
 
 def _no_more(plan: Evaluated, than: Evaluated) -> bool:
     return plan.transfers <= than.transfers and plan.pieces <= than.pieces
 
 
 def _fitting(
-    problem: Problem, assignments: Iterable[Assignment], budget: _Budget
+    problem: Problem, assignments: Iterable[Assignment], budget: _Budget, most_s: float = np.inf
 ) -> list[Evaluated]:
-    """Placements that fit and keep the constraints, each once."""
+    """Placements that fit, keep the constraints and take at most `most_s`, each once."""
     kept: dict[bytes, Assignment] = {}
     ops = np.arange(problem.num_ops)
     for assignment in assignments:
@@ -171,7 +178,7 @@ def _fitting(
     return [
         _counted(problem, entry.assignment, entry.value_s)
         for entry in scored
-        if entry.overflow_bytes == 0
+        if entry.overflow_bytes == 0 and entry.value_s <= most_s
     ]
 
 
@@ -180,18 +187,18 @@ def count_transfers(problem: Problem, device: Int[np.ndarray, "N"]) -> int:
     graph = problem.graph
     there, here = device[graph.use_op], device[graph.producer[graph.use_tensor]]
     key = (graph.use_tensor * problem.num_devices + there)[there != here]
-    return len(np.unique(key))
+    return len(distinct(key))
 
 
 def count_pieces(problem: Problem, device: Int[np.ndarray, "N"]) -> int:
     """The fewest sub-models that run the placement, without the model's inputs and outputs."""
-    return len(np.unique(segments(problem.graph, device)[~problem.graph.is_io]))
+    return len(distinct(segments(problem.graph, device)[~problem.graph.is_io]))
 
 
 def _walk(problem: Problem, start: Evaluated, most_s: float, budget: _Budget) -> Evaluated:
     """The plan after moves that each leave fewer transfers, the cheapest first."""
     now = start
-    while budget.left > 0:
+    while budget.left > 0 and budget.lists_ops(problem):
         before = now
         device = now.assignment.device
         options = list(_moves(problem, device, budget))[: budget.left]
@@ -267,7 +274,7 @@ def _emptied(problem: Problem, plan: Evaluated, most_s: float, budget: _Budget) 
     or pieces, within the limit, the least full first."""
     now, (share, fullest) = plan, _fullest(problem, plan)
     for _ in range(_ROUNDS):
-        if share <= NEARLY_FULL or budget.left <= 0:
+        if share <= NEARLY_FULL or budget.left <= 0 or not budget.lists_ops(problem):
             break
         device = now.assignment.device
         options = [m for m in _moves(problem, device, budget, saved=0) if m.source == fullest]

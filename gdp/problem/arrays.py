@@ -9,7 +9,7 @@ from typing import NamedTuple
 import numpy as np
 from jaxtyping import Bool, Float, Int
 
-from gdp.graph.groups import lists
+from gdp.graph.groups import distinct, lists, starts
 from gdp.graph.op_graph import INPUT
 from gdp.problem.problem import Problem, cached_on_problem, stored_bytes
 
@@ -125,6 +125,7 @@ def _weights(
     weight = of_op[stored.op] + len(ids) * stored.is_cache
     size = np.zeros(len(ids) * (1 + stored.is_cache.any()), dtype=np.int64)
     np.maximum.at(size, weight, stored.size_bytes)
-    pairs = np.unique(np.stack([problem.group[stored.op], weight], axis=1), axis=0)
-    start, index = lists(pairs[:, 0], problem.num_groups)
-    return size, len(ids), start, _int(pairs[index, 1])
+    count = max(1, len(size))
+    pairs = distinct(problem.group[stored.op] * count + weight)
+    start = starts(np.bincount(pairs // count, minlength=problem.num_groups))
+    return size, len(ids), start, _int(pairs % count)

@@ -18,6 +18,7 @@ from dataclasses import replace
 import numpy as np
 from jaxtyping import Float
 
+from gdp.graph.groups import distinct
 from gdp.problem.problem import Problem, TimeUnit, cached_on_problem
 
 _EXACT_BITS = 52  # whole numbers below 2**52, and sums of two of them, are exact
@@ -117,11 +118,11 @@ def _distinct_times(problem: Problem, finite_s: Float[np.ndarray, "M"]) -> Float
     if problem.tensor_s is None:
         off = ~np.eye(problem.num_devices, dtype=bool)
         links = np.stack([cluster.link_latency_s[off], cluster.link_bytes_per_s[off]], axis=1)
-        size = np.unique(problem.sent_bytes)
+        size = distinct(problem.sent_bytes)
         parts += [latency_s + size / rate for latency_s, rate in np.unique(links, axis=0)]
     else:  # without links
         parts.append(problem.tensor_s)
-    times = np.unique(np.concatenate(parts))
+    times = distinct(np.concatenate(parts))
     return times[times > 0]
 
 

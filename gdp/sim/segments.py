@@ -7,13 +7,12 @@ graph are segments of their own that nothing runs. Axes as in `gdp.graph.op_grap
 
 import itertools
 from dataclasses import replace
-from typing import NamedTuple
 
 import numpy as np
 from jaxtyping import Bool, Float, Int
 
 from gdp.cluster.types import Cluster
-from gdp.graph.groups import all_per_group, sum_per_group
+from gdp.graph.groups import all_per_group, distinct, lists, sum_per_group
 from gdp.graph.op_graph import INPUT, OUTPUT, OpGraph, make_graph, topological_order
 from gdp.problem.arrays import arrays_of
 from gdp.problem.problem import Problem
@@ -22,15 +21,6 @@ _MAX_FINE_OPS = 10_000
 """Larger graphs get the fewest segments: finer ones take N * N / 4 bytes to find, 25 MB here."""
 _MAX_TRIES = 600
 """Merges that `latency_segments` simulates at most; 600 of 100 segments take about a second."""
-
-
-class _Flow(NamedTuple):
-    """The ops that do work, as lists. Axes: N ops."""
-
-    device: list[int]
-    readers: list[list[int]]  # ops that read each op's tensors, outputs of the graph left out
-    missing: list[int]  # inputs of each op that another op makes
-    hops: list[int]  # changes of device on the way to the exit, at most
 
 
 def segments(graph: OpGraph, device: Int[np.ndarray, "N"]) -> Int[np.ndarray, "N"]:
@@ -46,16 +36,26 @@ def segments(graph: OpGraph, device: Int[np.ndarray, "N"]) -> Int[np.ndarray, "N
     >>> segments(g, np.array([0, 1, 0, 0]))
     array([0, 1, 0, 2])
     """
-    flow = _flow(graph, device)
-    works = np.flatnonzero(~graph.is_io).tolist()
-    ready = [op for op in works if flow.missing[op] == 0]
-    best = [0] * graph.num_ops
-    fewest = len(works) + 1
-    for first in sorted({flow.device[op] for op in ready}):
-        turns, count = _take_turns(flow, ready, first)
+    from gdp.sim.segments_kernels import fill_hops, take_turns
+
+    n = graph.num_ops
+    src, dst = _pairs_that_work(graph)
+    start, index = lists(src, n)
+    reader, works, device = dst[index], ~graph.is_io, device.astype(np.int64)
+    missing = np.bincount(dst, minlength=n)
+    hops, following = np.zeros((2, n), dtype=np.int64)
+    fill_hops(start, reader, device, hops)
+    head, farthest = np.zeros((2, int(device.max()) + 1), dtype=np.int64)
+    best, fewest = np.zeros(n, dtype=np.int64), int(works.sum()) + 1
+    for first in distinct(device[works & (missing == 0)]):
+        turn = np.zeros(n, dtype=np.int64)
+        count = take_turns(
+            start, reader, missing.copy(), hops, device, works, first, head, farthest, following,
+            turn,
+        )  # fmt: skip
         if count < fewest:
-            best, fewest = turns, count
-    return _with_io(graph, np.array(best, dtype=np.int64))
+            best, fewest = turn, count
+    return _with_io(graph, best)
 
 
 def latency_segments(problem: Problem, device: Int[np.ndarray, "N"]) -> Int[np.ndarray, "N"]:
@@ -99,43 +99,11 @@ def segment_values(
     return smallest
 
 
-def _flow(graph: OpGraph, device: Int[np.ndarray, "N"]) -> _Flow:
+def _pairs_that_work(graph: OpGraph) -> tuple[Int[np.ndarray, "E"], Int[np.ndarray, "E"]]:
+    """(maker, reader) of the uses between ops that work: inputs and outputs left out."""
     src, dst = graph.edges
     kept = ~graph.is_io[src] & ~graph.is_io[dst]
-    readers: list[list[int]] = [[] for _ in range(graph.num_ops)]
-    for a, b in zip(src[kept].tolist(), dst[kept].tolist(), strict=True):
-        readers[a].append(b)
-    where = device.tolist()
-    hops = [0] * graph.num_ops
-    for op in range(graph.num_ops - 1, -1, -1):
-        for reader in readers[op]:
-            hops[op] = max(hops[op], hops[reader] + (where[op] != where[reader]))
-    missing = np.bincount(dst[kept], minlength=graph.num_ops).tolist()
-    return _Flow(where, readers, missing, hops)
-
-
-def _take_turns(flow: _Flow, ready_ops: list[int], first: int) -> tuple[list[int], int]:
-    """A turn number for every op, and the number of turns; one device runs per turn."""
-    missing = flow.missing.copy()
-    turn_of = [0] * len(missing)
-    ready: dict[int, list[int]] = {}
-    for op in ready_ops:
-        ready.setdefault(flow.device[op], []).append(op)
-    turn, device = 0, first
-    while ready:
-        stack = ready.pop(device)
-        while stack:
-            op = stack.pop()
-            turn_of[op] = turn
-            for reader in flow.readers[op]:
-                missing[reader] -= 1
-                if missing[reader] == 0:
-                    there = flow.device[reader]
-                    (stack if there == device else ready.setdefault(there, [])).append(reader)
-        turn += 1
-        if ready:
-            device = max(ready, key=lambda d: (max(flow.hops[op] for op in ready[d]), -d))
-    return turn_of, turn
+    return src[kept], dst[kept]
 
 
 def _finest(graph: OpGraph, device: Int[np.ndarray, "N"]) -> Int[np.ndarray, "N"]:
@@ -146,22 +114,25 @@ def _finest(graph: OpGraph, device: Int[np.ndarray, "N"]) -> Int[np.ndarray, "N"
     is before p2, so before p1, which waits for the same; so p1 is after q2, and so after q1, which
     the same ops wait for; but q1 reads p1. Longer circles likewise.
     """
-    flow = _flow(graph, device)
+    where = device.tolist()
+    readers: list[list[int]] = [[] for _ in range(graph.num_ops)]
+    for a, b in zip(*(ends.tolist() for ends in _pairs_that_work(graph)), strict=True):
+        readers[a].append(b)
     before, after = [0] * graph.num_ops, [0] * graph.num_ops  # sets of ops, as bits
-    elsewhere = [0] * (max(flow.device) + 1)  # [d]: all ops that are not on device d
-    for op, d in enumerate(flow.device):
+    elsewhere = [0] * (max(where) + 1)  # [d]: all ops that are not on device d
+    for op, d in enumerate(where):
         elsewhere[d] |= 1 << op
     elsewhere = [((1 << graph.num_ops) - 1) ^ own for own in elsewhere]
     for op in range(graph.num_ops):
-        for reader in flow.readers[op]:
+        for reader in readers[op]:
             before[reader] |= before[op] | 1 << op
     for op in range(graph.num_ops - 1, -1, -1):
-        for reader in flow.readers[op]:
+        for reader in readers[op]:
             after[op] |= after[reader] | 1 << reader
     ids: dict[tuple[int, int, int], int] = {}
     label = [
         ids.setdefault((d, before[op] & elsewhere[d], after[op] & elsewhere[d]), len(ids))
-        for op, d in enumerate(flow.device)
+        for op, d in enumerate(where)
     ]
     return _with_io(graph, np.array(label, dtype=np.int64))
 
@@ -180,8 +151,8 @@ def _in_order(graph: OpGraph, label: Int[np.ndarray, "N"]) -> Int[np.ndarray, "N
     ids = np.argsort(preference)[ids]
     src, dst = graph.edges
     cross = ids[src] != ids[dst]
-    pairs = np.unique(np.stack([ids[src[cross]], ids[dst[cross]]], axis=1), axis=0)
-    order = topological_order(len(where), pairs[:, 0], pairs[:, 1])
+    pairs = distinct(ids[src[cross]] * len(where) + ids[dst[cross]])
+    order = topological_order(len(where), pairs // len(where), pairs % len(where))
     if len(order) < len(where):
         raise ValueError("the segments depend on each other in a circle")
     return np.argsort(order)[ids]
@@ -192,8 +163,8 @@ def border_tensors(
 ) -> tuple[Int[np.ndarray, "I"], Int[np.ndarray, "O"]]:
     """Tensors that some ops read from others, and that others read from them."""
     src, dst = graph.edges
-    into = np.unique(graph.use_tensor[~inside[src] & inside[dst]])
-    return into, np.unique(graph.use_tensor[inside[src] & ~inside[dst]])
+    into = distinct(graph.use_tensor[~inside[src] & inside[dst]])
+    return into, distinct(graph.use_tensor[inside[src] & ~inside[dst]])
 
 
 def _contract(
@@ -207,7 +178,7 @@ def _contract(
     count = int(segment.max()) + 1
     src, dst = graph.edges
     crosses = segment[src] != segment[dst]
-    kept = np.unique(graph.use_tensor[crosses])
+    kept = distinct(graph.use_tensor[crosses])
     kept = kept[np.argsort(segment[graph.producer[kept]], kind="stable")]
     number = np.zeros(graph.num_tensors, dtype=np.int64)
     number[kept] = np.arange(len(kept))

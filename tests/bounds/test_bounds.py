@@ -303,6 +303,22 @@ def test_a_large_graph_gets_the_cheap_bounds() -> None:
         assert best_bound(problem, 0.1).value_s == pytest.approx(least_s)
 
 
+def test_a_large_graph_gets_work_and_critical_path_when_the_clock_is_over(monkeypatch) -> None:
+    """A chain of 6,000 ops of 1 s beside 6,000 that nothing orders: the path takes 6,000 s, the
+    work 6,000 on each of two devices."""
+    n = 12_000
+    graph = plain_graph(n, [(i, i + 1) for i in range(n // 2 - 1)])
+    problem = make_problem(graph, unit_cluster(2), np.ones((n, 2)))
+    cut = all_bounds(problem, 0.1, cap_s=0.0)
+    assert [bound.value_s for bound in cut] == pytest.approx([n / 2, n / 2])
+    assert all(bound.argument.endswith(CUT_SHORT) for bound in cut)
+    assert not any("window" in bound.argument for bound in cut)
+    assert any("window" in bound.argument for bound in all_bounds(problem, 0.1, cap_s=1e6))
+    monkeypatch.setattr("gdp.bounds.best.QUICK_OPS", n)  # a small graph has them all
+    monkeypatch.setattr("gdp.bounds.latency.QUICK_OPS", n)
+    assert any("window" in bound.argument for bound in all_bounds(problem, 0.1, cap_s=0.0))
+
+
 @pytest.mark.parametrize("objective", ["latency", "throughput"])
 def test_a_slow_machine_proves_what_a_quick_one_does(
     objective: str, monkeypatch: pytest.MonkeyPatch

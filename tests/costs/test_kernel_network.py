@@ -65,6 +65,15 @@ def seconds_of(network: KernelNetwork, kernels: Kernels, vector: np.ndarray) -> 
     return np.exp(network.log_seconds(kernels, [H100], vector[None], zeros))
 
 
+def test_kernels_are_costed_some_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However many there are, in their order."""
+    network, vector = random_network(3), np.linspace(-1.0, 1.0, VECTOR)
+    kernels = products([1, 8, 64, 512, 4096, 8192, 3])
+    whole = seconds_of(network, kernels, vector)
+    monkeypatch.setattr("gdp.costs.measured.network._AT_ONCE", 3)
+    assert seconds_of(network, kernels, vector) == pytest.approx(whole, rel=1e-12)
+
+
 def test_the_roofline_of_a_product_by_hand() -> None:
     """8192 rows: 2 * 8192 * 4096**2 FLOP at 989 TFLOP/s; 1 row: 32 MiB of weights at 3.35 TB/s."""
     kernels = products([1, 8192])

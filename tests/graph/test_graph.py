@@ -20,6 +20,16 @@ def test_ops_come_out_in_topological_order_with_their_tensors() -> None:
     assert graph.edges[1].tolist() == [1, 2]
 
 
+def test_tensors_and_uses_may_be_arrays_and_uses_given_twice() -> None:
+    tensors, uses = [(0, 10), (1, 20), (2, 5)], [(1, 0), (0, 2), (1, 2), (0, 2)]
+    names, types = ["a", "b", "c"], ["X", "Y", "Z"]
+    listed = make_graph("g", names, types, tensors, uses)
+    packed = make_graph("g", names, types, np.array(tensors), np.array(uses))
+    assert listed.digest == packed.digest
+    assert listed.num_uses == 3
+    assert listed.tensor_bytes.tolist() == [20, 10, 5]
+
+
 def test_a_cycle_is_named() -> None:
     with pytest.raises(ModelError, match=r"cycle through or before op 'a'"):
         make_graph("g", ["a", "b"], ["X", "X"], [(0, 1), (1, 1)], [(0, 1), (1, 0)])

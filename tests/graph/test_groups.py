@@ -6,7 +6,7 @@ import pytest
 from tiny import random_problem
 
 from gdp.graph.fuse import coarsen
-from gdp.graph.groups import all_per_group, joined, merge_ids, sum_per_group
+from gdp.graph.groups import all_per_group, distinct, joined, merge_ids, sum_per_group
 from gdp.problem.problem import contracted
 
 
@@ -29,6 +29,19 @@ def test_ids_are_merged_as_a_graph_library_would(seed: int) -> None:
     assert len(found) == len(wanted)
     # In order of first appearance.
     assert (np.diff(np.unique(merged, return_index=True)[1]) > 0).all()
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_distinct_values_are_those_of_numpy(seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    for values in (
+        rng.integers(0, 9, 20),
+        rng.normal(size=9),
+        np.zeros(0),
+        rng.integers(9, size=1),
+    ):
+        assert distinct(values).tolist() == np.unique(values).tolist()
+        assert distinct(values).dtype == values.dtype
 
 
 def test_parts_are_joined_over_chains_of_ids() -> None:

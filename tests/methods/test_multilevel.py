@@ -113,6 +113,27 @@ def test_no_further_level_is_begun_when_the_clock_is_over(monkeypatch: pytest.Mo
     assert len(begun) == 1
 
 
+@pytest.mark.parametrize("op_s", [0.0, 1e9])
+def test_with_few_seconds_the_finest_level_is_left_out(
+    op_s: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = []
+
+    def counted(problem: Problem, most: int, least: int, parents=()):
+        first.append(most)
+        return levels(problem, most, least, parents)
+
+    problem = fork_joins(8, 2, 20, 9, 2)
+    multilevel(problem, Search(seconds=100.0))  # compiled
+    monkeypatch.setattr(module, "levels", counted)
+    monkeypatch.setattr(module, "LEVEL_OP_S", op_s)
+    answer = multilevel(problem, Search(seconds=100.0))
+    assert answer.assignment is not None
+    assert first[0] == problem.num_ops // (8 if op_s else 2)
+    assert len(multilevel(problem, SEARCH).candidates) == 0  # counted work looks at no clock
+    assert first[-1 if op_s else 0] == problem.num_ops // 2
+
+
 def test_more_of_each_level_are_tried_on_the_whole_graph(monkeypatch: pytest.MonkeyPatch) -> None:
     """What is best on a coarse graph need not be on the whole one: a few count."""
     better = 0

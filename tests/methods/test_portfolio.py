@@ -2,6 +2,7 @@
 
 import itertools
 from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -15,6 +16,7 @@ from gdp.errors import InfeasibleError
 from gdp.graph.op_graph import OpGraph, make_graph
 from gdp.methods import portfolio
 from gdp.methods.base import Answer, Assignment, Method, Search
+from gdp.methods.heuristics.simple import single
 from gdp.methods.portfolio import HEURISTICS, auto, quick_fill, replica_period_s
 from gdp.methods.scoring import Evaluated
 from gdp.problem.problem import Problem, make_problem
@@ -102,8 +104,38 @@ def test_what_is_run_first_changes_no_answer(
         assert answer.assignment is not None
         found.append((answer.assignment.device.tolist(), answer.evaluations,
                       [row.method for row in answer.candidates]))  # fmt: skip
-        assert order[:2] == (["single", "blocks"] if first else ["single", "round_robin"])
+        assert order[:2] == (["single", "blocks"] if first else ["single", "modules"])
     assert found[0] == found[1]
+
+
+def test_one_candidate_leaves_seconds_to_those_behind_it(monkeypatch) -> None:
+    """Of ten candidates the first ones may take half of what is left each, once something fits, the
+    next one as much as each of those that wait, the last one all; the baseline comes late."""
+    given: dict[str, tuple[float, float]] = {}
+
+    def noted(name: str) -> tuple[str, Method]:
+        def run(problem: Problem, search: Search) -> Answer:
+            assert search.clock is not None
+            given[name] = (now[0], search.clock.remaining_s())
+            now[0] += 1.0
+            return single(problem, search)
+
+        return name, run
+
+    problem, now = random_problem(1, 9, 2, "latency"), [0.0]
+    auto(problem, Search(evaluations=1))  # compiled
+    monkeypatch.setattr("gdp.clock.time", SimpleNamespace(perf_counter=lambda: now[0]))
+    monkeypatch.setattr(portfolio, "HEURISTICS", tuple(noted(name) for name, _ in HEURISTICS))
+    search = Search(evaluations=10, clock=Clock(100.0))
+    auto(problem, search, extra=[noted("extra")])
+    left = {name: 60.0 - began for name, (began, _) in given.items()}
+    shares = {name: seconds / left[name] for name, (_, seconds) in given.items()}
+    assert list(given)[:3] == ["single", "blocks", "heft"]
+    assert list(given)[-2:] == ["round_robin", "extra"]
+    assert shares["single"] == pytest.approx(1 / 10)  # nothing fits yet
+    assert [shares[name] for name in ("blocks", "heft")] == pytest.approx([0.5, 0.5])
+    assert shares["modules"] == pytest.approx(1 / 7)
+    assert shares["extra"] == pytest.approx(1.0)
 
 
 def test_an_extra_method_joins_as_one_more_candidate() -> None:

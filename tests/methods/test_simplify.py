@@ -7,6 +7,7 @@ import pytest
 from tiny import all_devices, plain_graph, random_devices, random_problem, unit_cluster
 
 import gdp
+from gdp.clock import Clock
 from gdp.cluster.types import UNLIMITED_BYTES
 from gdp.methods.base import Answer, Assignment, Search
 from gdp.methods.simplify import (
@@ -215,6 +216,17 @@ def test_what_a_move_saves_is_what_is_counted_again(seed: int) -> None:
 def test_evaluations_limit_the_simplification() -> None:
     problem, best = placed_problem(1)
     assert simplify(problem, best, 0.5, evaluations=7)[0].evaluations <= 7
+
+
+def test_with_few_seconds_no_lists_of_ops_are_made(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They are made before the first move, and take as long as many simulations."""
+    problem, best = placed_problem(1)
+    assert simplify(problem, best, 0.5, clock=Clock(100.0))[0].evaluations > 7
+    monkeypatch.setattr("gdp.methods.simplify.LISTED_OP_S", 1e9)
+    monkeypatch.setattr("gdp.methods.simplify._moves", lambda *_args: 1 / 0)
+    assert simplify(problem, best, 0.5, clock=Clock(100.0))[1].value_s > 0
+    with pytest.raises(ZeroDivisionError):
+        simplify(problem, best, 0.5)  # without a clock there are enough
 
 
 def test_place_answers_the_simplest_and_says_what_it_cost() -> None:

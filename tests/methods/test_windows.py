@@ -11,6 +11,7 @@ from gdp.cluster.types import make_cluster
 from gdp.methods.annealing.move_score import moves_as_drawn
 from gdp.methods.base import Assignment, Search
 from gdp.methods.scoring import Evaluated, score_all
+from gdp.methods.search import local_search, windows
 from gdp.methods.search.local_search import Budget, SearchConfig, improve
 from gdp.methods.search.windows import WindowConfig, WindowSearch, search_windows
 from gdp.problem.problem import Problem, make_problem
@@ -119,6 +120,28 @@ def test_large_graphs_are_improved_by_windows() -> None:
     found = improve(problem, [start], search, FOREVER, config)
     assert found.evaluations <= 400
     assert found.value_s <= plain.value_s
+
+
+def test_nothing_large_is_begun_when_the_seconds_are_over(monkeypatch) -> None:
+    """Neither a coarser graph nor the record of windows, each of which simulates everything."""
+
+    def never(*_args: object) -> None:
+        raise AssertionError
+
+    problem, over = ladder(30), Clock(0.0)
+    start = begun(problem, np.zeros(problem.num_ops, np.int64))
+    search, config = Search(seconds=None), SearchConfig(coarse_above=1, windows_above=1)
+    with monkeypatch.context() as patched:
+        patched.setattr(local_search, "coarse_problem", never)
+        patched.setattr(windows, "WindowSearch", never)
+        patched.setattr(local_search.WindowSearch, "serve", lambda *_args: True)
+        best = improve(problem, [start], search, over, config)
+    assert best.value_s == start.value_s
+    asked = []
+    monkeypatch.setattr(local_search, "coarse_problem", lambda *args: asked.append(args))
+    few = replace(search, evaluations=20)  # counted: whatever the seconds
+    improve(problem, [start], few, few.budget(), config)
+    assert len(asked) == 1
 
 
 def test_windows_begin_at_states_that_were_kept() -> None:

@@ -214,3 +214,42 @@ def test_latency_segments_are_valid_and_no_slower_than_the_fewest(seed: int) -> 
         for s in (segment, segments(graph, device))
     ]
     assert latency_s[0] <= latency_s[1]
+
+
+def turns_by_hand(graph: OpGraph, device: np.ndarray, first: int) -> tuple[list[int], int]:
+    """The rule of `segments`: a device runs all that is ready, then the one whose ready ops are
+    furthest from the exit, counted in changes of device."""
+    src, dst = (ends.tolist() for ends in graph.edges)
+    works = [op for op in range(graph.num_ops) if not graph.is_io[op]]
+    pairs = [(a, b) for a, b in zip(src, dst, strict=True) if a in works and b in works]
+    hops = [0] * graph.num_ops
+    for a, b in sorted(pairs, reverse=True):
+        hops[a] = max(hops[a], hops[b] + int(device[a] != device[b]))
+    turn, d, count = dict[int, int](), first, 0
+    while len(turn) < len(works):
+        waiting = [op for op in works if op not in turn]
+        while run := [op for op in waiting if op not in turn and device[op] == d
+                      and all(a in turn for a, b in pairs if b == op)]:  # fmt: skip
+            turn |= dict.fromkeys(run, count)
+        ready = [op for op in works
+                 if op not in turn and all(a in turn for a, b in pairs if b == op)]  # fmt: skip
+        count += 1
+        if ready:
+            d = min(ready, key=lambda op: (-hops[op], device[op]))
+            d = int(device[d])
+    return [turn.get(op, -1) for op in range(graph.num_ops)], count
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_devices_take_turns_by_the_rule(seed: int) -> None:
+    graph = random_graph(seed, 24)
+    device = np.random.default_rng(seed).integers(3, size=graph.num_ops)
+    src, dst = graph.edges
+    waits = np.bincount(dst, ~graph.is_io[src], graph.num_ops) > 0
+    entries = np.flatnonzero(~graph.is_io & ~waits)
+    ways = [turns_by_hand(graph, device, int(d)) for d in np.unique(device[entries])]
+    turn, _ = min(ways, key=lambda way: way[1])
+    works = ~graph.is_io
+    found = segments(graph, device)[works]
+    wanted = np.array(turn)[works]
+    assert ((found[:, None] == found) == (wanted[:, None] == wanted)).all()

@@ -115,6 +115,9 @@ TRIALS = 12
 """Plans of `critical_path` on each level."""
 FIRST = (2, 8)
 """The finest level has 1/2 of the ops; where placements are recombined, 1/8."""
+LEVEL_OP_S = 6e-5
+"""Seconds of an idle core in which an op of the graph is placed on the finest level, roughly; where
+fewer are left, the first level is the one on which placements are recombined elsewhere."""
 RECOMBINED = 1000
 """Ops from which placements are recombined; with fewer it gains where memory is short alone."""
 
@@ -129,8 +132,8 @@ def multilevel(problem: Problem, search: Search) -> Answer:
     graph is large or memory short, the same once more on graphs of 1/8, 1/16, ... of the ops in
     which what the two best placements leave together is joined first: a recombination, as of
     Sanders and Schulz 2012, doi 10.1137/1.9781611972924.2. METIS only where pymetis is installed.
-    As many levels as the clock allows, from the finest on; a graph that has no coarser one is its
-    own level.
+    As many levels as the clock allows, from the finest on, or from 1/8 where seconds are too few
+    for that (`LEVEL_OP_S`); a graph that has no coarser one is its own level.
     """
     if (refusal := unsupported(problem, "multilevel")) is not None:
         return refusal
@@ -139,7 +142,9 @@ def multilevel(problem: Problem, search: Search) -> Answer:
     least = 1 if is_compiling() else LEAST
     pool: list[Evaluated] = []
     again = problem.num_ops >= RECOMBINED or memory_binds(problem)
-    for first in FIRST if again else FIRST[:1]:
+    limit_s = clock.limit_s()
+    short = limit_s is not None and limit_s < LEVEL_OP_S * problem.num_ops
+    for first in FIRST[1:] if short else FIRST if again else FIRST[:1]:
         parents = [scored.assignment.device for scored in pool]
         for small, part_of in levels(problem, problem.num_ops // first, least, parents):
             if parents and small is problem:

@@ -43,6 +43,8 @@ LOG = logging.getLogger(__name__)
 _ROOM = 1000  # evaluations left, from which a start outside the memory limits is worth its cost
 _ALL, _ALL_OPS = 20_000, 500_000  # placements that are all tried, and ops simulated so, at most
 _SWEEPS = 2  # of every group on every device, in the first round of a small graph
+COARSE_OP_S = 1e-5
+"""Seconds of an idle core in which one op of a graph is joined to others, roughly."""
 _HEATS = (1.0, 300.0)  # by which rounds in a row without a better placement are hotter
 
 
@@ -293,7 +295,11 @@ def _round(
 def _search_coarse(
     problem: Problem, starts: list[Evaluated], search: Search, budget: Budget, config: SearchConfig
 ) -> list[Evaluated]:
-    """Starts for the graph, found by searching a coarser one; the best first."""
+    """Starts for the graph, found by searching a coarser one; the best first. None where the
+    seconds are too few to make it."""
+    limit_s = budget.clock.limit_s(config.coarse_share)
+    if limit_s is not None and limit_s < COARSE_OP_S * problem.num_ops:
+        return []
     coarse = coarse_problem(problem, max(config.coarse_ops, problem.num_ops // config.coarse_ratio))
     if coarse is None:
         return []

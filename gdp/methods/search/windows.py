@@ -237,6 +237,8 @@ def search_windows(problem: Problem, start: Evaluated, seed: int, budget: Budget
     """
     if (left := budget.left()) is not None and left < 2 * budget.chains:
         return start
+    if budget.clock.is_over():
+        return start  # a search begins by simulating everything a few times
     searches = [WindowSearch(problem, start, inner_seed(seed, k)) for k in range(budget.chains)]
     budget.used += sum(search.evaluations for search in searches)
     best, gains, turn = start, [np.inf, np.inf], 0

@@ -133,8 +133,10 @@ def slots_of(graph: OpGraph) -> Slots:
     """The pieces of a graph; `PlacementError` if it was not read from a GGUF file."""
     blocks: dict[tuple[int, bool], list[int]] = {}
     outer: dict[str, list[int]] = {}
-    for op, scope in enumerate(graph.scope):
-        if indices := _BLOCK.match(scope):
+    matches = {scope: _BLOCK.match(scope) for scope in set(graph.scope)}
+    ops_of = enumerate(graph.scope) if any(matches.values()) else ()  # others may have many ops
+    for op, scope in ops_of:
+        if indices := matches[scope]:
             blocks.setdefault((int(indices[1]), indices[2] is not None), []).append(op)
         elif not graph.is_io[op]:
             # In a generation, what takes the next token stays with the embedding on the CPU.

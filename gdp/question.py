@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from gdp.cluster.file import Machine, cluster_toml, load_cluster
+from gdp.cluster.reserve import for_runtime
 from gdp.cluster.types import Cluster
 from gdp.constraints import Constraints
 from gdp.costs.base import CostModel
@@ -107,6 +108,8 @@ def question_about(
             "the placement does not say for which cluster it is, and only a cluster tells CPUs "
             "from accelerators: give the cluster (--cluster)"
         )
+    # A plan for a runtime was made with the memory that the runtime leaves to it.
+    machine = for_runtime(machine, record.target) if record is not None else machine
     placed = placement_on(read, graph, machine)
     machine, costs = evaluating(placed, graph, machine, costs)
     require(placed, graph, machine)

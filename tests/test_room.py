@@ -2,12 +2,16 @@
 
 import pytest
 
+import gdp
 from gdp.api.place import _room_bytes
 from gdp.cluster.presets import cluster_preset, device_preset
 from gdp.cluster.reserve import for_runtime
 from gdp.cluster.types import Cluster, make_cluster
 from gdp.constraints import Constraints, Pin
+from gdp.costs.base import roofline
 from gdp.prepare import room_bytes
+from gdp.question import question_about
+from tests.decoders import decoder
 
 
 @pytest.fixture
@@ -36,6 +40,22 @@ def test_memory_that_devices_share_counts_once() -> None:
         for name in ("core0", "core1")
     ]
     assert room_bytes(make_cluster("cores", cores)) == 1000
+
+
+@pytest.mark.parametrize("target", [None, "accelerate", "vllm"])
+def test_a_plan_is_read_again_with_the_memory_it_was_made_for(
+    target: str | None, machine: Cluster
+) -> None:
+    graph, once = decoder(), gdp.Search(seconds=None, evaluations=5)
+    result = gdp.place(graph, machine, target=target, costs=roofline, search=once)
+    question, _ = question_about(result.placement, graph)
+    cards = [d for d in question.cluster.devices if d.name.startswith("t4")]
+    planned = {d.name: d for d in result.question.cluster.devices}
+    for card in cards:
+        whole = planned[card.name]
+        assert (card.memory_bytes, card.reserve_bytes) == (whole.memory_bytes, whole.reserve_bytes)
+    kept = 0.1 * cards[0].total_bytes if target else 1 << 30
+    assert cards[0].reserve_bytes == pytest.approx(kept, rel=1e-6)
 
 
 def test_a_runtime_may_offload(machine: Cluster) -> None:

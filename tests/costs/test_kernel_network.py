@@ -222,6 +222,35 @@ def test_unpacking_weights_makes_no_product_larger(bits: int, rows: int) -> None
         assert found.block.tolist() == ([-1, 0, 0] if served else [-1, -1, -1])
 
 
+@pytest.mark.parametrize(
+    ("name", "bits", "scales", "type_"),
+    [
+        ("rtx3090", 4, 0.0, "float16"), ("h100", 4, 0.0, "float16"), ("b200", 4, 0.0, "float4"),
+        ("h100", 8, 4 / 128**2, "float8"), ("a100", 8, 4 / 128**2, "float16"),
+        ("a100", 8, 0.0, "int8"),
+    ],
+)  # fmt: skip
+def test_a_prompt_is_multiplied_in_a_type_that_the_device_has(
+    name: str, bits: int, scales: float, type_: str
+) -> None:
+    """A long prompt is no faster than the peak of the type that its weights are unpacked to, and
+    with a network that adds next to nothing about as fast."""
+    m, n = 8192, 8192
+    held = n * n * (bits / 8 + scales)
+    graph = plain_graph(
+        1, [], op_types=["linear"], flop=[2.0 * m * n * n],
+        memory_traffic_bytes=[held + 4.0 * m * n],
+        detail=[OpDetail("bfloat16", ((m, n), (n, n)), ((m, n),))],
+    )  # fmt: skip
+    network = random_network(2)
+    bias = network.weights["bias4"] - 50.0 - np.zeros(1)
+    still = replace(network, weights={**network.weights, "bias4": bias}, vectors={})
+    device = device_preset(name)
+    cluster = make_cluster("one", [device])
+    (seconds,) = MeasuredCosts(still, served=True)(graph, cluster)[:, 0]
+    assert seconds == pytest.approx(2.0 * m * n * n / device.flop_per_s[type_], rel=0.01)
+
+
 def test_a_block_of_experts_is_one_kernel_of_an_engine() -> None:
     """Its products share the seconds of a whole block by their FLOPs; sorting is inside."""
     network, device = random_network(1), device_preset("h100")

@@ -14,7 +14,7 @@ from gdp.costs.learned import LearnedCosts
 from gdp.costs.measured.collectives import with_measured_sends
 from gdp.costs.measured.devices import silicon_of
 from gdp.costs.measured.graph import GraphKernels, graph_kernels
-from gdp.costs.measured.kernels import KINDS, Kernels, Silicon
+from gdp.costs.measured.kernels import ARITHMETIC, KINDS, Kernels, Silicon
 from gdp.costs.measured.network import VECTOR, KernelNetwork
 from gdp.graph.fuse import Fused, fuse
 from gdp.graph.generation import STEP
@@ -157,6 +157,7 @@ class MeasuredCosts:
         return seconds
 
     def _predicted(self, kernels: Kernels, device: Device) -> Float[np.ndarray, "K"]:
+        kernels = _multiplied_on(kernels, device)
         vector = self.network.vectors.get(device.kind, np.zeros(VECTOR))
         zeros = np.zeros(len(kernels), dtype=np.int64)
         logs = self.network.log_seconds(kernels, [silicon_of(device)], vector[None], zeros)
@@ -174,6 +175,19 @@ class MeasuredCosts:
             return cluster
         devices = (replace(x, dispatch_s=0.0) if self.predicts(x) else x for x in cluster.devices)
         return replace(cluster, devices=tuple(devices))
+
+
+def _multiplied_on(kernels: Kernels, device: Device) -> Kernels:
+    """The kernels with the arithmetic of a device: weights of 4 bits, and floats of 8 bits with
+    scales by blocks, are unpacked to 16 bits where it multiplies none such (Marlin and its kind;
+    Frantar et al. 2024, arXiv 2408.11743)."""
+    packed = np.zeros(len(kernels), dtype=bool)
+    if "float4" not in device.flop_per_s:
+        packed |= kernels.arithmetic == ARITHMETIC.index("float4")
+    if "float8" not in device.flop_per_s:
+        packed |= (kernels.arithmetic == ARITHMETIC.index("float8")) & (kernels.block_scaled > 0)
+    half = np.where(packed, ARITHMETIC.index("float16"), kernels.arithmetic)
+    return replace(kernels, arithmetic=half)
 
 
 def _launch_s(found: GraphKernels) -> Float[np.ndarray, "N"]:

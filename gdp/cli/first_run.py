@@ -152,10 +152,12 @@ def _ended(process: "subprocess.Popen[bytes]") -> Iterator[None]:
 
 def _simulator(problem: Problem) -> None:
     from gdp.sim.score import score, values
+    from gdp.sim.segments import segments
 
     device = np.zeros(problem.num_ops, dtype=np.int64)
     values(problem, device[None], np.arange(problem.num_ops)[None])
     score(problem, device, None)
+    segments(problem.graph, device)
 
 
 def _search(problem: Problem) -> None:

@@ -251,6 +251,25 @@ def test_a_prompt_is_multiplied_in_a_type_that_the_device_has(
     assert seconds == pytest.approx(2.0 * m * n * n / device.flop_per_s[type_], rel=0.01)
 
 
+@pytest.mark.parametrize("m", [1, 64, 4096])
+def test_weights_of_four_bits_reach_the_share_of_the_roofline_that_dense_ones_do(m: int) -> None:
+    n, device = 4096, device_preset("rtx3090")
+
+    def told(bits: int) -> tuple[float, float]:
+        moved = n * n * bits / 8 + 4.0 * m * n
+        graph = plain_graph(
+            1, [], op_types=["linear"], flop=[2.0 * m * n * n], memory_traffic_bytes=[moved],
+            detail=[OpDetail("bfloat16", ((m, n), (n, n)), ((m, n),))],
+        )  # fmt: skip
+        costs = MeasuredCosts(random_network(3), served=True)
+        floor_s = max(2.0 * m * n * n / device.speed("float16"), moved / device.bytes_per_s)
+        return float(costs(graph, make_cluster("one", [device]))[0, 0]), floor_s
+
+    (packed_s, packed_floor_s), (dense_s, dense_floor_s) = told(4), told(16)
+    assert packed_s / packed_floor_s == pytest.approx(dense_s / dense_floor_s)
+    assert packed_s > packed_floor_s
+
+
 def test_a_block_of_experts_is_one_kernel_of_an_engine() -> None:
     """Its products share the seconds of a whole block by their FLOPs; sorting is inside."""
     network, device = random_network(1), device_preset("h100")

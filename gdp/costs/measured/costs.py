@@ -14,7 +14,7 @@ from gdp.costs.learned import LearnedCosts
 from gdp.costs.measured.collectives import with_measured_sends
 from gdp.costs.measured.devices import silicon_of
 from gdp.costs.measured.graph import GraphKernels, graph_kernels
-from gdp.costs.measured.kernels import ARITHMETIC, KINDS, Kernels, Silicon
+from gdp.costs.measured.kernels import ARITHMETIC, KINDS, Kernels, Silicon, floor_s
 from gdp.costs.measured.network import VECTOR, KernelNetwork
 from gdp.graph.fuse import Fused, fuse
 from gdp.graph.generation import STEP
@@ -157,10 +157,14 @@ class MeasuredCosts:
         return seconds
 
     def _predicted(self, kernels: Kernels, device: Device) -> Float[np.ndarray, "K"]:
-        kernels = _multiplied_on(kernels, device)
+        kernels, dense = _multiplied_on(kernels, device)
         vector = self.network.vectors.get(device.kind, np.zeros(VECTOR))
-        zeros = np.zeros(len(kernels), dtype=np.int64)
-        logs = self.network.log_seconds(kernels, [silicon_of(device)], vector[None], zeros)
+        zeros, silicon = np.zeros(len(kernels), dtype=np.int64), silicon_of(device)
+        logs = self.network.log_seconds(dense, [silicon], vector[None], zeros)
+        peaks = np.array(silicon.flop_per_s)[kernels.arithmetic]
+        rates = np.full(len(kernels), silicon.bytes_per_s)
+        own_s, dense_s = (floor_s(k, peaks, rates) for k in (kernels, dense))
+        logs += np.log(np.maximum(own_s, 1e-12) / np.maximum(dense_s, 1e-12))
         # Rounded, as processors differ in the last bits of a product of matrices.
         return np.exp(np.round(logs, 9))
 
@@ -177,17 +181,29 @@ class MeasuredCosts:
         return replace(cluster, devices=tuple(devices))
 
 
-def _multiplied_on(kernels: Kernels, device: Device) -> Kernels:
-    """The kernels with the arithmetic of a device: weights of 4 bits, and floats of 8 bits with
-    scales by blocks, are unpacked to 16 bits where it multiplies none such (Marlin and its kind;
-    Frantar et al. 2024, arXiv 2408.11743)."""
-    packed = np.zeros(len(kernels), dtype=bool)
+def _multiplied_on(kernels: Kernels, device: Device) -> tuple[Kernels, Kernels]:
+    """The kernels with the arithmetic of a device, and those whose share of the roofline they have.
+
+    Weights of 4 bits, and floats of 8 bits with scales by blocks, are unpacked to 16 bits where a
+    device multiplies none such. What unpacks weights of products in registers has the share of its
+    roofline that a product of 16-bit weights has (Marlin, Frantar et al. 2024, arXiv 2408.11743).
+    """
+    is_four = np.zeros(len(kernels), dtype=bool)
     if "float4" not in device.flop_per_s:
-        packed |= kernels.arithmetic == ARITHMETIC.index("float4")
+        is_four = kernels.arithmetic == ARITHMETIC.index("float4")
+    packed = is_four
     if "float8" not in device.flop_per_s:
-        packed |= (kernels.arithmetic == ARITHMETIC.index("float8")) & (kernels.block_scaled > 0)
+        floats = (kernels.arithmetic == ARITHMETIC.index("float8")) & (kernels.block_scaled > 0)
+        packed = is_four | floats
     half = np.where(packed, ARITHMETIC.index("float16"), kernels.arithmetic)
-    return replace(kernels, arithmetic=half)
+    own = replace(kernels, arithmetic=half)
+    dense = is_four & (kernels.kind == _PRODUCT)
+    return own, replace(
+        own,
+        stored_bits=np.where(dense, 16.0, own.stored_bits),
+        block_scaled=np.where(dense, 0.0, own.block_scaled),
+        held_bytes=np.where(dense, 2.0 * own.b * own.n * own.k, own.held_bytes),
+    )
 
 
 def _launch_s(found: GraphKernels) -> Float[np.ndarray, "N"]:

@@ -14,13 +14,16 @@ import gdp
 from gdp.api.place import answer
 from gdp.cli.main import cli
 from gdp.cluster.presets import cluster_preset
+from gdp.costs.base import roofline
 from gdp.graph.op_graph import INPUT, OUTPUT, OpGraph, make_graph
 from gdp.methods.base import Search
 from gdp.question import Question
 from gdp.sim.objectives import Score
+from gdp.targets.hf_accelerate import plan
 from gdp.targets.hf_accelerate.plan import balanced_map
 from gdp.targets.llamacpp.plan import FIT_MARGIN_BYTES, FitSizes, fit_plan
 from gdp.targets.peers import compared
+from tests.decoders import decoder
 
 BOX = cluster_preset("cpu+2xt4")
 
@@ -199,3 +202,24 @@ def test_accelerates_own_map_counts_quantised_weights(bits: float, fits: bool) -
     entries = balanced_map(module, graph, replace(cluster, devices=tuple(small)))
     assert entries is not None
     assert (set(entries.values()) == {0}) == fits
+
+
+def test_the_clock_starts_behind_the_map_of_accelerate(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Building a module of 70 billion weights takes longer than a short search."""
+    order: list[str] = []
+    peer, budget = plan.accelerate_peer, gdp.Search.budget
+
+    def told_peer(*arguments: Any) -> Any:
+        order.append("map")
+        return peer(*arguments)
+
+    def told_budget(search: gdp.Search, work_s: float | None = None) -> Any:
+        order.append("clock")
+        return budget(search, work_s)
+
+    monkeypatch.setattr(plan, "accelerate_peer", told_peer)
+    monkeypatch.setattr(gdp.Search, "budget", told_budget)
+    once = gdp.Search(seconds=None, evaluations=5)
+    gdp.place(decoder(), "cpu+2xt4-pcie4", target="accelerate", costs=roofline, search=once)
+    assert order[0] == "map"
+    assert "clock" in order

@@ -48,10 +48,11 @@ def plan_accelerate(question: Question) -> Result:
     if question.offload not in (None, *OFFLOADS):
         raise ArgumentError(f"no offload {question.offload!r}; there are {', '.join(OFFLOADS)}")
     question = with_whole_modules(question)
-    # One clock for all searches of the answer.
-    search = replace(question.search, clock=question.search.budget())
-    question, graph = replace(question, search=search), question.graph
+    graph = question.graph
     peer = accelerate_peer(torch_module(question.model), graph, question.cluster)
+    # One clock for all searches of the answer; building the module is none of them.
+    search = replace(question.search, clock=question.search.budget())
+    question = replace(question, search=search)
     may_offload = question.offload != "none" and main_device(question.cluster) is not None
     try:
         return _without_offload(question, peer, may_offload)

@@ -153,7 +153,9 @@ def least_step_s(weights: Weights, result: gdp.Result, answer: GenerationAnswer)
     held = {row.device: float(row.weights_bytes) for row in answer.memory if row.weights_bytes}
     caches = {row.device: float(row.cache_bytes) for row in answer.memory}
     # llama.cpp keeps the embedding on the processor, in vLLM each GPU has its part of it.
-    home = next((d for d in held if "cpu" in d), "")
+    cluster = result.question.cluster
+    devices = dict(zip(cluster.device_names, cluster.devices, strict=True))
+    home = next((d for d in held if devices[d].is_cpu), "")
     if home:
         held[home] -= weights.embedding
     read: dict[str, float] = {}
@@ -169,9 +171,7 @@ def least_step_s(weights: Weights, result: gdp.Result, answer: GenerationAnswer)
         # A step sees the mean context.
         seen = caches[device] * (PROMPT + NEW / 2) / (PROMPT + NEW)
         read[device] = dense + in_experts[device] * weights.used + seen
-    kinds = dict(zip(result.question.cluster.device_names, result.question.cluster.devices,
-                     strict=True))  # fmt: skip
-    seconds = [read[d] / (1e9 * GB_PER_S[kinds[d].kind.split("-")[0]]) for d in read]
+    seconds = [read[d] / (1e9 * GB_PER_S[devices[d].kind]) for d in read]
     return max(seconds) if result.placement.splits else sum(seconds)
 
 

@@ -182,11 +182,12 @@ class MeasuredCosts:
 
 
 def _multiplied_on(kernels: Kernels, device: Device) -> tuple[Kernels, Kernels]:
-    """The kernels with the arithmetic of a device, and those whose share of the roofline they have.
+    """(the kernels in types that a device multiplies, the ones that the network is asked about).
 
     Weights of 4 bits, and floats of 8 bits with scales by blocks, are unpacked to 16 bits where a
-    device multiplies none such. What unpacks weights of products in registers has the share of its
-    roofline that a product of 16-bit weights has (Marlin, Frantar et al. 2024, arXiv 2408.11743).
+    device multiplies none such. The network is asked about dense 16-bit weights in place of packed
+    ones of 4 bits in products: a kernel that unpacks in registers reaches the same share of its own
+    roofline (Marlin, Frantar et al. 2024, arXiv 2408.11743; not measured by gdp).
     """
     is_four = np.zeros(len(kernels), dtype=bool)
     if "float4" not in device.flop_per_s:

@@ -59,7 +59,7 @@ class Kernels:
         """(where each kernel that differs from all before it stands, its number for each)."""
         columns = [np.asarray(getattr(self, f.name), dtype=np.float64) for f in fields(self)]
         rows = np.ascontiguousarray(np.column_stack(columns))
-        # Rows as bytes: an order by eleven columns takes longer.
+        # Rows as bytes: sorting by all columns in turn takes longer.
         whole = rows.view(np.dtype((np.void, rows.itemsize * rows.shape[1])))[:, 0]
         _, first, which = np.unique(whole, return_index=True, return_inverse=True)
         return first, which

@@ -60,20 +60,35 @@ def _names(view: PlacementView) -> Iterator[Event]:
 
 
 def _ops(view: PlacementView) -> Iterator[Event]:
-    graph, schedule = view.problem.graph, view.schedule
+    """Slices of kernels: those of a split on the track of each member, with what a run of it spends
+    on its collectives."""
+    graph, schedule, problem = view.problem.graph, view.schedule, view.problem
+    names = problem.cluster.device_names
+    together = {split.devices[0]: split.devices for split in view.splits}
     for op in np.flatnonzero(view.is_work & np.isfinite(schedule.finish_s)).tolist():
-        yield {
-            "ph": "X", "pid": DEVICES, "tid": int(view.device[op]), "name": op_label(graph, op),
-            "cat": graph.op_types[op],
+        lead = int(view.device[op])
+        members, exchange = together.get(lead, (lead,)), problem.origin.exchange_s
+        shared = {}
+        if len(members) > 1:
+            shared["members"] = [names[d] for d in members]
+            if exchange is not None:
+                shared["exchange_us"] = _us(float(exchange[op, lead] * graph.repeats[op]))
+        slice_ = {
+            "ph": "X", "pid": DEVICES, "name": op_label(graph, op), "cat": graph.op_types[op],
             **_lasts(
                 view.since_s + float(schedule.start_s[op]),
                 view.since_s + float(schedule.finish_s[op]),
             ),
-            "args": {
-                "op": graph.op_names[op], "scope": graph.scope[op], "flop": float(graph.flop[op]),
-                "weight_bytes": int(graph.weight_bytes[op]), "fused_ops": int(view.ops_in[op]),
-            },
         }  # fmt: skip
+        for d in members:
+            own = problem.origin.members.get(d, graph)
+            yield slice_ | {
+                "tid": d,
+                "args": {
+                    "op": graph.op_names[op], "scope": graph.scope[op], "flop": float(own.flop[op]),
+                    "weight_bytes": int(own.weight_bytes[op]), "fused_ops": int(view.ops_in[op]),
+                } | shared,
+            }  # fmt: skip
 
 
 def _transfers(view: PlacementView, lane: Int[np.ndarray, "X"], way: str) -> Iterator[Event]:

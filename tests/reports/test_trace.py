@@ -12,6 +12,7 @@ from reports.shared import shown_view
 from tiny import plain_graph, random_problem, unit_cluster
 
 from gdp.cluster.types import NO_CHANNEL
+from gdp.placement import Split
 from gdp.problem.problem import make_problem
 from gdp.reports.trace import trace_events, write_trace
 from gdp.reports.view import PlacementView
@@ -143,3 +144,28 @@ def test_copies_that_overlap_are_on_tracks_of_their_own() -> None:
                       if e["name"] == "thread_name" and e["pid"] == 1])  # fmt: skip
     assert tracks == [[0, 0, 0], [0, 1, 1]]
     assert names == [["d0 → d1"], ["d0 → d1", "d0 → d1 (2)"]]
+
+
+def test_ops_of_a_split_are_on_the_tracks_of_all_its_members() -> None:
+    """All three kernels are computed by d0 and d1 together; d1 has twice the weights of d0."""
+    view = shown_view()
+    problem = view.problem
+    own = replace(problem.graph, weight_bytes=problem.graph.weight_bytes * 2)
+    exchange_s = np.array([[0.25, 7.0]] * 4)
+    origin = replace(problem.origin, exchange_s=exchange_s, members={1: own})
+    split = Split((0, 1), shares=(1, 2))
+    device = np.zeros_like(view.device)
+    schedule = simulate(problem, device)
+    shared = PlacementView(
+        view.model, replace(problem, origin=origin), schedule, device, splits=(split,)
+    )
+    events = trace_events(shared)
+    assert violations(events) == []
+    slices = [e for e in events if e["ph"] == "X"]
+    by_track = {tid: [e for e in slices if e["tid"] == tid] for tid in (0, 1)}
+    assert len(by_track[0]) == 3
+    assert [(e["ts"], e["dur"]) for e in by_track[0]] == [(e["ts"], e["dur"]) for e in by_track[1]]
+    for first, second in zip(by_track[0], by_track[1], strict=True):
+        assert second["args"]["weight_bytes"] == 2 * first["args"]["weight_bytes"]
+        assert first["args"]["members"] == second["args"]["members"] == ["d0", "d1"]
+        assert second["args"]["exchange_us"] == 0.25e6

@@ -60,8 +60,8 @@ def _names(view: PlacementView) -> Iterator[Event]:
 
 
 def _ops(view: PlacementView) -> Iterator[Event]:
-    """Slices of kernels: those of a split on the track of each member, with what a run of it spends
-    on its collectives."""
+    """Slices of kernels: those of a split on the track of each member, with the seconds of their
+    collectives."""
     graph, schedule, problem = view.problem.graph, view.schedule, view.problem
     names = problem.cluster.device_names
     together = {split.devices[0]: split.devices for split in view.splits}

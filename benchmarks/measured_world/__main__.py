@@ -5,7 +5,7 @@ python -m benchmarks.measured_world COMMAND --help
 
 import click
 
-from benchmarks.measured_world import box, layouts, llama, models, peaks, serving, traffic
+from benchmarks.measured_world import box, layouts, llama, models, peaks, sailor, serving, traffic
 
 
 @click.group(help=__doc__)
@@ -21,6 +21,7 @@ for _command in (
     layouts.main,
     traffic.main,
     box.main,
+    sailor.main,
 ):
     main.add_command(_command)
 

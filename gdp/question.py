@@ -55,6 +55,7 @@ class Question:
     granularity: str | None = None  # pieces that stay whole; None: those of the target
     offload: str | None = None  # where accelerate keeps weights that do not fit
     longest: bool = False  # reserve caches for the longest context that fits
+    copies: int = 0  # of a decoder, each for requests of its own; 0: as the objective wants them
 
     def __post_init__(self) -> None:
         find_objective(self.objective)

@@ -50,6 +50,33 @@ def test_room_is_that_of_the_memory_that_is_left(plan: ServedPlan) -> None:
     assert plan.engine.cache_tokens * of_token == pytest.approx(row.cache_bytes + row.free_bytes)
 
 
+def test_copies_are_weighed_against_one_model_on_all_gpus(config: str) -> None:
+    """Of a model as small as this steps wait for launches: two copies serve twice as much."""
+    two = gdp.serve(config, "cpu+2xt4-pcie4", "concurrency=16,prompt=64,new=16,requests=64")
+    one, copies = two.compared_with
+    assert (one.layout, copies.layout) == ("one GPU", "data 2")
+    assert (two.layout, two.engine.copies, two.generation.copies) == ("data 2", 2, 2)
+    assert two.result.placement.teams == ((1, 2),)
+    assert one.request_s is not None
+    assert two.served.request.mean_s == copies.request_s < one.request_s
+    assert two.room == 2 * int(two.engine.cache_tokens / (64 + 16))
+    assert any(line.startswith("plans    one GPU: ") for line in two.lines())
+    rule = gdp.Constraints(replicas=False)
+    alone = gdp.serve(
+        config, "cpu+2xt4-pcie4", "concurrency=16,prompt=64,new=16,requests=64", constraints=rule
+    )
+    assert (alone.layout, alone.compared_with) == ("one GPU", ())
+    assert alone.compared() == one
+
+
+def test_caches_of_requests_in_flight_are_room_for_as_many(config: str) -> None:
+    """A plan for throughput keeps caches of several requests: room is that of the same memory."""
+    latency, throughput = (
+        gdp.serve(config, CLUSTER, TEXT, objective=name) for name in ("latency", "throughput")
+    )
+    assert throughput.engine.cache_tokens == pytest.approx(latency.engine.cache_tokens, rel=0.02)
+
+
 def test_one_client_waits_for_nobody(config: str) -> None:
     alone = gdp.serve(config, CLUSTER, "concurrency=1,prompt=64,new=16,requests=3")
     answer, served = alone.generation, alone.served

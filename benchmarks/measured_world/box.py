@@ -100,11 +100,10 @@ def layouts(path: Path, wanted: Iterable[str] = ()) -> list[Layout]:
 
 def tokens_per_s(layout: Layout, engine: ServingEngine) -> float:
     """Tokens a second that a layout writes by prediction; each copy has its part of the clients."""
-    clients = max(1, layout.clients // layout.replicas)
-    requests = (Arrival(0.0, layout.prompt, layout.new),) * (ROUNDS * clients)
-    served = serve(Traffic(requests, clients, together=True), engine)
-    copies = min(layout.replicas, layout.clients)
-    return copies * ROUNDS * clients * layout.new / served.seconds
+    requests = (Arrival(0.0, layout.prompt, layout.new),) * (ROUNDS * layout.clients)
+    traffic = Traffic(requests, layout.clients, together=True)
+    served = serve(traffic, engine._replace(copies=layout.replicas))
+    return len(requests) * layout.new / served.seconds
 
 
 class _Outcome(NamedTuple):

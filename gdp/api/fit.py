@@ -106,6 +106,7 @@ class GenerationAnswer:
     context: int  # tokens of each sequence that caches are reserved for
     longest_context: int | None  # that these devices have room for; None where that is not known
     stages: int  # devices with caches, or groups of them that compute each op together
+    copies: int  # of the model, each with a batch of its own
 
     @property
     def tokens_per_s(self) -> float:
@@ -168,6 +169,9 @@ def generation_answer(
     busiest_s = min(score.period_s, score.latency_s)
     useful = max(1, math.ceil(score.latency_s / busiest_s * (1 - 1e-9))) if busiest_s else 1
     flight = count if request.requests else min(count, useful)
+    copies = max((len(team) for team in placement.teams), default=1)
+    is_pipeline = find_objective(question.objective).pipelined or count > 1
+    flight = flight if is_pipeline else copies  # else one each
     apart_s = max(busiest_s, score.latency_s / flight)
     memory = _memory(graph, placement, cluster, score, count)
     homes = placement.homes
@@ -182,10 +186,10 @@ def generation_answer(
             _limit(shares[0], "the prompt", "the time to the first token"),
             _limit(shares[1], "decode", "a step"),
         ),
-        memory=memory, is_pipeline=find_objective(question.objective).pipelined or count > 1,
+        memory=memory, is_pipeline=is_pipeline,
         context=request.held,
         longest_context=longest_of_plan(question, placement, score),
-        stages=max(1, len(holding)),
+        stages=max(1, len(holding)), copies=copies,
     )  # fmt: skip
 
 

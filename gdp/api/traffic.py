@@ -17,6 +17,7 @@ from gdp.importers.pytorch.config_spec import parse_config_spec
 from gdp.methods.base import Search
 from gdp.models import Generation, spec_of
 from gdp.ops.vllm import SEQUENCES, SEQUENCES_LARGE
+from gdp.prepare import requests_in_flight
 from gdp.question import Question
 from gdp.result import Result
 from gdp.sim.traffic import (
@@ -28,6 +29,7 @@ from gdp.sim.traffic import (
     parse_traffic,
 )
 from gdp.sim.traffic import serve as served_by
+from gdp.targets.vllm.layouts import Degrees, usable_gpus
 from gdp.targets.vllm.plan import has_large_gpus, vllm_cluster
 from gdp.units import format_seconds
 
@@ -44,6 +46,24 @@ PLANS = 4
 """Plans that are made at most until as many requests run as they were made for."""
 
 
+@dataclass(frozen=True)
+class ComparedPlan:
+    """Traffic on one of the plans that were compared; no seconds where it has none."""
+
+    layout: str  # such as "tensor 2 x data 2"
+    request_s: float | None = None  # from the arrival of a request to its last token, mean
+    first_token_s: float | None = None
+    token_s: float | None = None
+    tokens_per_s: float | None = None
+    reason: str = ""  # for which it serves none of it
+
+    def __str__(self) -> str:
+        if self.request_s is None or self.tokens_per_s is None:
+            return f"{self.layout}: {self.reason}"
+        seconds = format_seconds(self.request_s)
+        return f"{self.layout}: {seconds} a request, {self.tokens_per_s:.1f} tokens/s"
+
+
 @dataclass(frozen=True, eq=False)
 class ServedPlan:
     """A plan and the traffic on it."""
@@ -52,12 +72,29 @@ class ServedPlan:
     generation: GenerationAnswer  # of as many requests side by side as run at once
     engine: ServingEngine
     served: ServedTraffic
+    compared_with: tuple[ComparedPlan, ...] = ()  # itself among them; () where there was one plan
+
+    @property
+    def layout(self) -> str:
+        """Sizes of its layout in words."""
+        splits, answer = self.result.placement.splits, self.generation
+        tensor, experts = (len(splits[0].devices), splits[0].experts) if splits else (1, False)
+        return str(Degrees(tensor, answer.stages, answer.copies, experts))
+
+    def compared(self) -> ComparedPlan:
+        """Its row among the plans that are compared."""
+        served = self.served
+        return ComparedPlan(
+            self.layout, served.request.mean_s, served.first_token.mean_s, served.token.mean_s,
+            served.tokens_per_s,
+        )  # fmt: skip
 
     @property
     def room(self) -> int | None:
         """Requests of mean length whose caches memory has room for; None: no limit."""
         request, held = self.generation.request, self.engine.cache_tokens
-        return None if math.isinf(held) else int(held // (request.prompt + request.new))
+        of_copy = None if math.isinf(held) else int(held // (request.prompt + request.new))
+        return None if of_copy is None else self.engine.copies * of_copy
 
     def to_json(self) -> dict[str, Any]:
         """Plain data: that of a placement, with `generation` and `traffic`."""
@@ -70,7 +107,10 @@ class ServedPlan:
         engine = self.engine._asdict() | {"scheduling": self.engine.scheduling._asdict()}
         if math.isinf(self.engine.cache_tokens):
             engine["cache_tokens"] = None
-        return asdict(self.served) | {"room": self.room, "engine": engine}
+        compared = [asdict(row) for row in self.compared_with]
+        return asdict(self.served) | {
+            "room": self.room, "layout": self.layout, "compared": compared, "engine": engine
+        }  # fmt: skip
 
     def lines(self) -> list[str]:
         """Text of the traffic."""
@@ -86,10 +126,14 @@ class ServedPlan:
         ]
         if served.waiting_s > first.mean_s / 2:
             room = "no limit" if math.isinf(engine.cache_tokens) else int(engine.cache_tokens)
+            each = f" of each of {engine.copies} copies" if engine.copies > 1 else ""
             lines.append(
                 f"queue    requests wait {format_seconds(served.waiting_s)} before they start: "
-                f"caches hold {room} tokens, and {engine.requests_at_once} requests run at most"
+                f"caches{each} hold {room} tokens, and {engine.requests_at_once} requests run at "
+                "most"
             )
+        if self.compared_with:
+            lines.append("plans    " + "; ".join(map(str, self.compared_with)))
         return lines
 
 
@@ -150,13 +194,48 @@ def served_plan(
     answered: Callable[[Question], Result] = answer,
     requests_at_once: int | None = None,
 ) -> ServedPlan:
-    """The plan of as many requests side by side as run at once; see `serve`."""
-    batch, most = traffic.concurrency or FIRST_BATCH, math.inf
+    """The plan whose requests take the fewest seconds in the mean, of plans with one copy of the
+    model and with several, each for as many requests side by side as run on it; see `serve`."""
+
+    def planned(copies: int) -> ServedPlan:
+        return _of_copies(asked, model, traffic, answered, copies, requests_at_once)
+
+    one = planned(1)
+    plans, rows = [one], [one.compared()]
+    for copies in _numbers_of_copies(one.result.question, traffic):
+        try:
+            plans.append(planned(copies))
+            rows.append(plans[-1].compared())
+        except (ArgumentError, InfeasibleError) as error:
+            rows.append(ComparedPlan(f"data {copies}", reason=str(error)))
+    best = min(plans, key=lambda plan: plan.served.request.mean_s)
+    return replace(best, compared_with=tuple(rows) if len(rows) > 1 else ())
+
+
+def _numbers_of_copies(question: Question, traffic: Traffic) -> list[int]:
+    """Numbers of copies beyond one that some GPUs have room for and requests to share: those that
+    leave no GPU over, and powers of two."""
+    cluster, graph = vllm_cluster(question.cluster), question.graph
+    gpus = usable_gpus(cluster)
+    weights = int((graph.weight_bytes - graph.cache_bytes)[graph.weight_holders()].sum())
+    room = sum(cluster.devices[d].memory_bytes for d in gpus)
+    most = min(len(gpus), traffic.concurrency or len(gpus), room // max(1, weights))
+    if not question.constraints.replicas:
+        return []
+    return [n for n in range(2, most + 1) if len(gpus) % n == 0 or n & (n - 1) == 0]
+
+
+def _of_copies(
+    asked: Callable[[Generation], Question], model: str | Path, traffic: Traffic,
+    answered: Callable[[Question], Result], copies: int, requests_at_once: int | None,
+) -> ServedPlan:  # fmt: skip
+    """The plan with so many copies, for as many requests side by side as run on one of them."""
+    batch, most = math.ceil((traffic.concurrency or FIRST_BATCH) / copies), math.inf
     plan, made = None, 0
     while plan is None or made < PLANS:
         try:
             question = asked(Generation(model, traffic.prompt, traffic.new, batch))
-            result = answered(question)
+            result = answered(replace(question, copies=copies))
         except InfeasibleError:
             if batch == 1:
                 raise
@@ -164,7 +243,7 @@ def served_plan(
             continue
         made += 1
         plan = served_on(result, traffic, requests_at_once)
-        running = plan.served.running / plan.engine.stages
+        running = plan.served.running / (plan.engine.stages * copies)
         wanted = int(min(max(1, round(running)), most))
         if max(wanted, batch) <= NEAR * min(wanted, batch):
             break
@@ -215,7 +294,8 @@ def engine_of(answer: GenerationAnswer, question: Question) -> ServingEngine:
         for row in answer.memory
         if row.cache_bytes and row.free_bytes is not None
     ]
-    sequences = request.batch * (request.requests or 1)
+    count = requests_in_flight(question.graph, question.cluster, question.objective)
+    sequences = request.batch * count
     mean_context = request.prompt + request.new / 2
     return ServingEngine(
         step_s=answer.token_s - answer.caches_s,
@@ -225,6 +305,7 @@ def engine_of(answer: GenerationAnswer, question: Question) -> ServingEngine:
         requests_at_once=SEQUENCES_LARGE if has_large_gpus(question.cluster) else SEQUENCES,
         cache_tokens=min(rooms) * sequences * request.held if rooms else math.inf,
         stages=answer.stages,
+        copies=answer.copies,
         launch_s=prompt_launch_s(question.graph) / answer.stages,
         scheduling=VLLM,
     )

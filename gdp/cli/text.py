@@ -134,6 +134,7 @@ def generation_lines(answer: "GenerationAnswer") -> list[str]:
     """First token, tokens per second, the whole request, and what limits either phase."""
     request = answer.request
     side = f", {request.batch} sequences side by side" if request.batch > 1 else ""
+    side += f" on each of {answer.copies} copies" if answer.copies > 1 else ""
     lines = [
         f"first    token after {format_seconds(answer.first_token_s)}, "
         f"{request.prompt} tokens of the prompt",

@@ -10,6 +10,7 @@ and t tokens of prompts takes
 
 seconds: weights are read once, or arithmetic takes longer; caches are read by each of its own. The
 stages of a pipeline hold as many batches at once, each of which takes a pass from end to end.
+Copies of the model take requests in turn, each with caches and limits of its own.
 Between two events (a request that arrives, ends, or still reads its prompt) passes are alike but
 for the growing caches, so that their sum is a closed form: O(requests log requests).
 
@@ -85,6 +86,7 @@ class ServingEngine(NamedTuple):
     requests_at_once: int
     cache_tokens: float  # that memory has room for, inf where it has no limit
     stages: int = 1  # batches at once
+    copies: int = 1  # of the engine, all else being of one of them; they take requests in turn
     launch_s: float = 0.0  # least of a pass with prompts: the host launches its kernels one by one
     scheduling: Scheduling = Scheduling()
 
@@ -114,6 +116,7 @@ class ServedTraffic:
     seconds: float  # from the first arrival to the last token
     first_token: Spread  # from the arrival of a request
     token: Spread  # between two tokens of a request, mean of each request
+    request: Spread  # from the arrival of a request to its last token
     tokens_per_s: float  # written by all
     running: float  # requests at once, mean over time
     waiting_s: float  # from arrival to start, mean
@@ -148,17 +151,20 @@ def serve(traffic: Traffic, engine: ServingEngine) -> ServedTraffic:
         raise ArgumentError(
             f"a request of {longest} tokens has no room: caches hold {int(engine.cache_tokens)}"
         )
-    stages = max(1, min(engine.stages, traffic.concurrency or engine.stages))
+    clients = traffic.concurrency or engine.copies * engine.stages
+    copies = max(1, min(engine.copies, clients))
+    stages = max(1, min(engine.stages, clients // copies))
     room = engine.cache_tokens / stages
     if longest > room:  # too few tokens for a batch in each stage
         stages, room = 1, engine.cache_tokens
     most = math.ceil(engine.requests_at_once / stages)
+    count = copies * stages
     lanes = [
         _lane(
-            traffic.requests[lane::stages], _part(traffic.concurrency, lane, stages), engine, most,
+            traffic.requests[lane::count], _part(traffic.concurrency, lane, count), engine, most,
             room,
         )
-        for lane in range(stages)
+        for lane in range(count)
     ]  # fmt: skip
     return _summary([row for rows in lanes for row in rows], traffic.begin_s)
 
@@ -171,10 +177,10 @@ def in_steady_state(traffic: Traffic, engine: ServingEngine, seed: int = 0) -> T
     clients = min(traffic.concurrency, len(traffic.requests))
     if clients < 2 or traffic.together:
         return traffic
-    prompt, new = traffic.prompt, traffic.new
-    step_s = max(engine.step_s, engine.token_s * clients)
-    step_s += engine.context_s * clients * (prompt + new / 2)
-    life_s = engine.token_s * prompt * clients + step_s * new
+    prompt, new, side = traffic.prompt, traffic.new, math.ceil(clients / engine.copies)
+    step_s = max(engine.step_s, engine.token_s * side)
+    step_s += engine.context_s * side * (prompt + new / 2)
+    life_s = engine.token_s * prompt * side + step_s * new
     begin = np.sort(np.random.default_rng(seed).uniform(0.0, life_s, clients)).tolist()
     first = [r._replace(at_s=r.at_s + t) for r, t in zip(traffic.requests, begin, strict=False)]
     requests = (*first, *traffic.requests[clients:])
@@ -349,6 +355,7 @@ def _summary(rows: Sequence[_Row], begin_s: float) -> ServedTraffic:
         token=Spread.of(
             (row.ended_s - row.first_s) / (row.new - 1) for row in counted if row.new > 1
         ),
+        request=Spread.of(row.ended_s - row.asked_s for row in counted),
         tokens_per_s=tokens / seconds if seconds else math.inf,
         running=busy_s / seconds if seconds else 0.0,
         waiting_s=float(np.mean([row.started_s - row.asked_s for row in counted])),

@@ -139,6 +139,27 @@ def test_prompts_that_come_at_once_share_a_pass_and_long_ones_take_several() -> 
     assert long.first_token.mean_s == pytest.approx(2 * 512e-4 + 0.01)
 
 
+def test_copies_take_requests_in_turn_each_with_its_own_caches() -> None:
+    """Four clients on two copies: each copy serves two, as an engine that has no others."""
+    requests = tuple(Arrival(0, 100 + 50 * (i % 2), 5) for i in range(12))
+    tight = ENGINE._replace(cache_tokens=160)
+    both = serve(Traffic(requests, 4), tight._replace(copies=2))
+    halves = [serve(Traffic(requests[k::2], 2), tight) for k in range(2)]
+    assert both.seconds == pytest.approx(max(half.seconds for half in halves))
+    mean_s = sum(half.first_token.mean_s for half in halves) / 2
+    assert both.first_token.mean_s == pytest.approx(mean_s)
+    assert both.running == pytest.approx(2, rel=0.2)  # one on each: caches have no room for two
+    alone = Traffic(requests[:1], 1)
+    assert serve(alone, ENGINE._replace(copies=4)) == serve(alone, ENGINE)
+    with pytest.raises(ArgumentError, match="155 tokens has no room: caches hold 150"):
+        serve(Traffic(requests, 4), tight._replace(cache_tokens=150, copies=2))
+
+
+def test_a_request_lasts_from_its_arrival_to_its_last_token() -> None:
+    served = serve(Traffic((Arrival(1.0, 200, 3),)), ENGINE)
+    assert served.request.mean_s == pytest.approx(200e-4 + 2 * 0.01 + 1e-7 * (201 + 202))
+
+
 def test_a_request_without_room_waits_for_another_to_end() -> None:
     pair = Traffic((Arrival(0, 100, 11), Arrival(0, 100, 11)))
     tight = serve(pair, ENGINE._replace(cache_tokens=200))

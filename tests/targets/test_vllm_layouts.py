@@ -1,6 +1,7 @@
 """Layouts of vLLM: the best of all that can be enumerated, what is exported, and what is kept."""
 
 import itertools
+import json
 from dataclasses import replace
 from pathlib import Path
 
@@ -20,7 +21,7 @@ from gdp.placement import Placement, Split, load_placement, make_placement, save
 from gdp.question import Question
 from gdp.result import Result
 from gdp.targets.table import PLANNERS
-from gdp.targets.vllm.export import layer_row, vllm_options
+from gdp.targets.vllm.export import VllmOptions, export_vllm, layer_row, vllm_options
 from gdp.targets.vllm.layouts import grouped
 from tests.decoders import Sizes, decoder
 
@@ -124,6 +125,49 @@ def test_copies_take_requests_in_turn() -> None:
     options = exported(result)
     assert options.data == 4
     assert "--data-parallel-size" in options.arguments()
+
+
+@pytest.mark.parametrize(("experts", "servers"), [(0, 1), (8, 2)])
+def test_so_many_copies_as_are_asked_for_and_servers_where_they_would_share_experts(
+    experts: int, servers: int
+) -> None:
+    """In vLLM copies of a mixture in one server divide its experts among all of their GPUs."""
+    graph, cluster = decoder(replace(LARGE, experts=experts)), boxes(*"aaaa")
+    question = Question(graph, cluster, costs=roofline, target="vllm", copies=2)
+    result = PLANNERS["vllm"].plan(question)
+    assert result.placement.teams == ((1, 3),)
+    assert [split.devices for split in result.placement.splits] == [(1, 2), (3, 4)]
+    pair = planned(graph, boxes(*"aa"))
+    assert result.value_s == pytest.approx(pair.value_s)
+    assert result.score.peak_bytes[[1, 3]].tolist() == [pair.score.peak_bytes[1]] * 2
+    assert result.notes[-1].startswith("tensor 2 x data 2")
+    options = exported(result)
+    each = options.servers
+    assert (options.data, len(each)) == (2, servers)
+    gpus = [own.environment()["CUDA_VISIBLE_DEVICES"] for own in each]
+    assert gpus == (["0,1,2,3"] if servers == 1 else ["0,1", "2,3"])
+    flag = "--data-parallel-size"
+    assert [flag in own.arguments() for own in each] == [servers == 1] * servers
+    assert ("servers" in options.why(), flag in options.why()) == (servers == 2, servers == 1)
+    ports = [own.arguments()[-2:] for own in each if own.port]
+    assert ports == [["--port", "8000"], ["--port", "8001"]] * (servers == 2)
+
+
+def test_more_copies_than_gpus_do_not_fit() -> None:
+    question = Question(decoder(LARGE), boxes("a", "a"), costs=roofline, target="vllm", copies=3)
+    with pytest.raises(InfeasibleError):
+        PLANNERS["vllm"].plan(question)
+
+
+def test_servers_have_a_line_each(tmp_path: Path) -> None:
+    options = VllmOptions((4,), (0, 1), 0.9, 64, data=2, mixture=True)
+    export_vllm(options, tmp_path / "serve")
+    lines = (tmp_path / "serve/environment.txt").read_text().splitlines()
+    assert [line.rpartition("=")[2] for line in lines] == ["0", "1"]
+    arguments = (tmp_path / "serve/arguments.txt").read_text().splitlines()
+    assert [line.split()[-1] for line in arguments] == ["8000", "8001"]
+    told = json.loads((tmp_path / "serve/vllm.json").read_text())
+    assert [own["environment"]["CUDA_VISIBLE_DEVICES"] for own in told["servers"]] == ["0", "1"]
 
 
 def exported(result: Result):

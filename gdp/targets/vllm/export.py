@@ -4,7 +4,10 @@ vLLM cuts a decoder's row of layers into one stretch a stage (`get_pp_indices` o
 `vllm/distributed/utils.py`): `VLLM_PP_LAYER_PARTITION` says how many layers each has. GPUs are
 taken in the order of `CUDA_VISIBLE_DEVICES`: those that divide a stage follow each other, then the
 stages of a copy, then the copies (`initialize_model_parallel` of
-`vllm/distributed/parallel_state.py`). The first stage holds what comes before the layers, the last
+`vllm/distributed/parallel_state.py`). Copies within one server (`--data-parallel-size`) are apart
+for dense models alone: those of a mixture divide its experts among all of their GPUs and go
+through them in step (vLLM's page on data parallel deployment), so that copies with experts of
+their own are servers of their own. The first stage holds what comes before the layers, the last
 what comes behind them. One share of memory holds for all GPUs (vllm-project/vllm#49816), and the
 rank with the fewest blocks of cache decides for all (vllm-project/vllm#6115).
 """
@@ -12,7 +15,7 @@ rank with the fewest blocks of cache decides for all (vllm-project/vllm#6115).
 import math
 import re
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import NamedTuple
@@ -21,6 +24,7 @@ import numpy as np
 from jaxtyping import Int
 
 from gdp.cluster.types import UNLIMITED_BYTES, Cluster
+from gdp.costs.measured.graph import EXPERTS
 from gdp.costs.offload import is_offload
 from gdp.errors import PlacementError
 from gdp.files.writing import OWN_FILES_ONLY, OverwritePolicy, indented_json, new_contents
@@ -38,6 +42,8 @@ UNTRIED = "vLLM was not run with this: the form is that of its source and docume
 QUANTIZED_WHEN_LOADED = {"fp8": "fp8", "nf4": "bitsandbytes", "nf4-double": "bitsandbytes"}
 """Value of `--quantization` for schemes of `--quantize` that vLLM applies to weights of 16 bits; of
 the others it reads checkpoints that are stored so."""
+FIRST_PORT = 8000
+"""Of several servers on one machine; the further ones take those that follow."""
 _LAYER = re.compile(r"^(.*?)\.(\d+)(?=\.|$)")
 """List of layers and number of the layer, of a module path."""
 _SMALL = 0.01
@@ -81,6 +87,21 @@ class VllmOptions:
     tensor: int = 1  # GPUs that divide each stage
     data: int = 1  # copies of the model
     experts: bool = False  # whole experts on each GPU
+    mixture: bool = False  # the model has experts, which copies in one server would share
+    port: int = 0  # of the server; 0: vLLM's own
+
+    @property
+    def servers(self) -> "tuple[VllmOptions, ...]":
+        """The options of each server: one, or of a mixture one for each copy."""
+        if self.data < 2 or not self.mixture:
+            return (self,)
+        size = len(self.gpus) // self.data
+        return tuple(
+            replace(
+                self, gpus=self.gpus[k * size : (k + 1) * size], data=1, port=FIRST_PORT + k
+            )
+            for k in range(self.data)
+        )  # fmt: skip
 
     def environment(self) -> dict[str, str]:
         """Variables by name."""
@@ -103,6 +124,7 @@ class VllmOptions:
             "--max-model-len", str(self.max_model_len),
             *(["--max-num-batched-tokens", str(self.at_once)] if self.at_once else []),
             *(["--quantization", method] if method else []),
+            *(["--port", str(self.port)] if self.port else []),
         ]  # fmt: skip
 
     def why(self) -> dict[str, str]:
@@ -139,7 +161,12 @@ class VllmOptions:
             )
         if self.experts:
             reasons["--enable-expert-parallel"] = "each of these has whole experts"
-        if self.data > 1:
+        if len(self.servers) > 1:
+            reasons["servers"] = (
+                "copies of the model, which take requests in turn: a server each behind a "
+                "balancer, as those of one server (--data-parallel-size) would share their experts"
+            )
+        elif self.data > 1:
             reasons["--data-parallel-size"] = "copies of the model, which take requests in turn"
         return {k: v for k, v in reasons.items() if not k.isupper() or k in self.environment()}
 
@@ -229,6 +256,7 @@ def vllm_options(
     return VllmOptions(
         partition, tuple(int(numbers[d] or 0) for d in used), share, int(most), quantize, at_once,
         tensor, data, any(split.experts for split in placement.splits),
+        not EXPERTS.isdisjoint(graph.op_types),
     )  # fmt: skip
 
 
@@ -325,15 +353,18 @@ def export_vllm(
     options: VllmOptions, output: Path, overwrite: OverwritePolicy = OWN_FILES_ONLY
 ) -> list[Path]:
     """Write `vllm.json`, which says why each option is there, and environment and arguments as one
-    line each for a shell."""
-    environment: Mapping[str, str] = options.environment()
-    document = {
-        "options": options, "environment": environment, "arguments": options.arguments(),
-        "why": options.why(),
-    }  # fmt: skip
+    line each for a shell; where copies are servers of their own, one line for each of them."""
+    servers = [
+        {"environment": own.environment(), "arguments": own.arguments()} for own in options.servers
+    ]
+    document = {"options": options, **servers[0], "why": options.why()}
+    document |= {"servers": servers} if len(servers) > 1 else {}
     lines = {
-        "environment.txt": " ".join(f"{name}={value}" for name, value in environment.items()),
-        "arguments.txt": shlex.join(options.arguments()),
+        "environment.txt": "\n".join(
+            " ".join(f"{name}={value}" for name, value in own.environment().items())
+            for own in options.servers
+        ),
+        "arguments.txt": "\n".join(shlex.join(own.arguments()) for own in options.servers),
     }
     with new_contents(output, "export to vllm", overwrite) as folder:
         (folder / "vllm.json").write_bytes(indented_json(document) + b"\n")

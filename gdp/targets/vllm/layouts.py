@@ -102,14 +102,19 @@ def why_undivided(graph: OpGraph) -> str:
 
 def simulated(question: Question, found: Sequence[LayoutEstimate]) -> list[Simulated]:
     """Scores of the best layouts by their estimates, as many as it takes until `SIMULATED` of them
-    fit, and of the best one with neither splits nor copies."""
-    plain = [one for one in found if one.degrees.tensor == one.degrees.data == 1][:1]
+    fit, and of the best one without splits, nor copies but those that are asked for."""
+    plain = [one for one in found if _is_plain(one.degrees, question)][:1]
     tried: list[Simulated] = []
     for estimate in found:
         enough = sum(one.score.feasible for one in tried) >= SIMULATED
         if not enough or estimate in plain:
             tried += _first_fitting(question, estimate)
     return tried
+
+
+def _is_plain(degrees: Degrees, question: Question) -> bool:
+    """True where each layer is whole on one GPU of each copy that is asked for."""
+    return degrees.tensor == 1 and degrees.data == max(1, question.copies)
 
 
 def _first_fitting(question: Question, estimate: LayoutEstimate) -> list[Simulated]:
@@ -129,13 +134,14 @@ def _first_fitting(question: Question, estimate: LayoutEstimate) -> list[Simulat
     return last
 
 
-def told_layout(best: Simulated, fitting: Sequence[Simulated]) -> str:
+def told_layout(question: Question, best: Simulated, fitting: Sequence[Simulated]) -> str:
     """A layout in words, beside the best one of whole layers on one GPU each."""
-    plain = [one for one in fitting if one.degrees.tensor == one.degrees.data == 1]
+    plain = [one for one in fitting if _is_plain(one.degrees, question)]
     if not plain:
         told = f"{best.degrees}: layers on one GPU each do not fit"
     elif plain[0] is best:
-        return "no layout that divides layers or copies the model is faster"
+        more = "" if question.copies else " or copies the model"
+        return f"no layout that divides layers{more} is faster"
     else:
         gain = plain[0].score.value_s / best.score.value_s
         told = f"{best.degrees}: {gain:.2f} times as fast as whole layers ({plain[0].degrees})"
@@ -192,13 +198,12 @@ def _of_groups(
         parts = divided(question.graph, cluster, splits)
     blocks = module_blocks(question, block, parts, [group[0] for group in groups])
     pipelined = find_objective(question.objective).pipelined
-    copied = pipelined and question.constraints.replicas
     kinds: dict[tuple[tuple[str, int], ...], list[int]] = {}
     for group in groups:
         like = tuple((cluster.devices[d].kind, cluster.devices[d].memory_bytes) for d in group)
         kinds.setdefault(like, []).append(group[0])
     join = np.maximum if pipelined else np.add
-    for copies in range(1, len(groups) + 1 if copied else 2):
+    for copies in _copies(question, len(groups)):
         each = [(leads, len(leads) // copies) for leads in kinds.values()]
         twins = {
             lead: tuple(leads[i + k * count] for k in range(1, copies))
@@ -209,7 +214,15 @@ def _of_groups(
         value_s, row = own.best_of_orders(0.0, join) if twins else (np.inf, [])
         if row:
             degrees = Degrees(size, len(row), copies, experts)
-            yield LayoutEstimate(degrees, value_s / copies, own, twins)
+            yield LayoutEstimate(degrees, value_s / (copies if pipelined else 1), own, twins)
+
+
+def _copies(question: Question, groups: int) -> Sequence[int]:
+    """Numbers of copies to look at: that which is asked for, else for throughput all."""
+    if question.copies:
+        return range(question.copies, min(question.copies, groups) + 1)
+    copied = find_objective(question.objective).pipelined and question.constraints.replicas
+    return range(1, groups + 1 if copied else 2)
 
 
 def least_s(question: Question, every_device: bool = False) -> float:

@@ -86,7 +86,9 @@ def plan_vllm(question: Question) -> Result:
     result = solve.evaluate(question, best.placement, bound)
     if not several:
         return replace(result, method="vllm")
-    told = f"layers stay whole on one GPU each: {why}" if why else told_layout(best, fitting)
+    told = (
+        f"layers stay whole on one GPU each: {why}" if why else told_layout(question, best, fitting)
+    )
     return replace(
         result, method="vllm", notes=(*result.notes, told),
         candidates=tuple(one.candidate() for one in tried),

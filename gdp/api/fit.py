@@ -6,7 +6,7 @@ import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 from jaxtyping import Bool, Float
@@ -388,6 +388,12 @@ class FitRow:
     costs: str = ""  # where the seconds come from, and how far off they may be
     layout: str = ""  # of a plan that divides ops, such as "tensor 4"
 
+    @property
+    def label(self) -> str:
+        """Machine, request and scheme in words."""
+        scheme = f", {self.quantize}" if self.quantize else ""
+        return f"{self.cluster}, {self.prompt}+{self.new} tokens, batch {self.batch}{scheme}"
+
     def to_json(self) -> dict[str, Any]:
         """Plain data with the field names of the command line's `--json`."""
         return asdict(self)
@@ -486,7 +492,7 @@ def _told(row: FitRow, result: Result) -> FitRow:
         request_s=answer.request_s, fullest=max(full), limit=answer.limits[1],
         context=answer.context, longest_context=answer.longest_context,
         gap=_gap(result, value_s),
-        layout=_layout(result.placement, answer.stages),
+        layout=layout_of(result.placement, answer.stages),
     )  # fmt: skip
 
 
@@ -497,7 +503,7 @@ def _gap(result: Result, value_s: float) -> float | None:
     return max(0.0, 1.0 - result.bound_s / value_s) if value_s else 0.0
 
 
-def _layout(placement: Placement, stages: int) -> str:
+def layout_of(placement: Placement, stages: int) -> str:
     """Sizes of a plan whose ops devices compute together; "" for others."""
     if not placement.splits:
         return ""
@@ -522,16 +528,27 @@ def _carried(plan: Placement, graph: OpGraph, machine: Cluster) -> Placement | N
     return None if check(placement, graph, machine) else placement
 
 
-def fit_picture(rows: Sequence[FitRow]) -> str:
+@runtime_checkable
+class Bar(Protocol):
+    """A row that has a bar in the picture."""
+
+    @property
+    def label(self) -> str:
+        """Machine and request in words."""
+        ...
+
+    @property
+    def tokens_per_s(self) -> float | None:
+        """Length of the bar; None where the request does not fit."""
+        ...
+
+
+def fit_picture(rows: Sequence[Bar]) -> str:
     """An SVG of tokens per second: a bar for every row, a cross where it does not fit."""
     from html import escape
 
     most = max((row.tokens_per_s or 0.0 for row in rows), default=0.0) or 1.0
-    labels = [
-        f"{row.cluster}, {row.prompt}+{row.new} tokens, batch {row.batch}"
-        + (f", {row.quantize}" if row.quantize else "")
-        for row in rows
-    ]
+    labels = [row.label for row in rows]
     height, bars = 26, 310
     left = 16 + 7 * max(map(len, labels), default=0)  # of letters 12 pixels high
     width = left + bars + 110

@@ -4,7 +4,7 @@ from typing import NoReturn
 
 import click
 
-from gdp.cli import costs, inform, learn, place, run
+from gdp.cli import costs, fit, inform, learn, place, run
 from gdp.cli.program import Verbs, prepare_process, verbose_option
 from gdp.cli.program import run as run_program
 from gdp.terminal import log_to_stderr
@@ -49,7 +49,7 @@ def cli() -> None:
 
 cli.params.append(verbose_option())
 for verb in (
-    place.place, place.fit, place.compare, place.simulate, place.report, inform.explain, run.run,
+    place.place, fit.fit, place.compare, place.simulate, place.report, inform.explain, run.run,
     run.tune, run.export, inform.inspect, inform.devices, costs.profile, costs.calibrate,
     learn.corpus, learn.pretrain, learn.finetune, inform.doctor,
 ):  # fmt: skip

@@ -3,7 +3,7 @@
 import contextlib
 import functools
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -12,7 +12,7 @@ import click
 from click.core import ParameterSource
 
 from gdp.cli.show import AS_JSON
-from gdp.errors import ArgumentError, GdpError
+from gdp.errors import ArgumentError, ClusterError, GdpError
 from gdp.files.writing import (
     OverwritePolicy,
     TargetError,
@@ -287,16 +287,7 @@ class ClusterOptions:
         return self._limited(Cluster.load(self.cluster))
 
     def _limited(self, cluster: "Cluster") -> "Cluster":
-        from gdp.cluster.file import parse_max_memory, with_max_memory
-        from gdp.cluster.reserve import parse_reserve, with_reserve
-
-        if self.reserve:
-            with prefix_errors("--reserve"):
-                cluster = with_reserve(cluster, parse_reserve(",".join(self.reserve)))
-        if not self.max_memory:
-            return cluster
-        with prefix_errors("--max-memory"):
-            return with_max_memory(cluster, parse_max_memory(",".join(self.max_memory)))
+        return limited([cluster], self.max_memory, self.reserve)[0]
 
     def of(self, placed: "Placement | DeviceMap") -> "Cluster":
         """The cluster that a placement was made for, this machine where it does not say, under its
@@ -311,6 +302,38 @@ class ClusterOptions:
         if self.cluster is not None:
             question.require_cluster(Cluster.load(self.cluster))
         return self._limited(machine)
+
+
+def limited(
+    clusters: "Iterable[Cluster]", max_memory: Sequence[str], reserve: Sequence[str]
+) -> "list[Cluster]":
+    """Clusters under the values of `--max-memory` and `--reserve`, each under those of the devices
+    that it has; raises `ClusterError` where none has a device that is named."""
+    from gdp.cluster.file import parse_max_memory, with_max_memory
+    from gdp.cluster.reserve import parse_reserve, with_reserve
+
+    clusters = list(clusters)
+    for flag, texts, parse, limit in (
+        ("--reserve", reserve, parse_reserve, with_reserve),
+        ("--max-memory", max_memory, parse_max_memory, with_max_memory),
+    ):
+        with prefix_errors(flag):
+            sizes = parse(",".join(texts)) if texts else {}
+            own = [{key: sizes[key] for key in sizes if _has(c, key)} for c in clusters]
+            if unknown := {key: sizes[key] for key in sizes if not any(key in o for o in own)}:
+                limit(clusters[0], unknown)  # raises
+            clusters = [limit(c, mine) for c, mine in zip(clusters, own, strict=True)]
+    return clusters
+
+
+def _has(cluster: "Cluster", key: str) -> bool:
+    """True where a cluster has the device that a key of a limit means."""
+    from gdp.cluster.types import devices_of_key
+
+    try:
+        return bool(devices_of_key(cluster, key, ""))
+    except ClusterError:
+        return False
 
 
 @dataclass(frozen=True)
@@ -483,6 +506,8 @@ def alone(kind: type, name: str) -> Decorator:
 dims, costs, seed = (
     alone(ModelOptions, "dims"), alone(TrainedFiles, "costs"), alone(SearchOptions, "seed"),
 )  # fmt: skip
+max_memory, reserve = alone(ClusterOptions, "max_memory"), alone(ClusterOptions, "reserve")
+"""Of a command that takes several clusters: what `limited` takes."""
 
 
 class ObjectiveChoice(click.Choice):

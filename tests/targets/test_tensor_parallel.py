@@ -271,7 +271,7 @@ def test_a_model_too_large_for_each_device_is_divided() -> None:
 
 def test_a_row_of_fit_says_the_shares_and_no_gap_without_a_bound(tmp_path: Path) -> None:
     from gdp.api.fit import fit
-    from gdp.cli.place import fit_text
+    from gdp.cli.fit import fit_text
 
     spec = written(TEN_HEADS | {"hidden_size": 320, "head_dim": 32}, tmp_path).partition("?")[0]
     (row,) = fit(spec, [cores(2.3)], prompts=(64,), new=2, target="tensor-parallel", costs=roofline)

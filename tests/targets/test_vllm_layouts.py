@@ -11,7 +11,7 @@ import pytest
 import gdp
 from gdp import solve
 from gdp.api.fit import FitRow, _told, generation_answer
-from gdp.cli.place import fit_text
+from gdp.cli.fit import fit_text
 from gdp.cluster.types import Cluster, Device, make_cluster
 from gdp.constraints import Pin
 from gdp.costs.base import roofline

@@ -1,0 +1,111 @@
+"""The call `fit_traffic`: which machines and schemes serve some traffic, and how fast."""
+
+import itertools
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from gdp.api.fit import layout_of
+from gdp.api.place import ask, quantisation_note
+from gdp.api.traffic import ServedPlan, served_plan
+from gdp.cluster.file import Machine, load_cluster
+from gdp.constraints import Constraints
+from gdp.costs.base import CostModel
+from gdp.errors import InfeasibleError
+from gdp.methods.base import Search
+from gdp.models import Generation, with_options
+from gdp.question import Question
+from gdp.sim.traffic import Spread, Traffic, parse_traffic
+
+
+@dataclass(frozen=True)
+class TrafficRow:
+    """Traffic on one machine; times are seconds, None where not even one request fits."""
+
+    cluster: str
+    quantize: str = ""  # scheme that was tried; "" for that of the configuration
+    fits: bool = False
+    tokens_per_s: float | None = None  # written for all requests
+    first_token: Spread | None = None
+    token: Spread | None = None
+    running: float | None = None  # requests at once, in the mean
+    room: int | None = None  # requests that memory has room for; None: no limit
+    layout: str = ""  # of a plan that divides ops, such as "tensor 4"
+    limit: str = ""  # what limits decode, or what does not fit
+    note: str = ""  # what a scheme leaves of the weights as they are
+    costs: str = ""  # where the seconds come from, and how far off they may be
+
+    @property
+    def label(self) -> str:
+        """Machine and scheme in words."""
+        return f"{self.cluster}, {self.quantize}" if self.quantize else self.cluster
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain data with the field names of the command line's `--json`."""
+        return asdict(self)
+
+
+def fit_traffic(
+    model: str | Path,
+    clusters: Sequence[Machine],
+    traffic: Traffic | str,
+    *,
+    quantize: Sequence[str] = ("",),
+    costs: CostModel | str | Path | None = None,
+    search: Search | None = None,
+    constraints: Constraints | None = None,
+    progress: Callable[[str, float], None] | None = None,
+) -> list[TrafficRow]:
+    """Rows of a plan for vLLM on every machine and scheme, under the same traffic.
+
+    Args:
+        model: A configuration of transformers, with or without "hf:".
+        clusters: Presets, files or clusters.
+        traffic: As `gdp.serve` takes it.
+        quantize: Schemes that weights are stored in, such as "fp8"; "none" for none, "" for that of
+            the configuration.
+        costs: As `gdp.place` takes them.
+        search: As `gdp.place` takes it.
+        constraints: As `gdp.place` takes them.
+        progress: Called with the row that begins and the share of the rows that are done.
+
+    Raises:
+        ModelError, ClusterError: A file cannot be read, or a scheme is unknown.
+        ArgumentError: The traffic has another form.
+    """
+    traffic = parse_traffic(traffic) if isinstance(traffic, str) else traffic
+    machines, rows = [load_cluster(cluster) for cluster in clusters], list[TrafficRow]()
+    asked = list(itertools.product(machines, quantize))
+    for i, (machine, scheme) in enumerate(asked):
+        if progress is not None:
+            progress(TrafficRow(machine.name, scheme).label, i / len(asked))
+        spec = with_options(os.fspath(model), quantize=scheme) if scheme else model
+
+        def question_of(request: Generation, machine: Machine = machine) -> Question:
+            return ask(
+                request, machine, target="vllm", costs=costs, search=search,
+                constraints=constraints,
+            )  # fmt: skip
+
+        row = TrafficRow(machine.name, scheme)
+        try:
+            plan = served_plan(question_of, spec, traffic)
+        except InfeasibleError as error:
+            rows.append(replace(row, limit=str(error)))
+            continue
+        rows.append(_told(row, plan, Generation(spec, traffic.prompt, traffic.new)))
+    return rows
+
+
+def _told(row: TrafficRow, plan: ServedPlan, request: Generation) -> TrafficRow:
+    """The row with its plan."""
+    served, result = plan.served, plan.result
+    return replace(
+        row, fits=True, tokens_per_s=served.tokens_per_s, first_token=served.first_token,
+        token=served.token, running=served.running, room=plan.room,
+        layout=layout_of(result.placement, plan.generation.stages),
+        limit=plan.generation.limits[1], costs=result.costs,
+        note=quantisation_note(request, result.question.graph),
+    )  # fmt: skip

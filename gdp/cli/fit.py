@@ -1,0 +1,191 @@
+"""`gdp fit`: requests, or traffic, on several machines and in several schemes."""
+
+import functools
+from typing import TYPE_CHECKING
+
+import click
+from click.core import ParameterSource
+
+from gdp.cli import options
+from gdp.cli.show import show, stages
+from gdp.targets.table import PLANNERS
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from gdp.api.fit import FitRow
+    from gdp.api.fit_traffic import TrafficRow
+    from gdp.sim.traffic import Spread
+
+
+_NOT_OF_TRAFFIC = {
+    "prompts": "--prompt", "batches": "--batch", "new": "--new", "context": "--context",
+}  # fmt: skip
+
+
+def _sizes(context: click.Context, parameter: click.Parameter, value: str) -> tuple[int, ...]:
+    from gdp.units import whole_number
+
+    sizes = [whole_number(part.strip()) for part in value.split(",")]
+    if None in sizes:
+        raise click.BadParameter(f"{value!r} must be whole numbers such as 2048,8192")
+    return tuple(dict.fromkeys(size for size in sizes if size is not None))
+
+
+def _schemes(context: click.Context, parameter: click.Parameter, value: str) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(part.strip() for part in value.split(",")))
+
+
+@click.command()
+@click.argument("model", metavar="MODEL")
+@click.option(
+    "--cluster", "--clusters", "clusters", multiple=True, required=True, metavar="A,B",
+    help="Presets or TOML files to compare; may be repeated.",
+)  # fmt: skip
+@click.option(
+    "--prompt", "prompts", default="2048,8192", show_default=True, callback=_sizes,
+    help="Tokens that are read.",
+)  # fmt: skip
+@click.option(
+    "--batch", "batches", default="1", show_default=True, callback=_sizes,
+    help="Sequences side by side.",
+)  # fmt: skip
+@click.option(
+    "--quantize", default="", callback=_schemes, metavar="A,B",
+    help="Schemes that weights are stored in, such as none,int8,nf4.",
+)  # fmt: skip
+@click.option(
+    "--new", type=click.IntRange(1, 2**31 - 1), default=256, show_default=True,
+    help="Tokens that are written.",
+)  # fmt: skip
+@options.context
+@click.option(
+    "--for", "target", type=click.Choice(tuple(PLANNERS)), help="Rows that this runtime can follow."
+)
+@options.traffic
+@options.max_memory
+@options.reserve
+@click.option("--seconds", type=float, default=1.0, show_default=True, help="Search of each row.")
+@options.seed
+@options.costs
+@options.outputs(picture=options.written("--picture", metavar="P.svg", help="Write bars (SVG)."))
+@options.as_json
+def fit(
+    model: str, clusters: tuple[str, ...], prompts: tuple[int, ...], batches: tuple[int, ...],
+    quantize: tuple[str, ...], new: int, context: str | None, target: str | None,
+    traffic: str | None, max_memory: tuple[str, ...], reserve: tuple[str, ...], seconds: float,
+    seed: int, costs: str | None, outputs: options.Outputs,
+) -> None:  # fmt: skip
+    """Compare contexts, batches, schemes and machines: if they fit, and how fast they are.
+
+    MODEL is a configuration of transformers (hf:CONFIG) or a .gguf file. Every row is a placement
+    of one request: the prompt is read, then tokens are written; with --traffic, a plan for vLLM of
+    requests that share the engine.
+    """
+    from gdp.api.fit import fit as fit_rows
+    from gdp.api.fit import fit_picture
+    from gdp.api.fit_traffic import fit_traffic
+    from gdp.cluster.types import Cluster
+    from gdp.files.writing import write_atomic
+    from gdp.methods.base import Search
+    from gdp.models import HF_PREFIX, LONGEST, is_gguf
+    from gdp.terminal import listening
+
+    if not (model.startswith(HF_PREFIX) or is_gguf(model)):
+        raise click.UsageError(f"gdp fit takes hf:CONFIG and .gguf models, not {model!r}")
+    if traffic is not None:
+        _require_traffic(model, target)
+    names = [name for given in clusters for name in given.split(",")]
+    outputs.require(model, costs, *(name for name in names if name.endswith(".toml")))
+    machines = options.limited(map(Cluster.load, names), max_memory, reserve)
+    with stages() as say, listening(say):
+        if traffic is not None:
+            rows = fit_traffic(
+                model, machines, options.parsed_traffic(traffic), quantize=quantize, costs=costs,
+                progress=say,
+            )  # fmt: skip
+            text = functools.partial(traffic_text, rows)
+        else:
+            rows = fit_rows(
+                model, machines, prompts=prompts, batches=batches, quantize=quantize, new=new,
+                context=context if context in (None, LONGEST) else int(context), target=target,
+                costs=costs, search=Search(seed, seconds), progress=say,
+            )  # fmt: skip
+            text = functools.partial(fit_text, rows)
+    if path := outputs.paths.get("picture"):
+        write_atomic(path, fit_picture(rows).encode())
+    show({"model": model, "rows": [row.to_json() for row in rows]}, text)
+
+
+def _require_traffic(model: str, target: str | None) -> None:
+    """Refuse what `--traffic` does not go with."""
+    from gdp.models import HF_PREFIX
+
+    if target != "vllm" or not model.startswith(HF_PREFIX):
+        raise click.UsageError("--traffic is for hf: models --for vllm")
+    context = click.get_current_context()
+    for name, flag in _NOT_OF_TRAFFIC.items():
+        if context.get_parameter_source(name) is ParameterSource.COMMANDLINE:
+            raise click.UsageError(f"--traffic says all tokens and requests: leave out {flag}")
+
+
+def fit_text(rows: "Sequence[FitRow]") -> str:
+    """Text of `gdp fit`."""
+    from gdp.cli.text import shown, table
+    from gdp.units import format_seconds
+
+    body, tried, divides = [], any(row.quantize for row in rows), any(row.layout for row in rows)
+    for row in rows:
+        start = [row.cluster, f"{row.prompt}+{row.new}", str(row.batch)]
+        start += [row.quantize or "-"] if tried else []
+        if not row.fits or row.first_token_s is None or row.request_s is None:
+            body.append([*start, "no", *["-"] * (6 + divides)])
+            continue
+        body.append(
+            [
+                *start, "yes", f"{row.tokens_per_s:.1f}", format_seconds(row.first_token_s),
+                format_seconds(row.request_s), "-" if row.gap is None else f"{row.gap:.0%}",
+                f"{row.fullest or 0:.0%}",
+                "-" if row.longest_context is None else str(row.longest_context),
+                *([row.layout or "-"] if divides else []),
+            ]
+        )  # fmt: skip
+    header = ["machine", "tokens", "batch", *["quantised"] * tried, "fits", "tokens/s"]
+    header += ["first token", "request", "gap", "fullest", "longest context", *["layout"] * divides]
+    return shown([table(header, body), "", *_remarks(rows)])
+
+
+def traffic_text(rows: "Sequence[TrafficRow]") -> str:
+    """Text of `gdp fit --traffic`."""
+    from gdp.cli.text import shown, table
+    from gdp.units import format_seconds
+
+    def times(spread: "Spread | None") -> list[str]:
+        if spread is None:
+            return ["-", "-"]
+        return [format_seconds(spread.mean_s), format_seconds(spread.p95_s)]
+
+    tried, body = any(row.quantize for row in rows), []
+    for row in rows:
+        start = [row.cluster, *[row.quantize or "-"] * tried, "yes" if row.fits else "no"]
+        if row.tokens_per_s is None:
+            body.append([*start, *["-"] * 8])
+            continue
+        room = "no limit" if row.room is None else str(row.room)
+        body.append(
+            [
+                *start, f"{row.tokens_per_s:.1f}", *times(row.first_token), *times(row.token),
+                f"{row.running or 0:.1f}", room, row.layout or "whole layers",
+            ]
+        )  # fmt: skip
+    header = ["machine", *["quantised"] * tried, "fits", "tokens/s", "first token", "95%"]
+    header += ["a token", "95%", "at once", "room", "layout"]
+    return shown([table(header, body), "", *_remarks(rows)])
+
+
+def _remarks(rows: "Sequence[FitRow | TrafficRow]") -> list[str]:
+    """What limits each row or does not fit, notes on schemes, and where seconds come from."""
+    reasons = dict.fromkeys(f"{row.label}: {row.limit}" for row in rows if row.limit)
+    notes = dict.fromkeys(f"note: {row.quantize}: {row.note}" for row in rows if row.note)
+    costs = dict.fromkeys(f"costs of {row.cluster}: {row.costs}" for row in rows if row.costs)
+    return [*reasons, *notes, *costs]

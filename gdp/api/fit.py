@@ -529,7 +529,7 @@ def _carried(plan: Placement, graph: OpGraph, machine: Cluster) -> Placement | N
 
 
 @runtime_checkable
-class Bar(Protocol):
+class HasBar(Protocol):
     """A row that has a bar in the picture."""
 
     @property
@@ -543,7 +543,7 @@ class Bar(Protocol):
         ...
 
 
-def fit_picture(rows: Sequence[Bar]) -> str:
+def fit_picture(rows: Sequence[HasBar]) -> str:
     """An SVG of tokens per second: a bar for every row, a cross where it does not fit."""
     from html import escape
 

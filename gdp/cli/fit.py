@@ -184,7 +184,7 @@ def traffic_text(rows: "Sequence[TrafficRow]") -> str:
 
 
 def _remarks(rows: "Sequence[FitRow | TrafficRow]") -> list[str]:
-    """What limits each row or does not fit, notes on schemes, and where seconds come from."""
+    """Lines below a table: limits of each row, notes on schemes, sources of seconds."""
     reasons = dict.fromkeys(f"{row.label}: {row.limit}" for row in rows if row.limit)
     notes = dict.fromkeys(f"note: {row.quantize}: {row.note}" for row in rows if row.note)
     costs = dict.fromkeys(f"costs of {row.cluster}: {row.costs}" for row in rows if row.costs)

@@ -492,7 +492,7 @@ def _told(row: FitRow, result: Result) -> FitRow:
         request_s=answer.request_s, fullest=max(full), limit=answer.limits[1],
         context=answer.context, longest_context=answer.longest_context,
         gap=_gap(result, value_s),
-        layout=layout_of(result.placement, answer.stages),
+        layout=_layout(result.placement, answer.stages),
     )  # fmt: skip
 
 
@@ -503,7 +503,7 @@ def _gap(result: Result, value_s: float) -> float | None:
     return max(0.0, 1.0 - result.bound_s / value_s) if value_s else 0.0
 
 
-def layout_of(placement: Placement, stages: int) -> str:
+def _layout(placement: Placement, stages: int) -> str:
     """Sizes of a plan whose ops devices compute together; "" for others."""
     if not placement.splits:
         return ""

@@ -7,7 +7,6 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from gdp.api.fit import layout_of
 from gdp.api.place import ask, quantisation_note
 from gdp.api.traffic import ServedPlan, served_plan
 from gdp.cluster.file import Machine, load_cluster
@@ -32,7 +31,7 @@ class TrafficRow:
     token: Spread | None = None
     running: float | None = None  # requests at once, in the mean
     room: int | None = None  # requests that memory has room for; None: no limit
-    layout: str = ""  # of a plan that divides ops, such as "tensor 4"
+    layout: str = ""  # such as "tensor 2 x data 2"
     limit: str = ""  # what limits decode, or what does not fit
     note: str = ""  # what a scheme leaves of the weights as they are
     costs: str = ""  # where the seconds come from, and how far off they may be
@@ -105,7 +104,7 @@ def _told(row: TrafficRow, plan: ServedPlan, request: Generation) -> TrafficRow:
     return replace(
         row, fits=True, tokens_per_s=served.tokens_per_s, first_token=served.first_token,
         token=served.token, running=served.running, room=plan.room,
-        layout=layout_of(result.placement, plan.generation.stages),
+        layout=plan.layout,
         limit=plan.generation.limits[1], costs=result.costs,
         note=quantisation_note(request, result.question.graph),
     )  # fmt: skip

@@ -175,7 +175,7 @@ def traffic_text(rows: "Sequence[TrafficRow]") -> str:
         body.append(
             [
                 *start, f"{row.tokens_per_s:.1f}", *times(row.first_token), *times(row.token),
-                f"{row.running or 0:.1f}", room, row.layout or "whole layers",
+                f"{row.running or 0:.1f}", room, row.layout,
             ]
         )  # fmt: skip
     header = ["machine", *["quantised"] * tried, "fits", "tokens/s", "first token", "95%"]

@@ -10,22 +10,31 @@ import logging
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
-from jaxtyping import Int
+from jaxtyping import Float, Int
 
 from gdp import solve
 from gdp.cluster.types import Cluster
-from gdp.constraints import Pin, streamed_bytes
+from gdp.constraints import Pin, streamed_bytes, together_ids
 from gdp.costs.default import resolve_costs
-from gdp.costs.offload import Streamed, is_offload, main_device, resident, with_offload
+from gdp.costs.offload import (
+    KINDS,
+    Streamed,
+    is_offload,
+    main_device,
+    resident,
+    weight_way_s,
+    with_offload,
+)
 from gdp.errors import ArgumentError, InfeasibleError, PlacementError
+from gdp.graph.groups import merge_ids, sum_per_group
 from gdp.graph.op_graph import OpGraph
 from gdp.methods.shares import RESIDENT_SHARE
 from gdp.placement import Placement, make_placement
 from gdp.question import Question
-from gdp.result import Result
+from gdp.result import Result, with_bound
 from gdp.sim.objectives import find_objective
 from gdp.targets.modules import torch_model, torch_module, with_whole_modules
 from gdp.targets.peers import Peer, beside, broken_constraint
@@ -38,7 +47,8 @@ OFFLOADS = ("cpu", "disk", "none")
 
 def plan_accelerate(question: Question) -> Result:
     """The best legal map: on the accelerators alone where the model fits, otherwise with weights
-    that rest in host memory, or there and on disk.
+    that rest in host memory, or there and on disk. Where streaming a module is quicker than one of
+    the cards, both are searched, so that no further card makes an answer worse.
 
     The map that accelerate makes by itself, of a PyTorch module, is among the candidates.
 
@@ -48,22 +58,44 @@ def plan_accelerate(question: Question) -> Result:
     if question.offload not in (None, *OFFLOADS):
         raise ArgumentError(f"no offload {question.offload!r}; there are {', '.join(OFFLOADS)}")
     question = with_whole_modules(question)
-    graph = question.graph
-    peer = accelerate_peer(torch_module(question.model), graph, question.cluster)
+    peer = accelerate_peer(torch_module(question.model), question.graph, question.cluster)
     # One clock for all searches of the answer; building the module is none of them.
     search = replace(question.search, clock=question.search.budget())
     question = replace(question, search=search)
-    may_offload = question.offload != "none" and main_device(question.cluster) is not None
+    if question.offload == "none" or main_device(question.cluster) is None:
+        return _without_offload(question, peer, 1.0)
+    cluster, main = resident(question.cluster), main_device(question.cluster) or 0
+    modules = _modules_on(question)
+    may_stream = modules is not None and bool(modules.excess_s.max() > 0)
+    needed = cluster.devices[main].memory_bytes if may_stream else _resident_bytes(cluster)
+    # One budget for both searches: a model that hardly fits keeps half of it for offloading.
+    hardly = _hardly_fits(question.graph, needed)
     try:
-        return _without_offload(question, peer, may_offload)
+        result = _without_offload(question, peer, RESIDENT_SHARE if hardly else 1.0)
     except InfeasibleError:
-        if not may_offload:
-            raise
+        return _with_offload(question, peer)
+    if modules is None or modules.excess_of(result.placement) <= 0:
+        return result
+    try:
+        return _faster(result, _with_offload(question, peer))
+    except InfeasibleError:
+        return result
+
+
+def _without_offload(question: Question, peer: Peer, share: float) -> Result:
+    """The best map on the accelerators alone, by a share of the clock; `InfeasibleError` where none
+    is found."""
+    question = _with_pins_of_root(replace(question, cluster=resident(question.cluster)))
+    return evened(beside(_searched(question, share), peer), _even_maps(question))
+
+
+def _with_offload(question: Question, peer: Peer) -> Result:
+    """The best map with weights at rest, by the rest of the clock."""
     # The main device keeps memory free for weights that stream.
-    reserved = streamed_bytes(graph, question.constraints)
-    base, _ = resolve_costs(question.costs, resident(question.cluster), graph)
+    reserved = streamed_bytes(question.graph, question.constraints)
+    base, _ = resolve_costs(question.costs, resident(question.cluster), question.graph)
     offloading = cluster_with_offload(question.cluster, question.offload, reserved)
-    _require_room_of_root(graph, offloading)
+    _require_room_of_root(question.graph, offloading)
     question = _with_pins_of_root(replace(question, cluster=offloading, costs=Streamed(base)))
     result = _searched(question, 1.0)
     placement = replace(result.placement, streamed_bytes=reserved)
@@ -74,14 +106,58 @@ def plan_accelerate(question: Question) -> Result:
     return result
 
 
-def _without_offload(question: Question, peer: Peer, may_offload: bool) -> Result:
-    """The best map on the accelerators alone; `InfeasibleError` where none is found."""
-    accelerators = resident(question.cluster)
-    question = _with_pins_of_root(replace(question, cluster=accelerators))
-    # One budget for both searches: a model that hardly fits keeps half of it for offloading.
-    hardly = may_offload and _hardly_fits(question.graph, accelerators)
-    result = _searched(question, RESIDENT_SHARE if hardly else 1.0)
-    return evened(beside(result, peer), _even_maps(question))
+def _faster(held: Result, streamed: Result) -> Result:
+    """The better one of maps without and with weights at rest; the bound is that of both."""
+    best, other = (streamed, held) if streamed.value_s < held.value_s else (held, streamed)
+    lower = min(held, streamed, key=lambda result: result.bound_s)
+    best = replace(
+        best, candidates=(*other.candidates, *best.candidates),
+        evaluations=held.evaluations + streamed.evaluations,
+        seconds=held.seconds + streamed.seconds,
+    )  # fmt: skip
+    return with_bound(best, lower.bound_s, lower.bound_by)
+
+
+class _Modules(NamedTuple):
+    """Modules on cards other than the main device, beside weights that stream to it. Axes: N ops, G
+    modules, D devices."""
+
+    module: Int[np.ndarray, "N"]
+    excess_s: Float[np.ndarray, "G D"]
+    """Seconds longer than on the main device, less those in which as many bytes of the module that
+    streams most cheaply would stream there instead; 0 on the main device and where none computes.
+    """
+
+    def excess_of(self, placement: Placement) -> float:
+        """Seconds that could be won at most by streaming in place of other cards."""
+        first, at = np.unique(self.module, return_index=True)
+        return float(self.excess_s[first, placement.device[at]].sum())
+
+
+def _modules_on(question: Question) -> _Modules | None:
+    """What each card costs beside streaming; None where that cannot pay: cards are alike, or a
+    period counts what streams and what rests as two devices."""
+    graph, cluster = question.graph, resident(question.cluster)
+    main = main_device(cluster)
+    computes = np.array([d.supported != frozenset() for d in cluster.devices])
+    unlike = {(d.kind, d.bytes_per_s) for d in cluster.devices if d.supported != frozenset()}
+    if main is None or len(unlike) < 2 or find_objective(question.objective).pipelined:
+        return None
+    model, _ = resolve_costs(question.costs, cluster, graph)
+    module = merge_ids(graph.colocate, together_ids(question.constraints, graph))
+    seconds = model(graph, cluster) * graph.repeats[:, None]
+    seconds[graph.is_io] = 0.0
+    seconds = sum_per_group(np.where(computes, seconds, 0.0), module)
+    way_s = weight_way_s(graph, cluster, main, KINDS["cpu"]) * graph.repeats
+    way_s = np.bincount(module, np.where(graph.is_io, 0.0, way_s))
+    held = np.bincount(module, np.where(graph.rests, 0, graph.weight_bytes - graph.cache_bytes))
+    streams = (held > 0) & (way_s > 0)
+    if not streams.any():
+        return None
+    cheapest = float((way_s[streams] / held[streams]).min())
+    excess_s = seconds - seconds[:, [main]] - cheapest * held[:, None]
+    kept = streams[:, None] & computes & (np.arange(len(computes)) != main)
+    return _Modules(module, np.where(kept, excess_s, 0.0))
 
 
 def _ops_of_root(graph: OpGraph) -> Int[np.ndarray, "M"]:
@@ -164,11 +240,11 @@ def _resident_bytes(cluster: Cluster) -> int:
     )  # fmt: skip
 
 
-def _hardly_fits(graph: OpGraph, cluster: Cluster) -> bool:
-    """True if weights and caches take so much of the accelerators that a search may find nothing;
-    where they take more than all of it, that is known without a search."""
+def _hardly_fits(graph: OpGraph, memory_bytes: int) -> bool:
+    """True if weights and caches take so much of a memory that a search may find nothing; where
+    they take more than all of it, that is known without a search."""
     first = np.unique(graph.weight_id, return_index=True)[1]
-    return int(graph.weight_bytes[first].sum()) > HARDLY * _resident_bytes(cluster)
+    return int(graph.weight_bytes[first].sum()) > HARDLY * memory_bytes
 
 
 def cluster_with_offload(cluster: Cluster, offload: str | None, reserved_bytes: int = 0) -> Cluster:

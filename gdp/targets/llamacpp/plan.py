@@ -34,6 +34,7 @@ from gdp.targets.peers import Peer, beside
 from gdp.targets.rows import (
     EQUAL,
     EVEN_STEPS,
+    FINE_SHARES,
     MEMORY_SHARES,
     evened,
     first_that_fits,
@@ -181,7 +182,7 @@ def _placements(
 ) -> Iterator[Placement | None]:
     """Plans of least seconds with less and less memory, then that of the fewest bytes on the CPU;
     None where nothing fits the GPUs."""
-    tries = [*((share, False) for share in MEMORY_SHARES), (MEMORY_SHARES[-1], True)]
+    tries = [*((share, False) for share in FINE_SHARES), (FINE_SHARES[-1], True)]
     for share, frugal in tries:
         found = _llama_devices(graph, slots, blocks.with_share(share), frugal)
         yield found and make_placement(graph, cluster, found[1], made_by="gdp llamacpp")

@@ -323,8 +323,9 @@ def _tied_bytes(graph: OpGraph, placement: Placement, row: LayerRow, ranks: Sequ
 
 
 def with_one_share(cluster: Cluster) -> Cluster:
-    """The cluster whose GPUs have the memory that vLLM takes of each: one share of all for all."""
-    gpus = [d for d, device in enumerate(cluster.devices) if not device.is_cpu]
+    """The cluster whose GPUs have the memory that vLLM takes of each: one share of all for all that
+    compute."""
+    gpus = _computing_gpus(cluster)
     share = min((_usable(cluster, d) for d in gpus), default=1.0)
     devices = list(cluster.devices)
     for d in gpus:
@@ -335,6 +336,27 @@ def with_one_share(cluster: Cluster) -> Cluster:
                 devices[d], memory_bytes=usable_bytes, reserve_bytes=total_bytes - usable_bytes
             )
     return replace(cluster, devices=tuple(devices))
+
+
+def by_share(cluster: Cluster) -> list[Cluster]:
+    """The cluster with one share for all GPUs, then without those that leave the smallest share, as
+    long as that leaves any: a GPU that is not used takes no memory from the others."""
+    shares = {d: _usable(cluster, d) for d in _computing_gpus(cluster)}
+    machines = []
+    for least in sorted(set(shares.values())) or [1.0]:
+        devices = (
+            replace(device, supported=frozenset()) if shares.get(d, least) < least else device
+            for d, device in enumerate(cluster.devices)
+        )
+        machines.append(with_one_share(replace(cluster, devices=tuple(devices))))
+    return machines
+
+
+def _computing_gpus(cluster: Cluster) -> list[int]:
+    return [
+        d for d, device in enumerate(cluster.devices)
+        if not device.is_cpu and device.supported != frozenset()
+    ]  # fmt: skip
 
 
 def _usable(cluster: Cluster, d: int) -> float:

@@ -26,7 +26,7 @@ from gdp.prepare import prepare_placement
 from gdp.question import Question
 from gdp.sim.objectives import Score, find_objective
 from gdp.splits.members import divided, known_division
-from gdp.targets.rows import MEMORY_SHARES, ModuleBlocks, module_blocks
+from gdp.targets.rows import FINE_SHARES, ModuleBlocks, module_blocks
 from gdp.units import format_bytes
 
 SIMULATED = 2
@@ -60,7 +60,7 @@ class LayoutEstimate:
     def placements(self, pipelined: bool) -> Iterator[Placement]:
         """Its plans with less and less memory for weights; of equally fast ones the emptiest."""
         join = np.maximum if pipelined else np.add
-        rows = (self.blocks.even_row(share, join) for share in MEMORY_SHARES)
+        rows = (self.blocks.even_row(share, join) for share in FINE_SHARES)
         yield from filter(None, map(self._placed, rows))
 
     def _placed(self, row: Row) -> Placement | None:

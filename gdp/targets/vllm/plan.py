@@ -15,6 +15,7 @@ from gdp.result import Result
 from gdp.targets.target import ExportJob
 from gdp.targets.vllm.export import (
     VllmOptions,
+    by_share,
     export_vllm,
     layer_row,
     vllm_options,
@@ -22,6 +23,7 @@ from gdp.targets.vllm.export import (
 )
 from gdp.targets.vllm.layouts import (
     BOUND_BY,
+    Simulated,
     estimates,
     least_s,
     simulated,
@@ -65,34 +67,43 @@ def plan_vllm(question: Question) -> Result:
         raise ArgumentError(
             "--for vllm keeps layers whole by itself: leave out --granularity and --together"
         )
-    machine = vllm_cluster(question.cluster)
-    if all(device.is_cpu for device in machine.devices):
+    cluster = for_runtime(resident(question.cluster), "vllm")
+    if all(device.is_cpu for device in cluster.devices):
         raise InfeasibleError(
             f"cluster {question.cluster.name!r} has no GPU, and vLLM needs one here"
         )
-    question = replace(question, cluster=machine)
-    row = layer_row(question.graph)
-    several = len(usable_gpus(machine)) > 1
+    several = len(usable_gpus(cluster)) > 1
     why = why_undivided(question.graph) if several else "one GPU"
-    tried = simulated(question, estimates(question, row.layer.clip(0, row.num_layers - 1), not why))
-    fitting = [one for one in tried if one.score.feasible]
+    machines = (replace(question, cluster=machine) for machine in by_share(cluster))
+    tried = [(own, _layouts(own, not why)) for own in machines]
+    fitting = [one for _, layouts in tried for one in layouts if one.score.feasible]
     if not fitting:
-        reason = str(tried[0].score) if tried else "no GPU holds even one of its layers"
+        layouts = tried[0][1]
+        reason = str(layouts[0].score) if layouts else "no GPU holds even one of its layers"
         raise InfeasibleError(
-            f"{question.graph.name!r} does not fit on cluster {machine.name!r}: {reason}"
+            f"{question.graph.name!r} does not fit on cluster {cluster.name!r}: {reason}"
         )
     best = min(fitting, key=lambda one: one.score.value_s)
-    bound = (least_s(question), BOUND_BY) if several else None
+    bound = (least_s(replace(question, cluster=cluster)), BOUND_BY) if several else None
+    question, layouts = next((own, found) for own, found in tried if best in found)
     result = solve.evaluate(question, best.placement, bound)
     if not several:
         return replace(result, method="vllm")
+    fitting = [one for one in layouts if one.score.feasible]
     told = (
         f"layers stay whole on one GPU each: {why}" if why else told_layout(question, best, fitting)
     )
     return replace(
         result, method="vllm", notes=(*result.notes, told),
-        candidates=tuple(one.candidate() for one in tried),
+        candidates=tuple(one.candidate() for one in layouts),
     )  # fmt: skip
+
+
+def _layouts(question: Question, known: bool) -> list[Simulated]:
+    """The best layouts, simulated; of whole layers alone where divided ones are not known."""
+    row = layer_row(question.graph)
+    block = row.layer.clip(0, row.num_layers - 1)
+    return simulated(question, estimates(question, block, known))
 
 
 def export(job: ExportJob) -> list[Path]:

@@ -31,7 +31,7 @@ MAX_ORDERS = 2000
 MEMORY_SHARES = (0.0, 0.5, 1.0)
 """Of the bytes that tensors may take, kept free of weights; tried in this order."""
 FINE_SHARES = (0.0, 0.1, 0.2, 0.35, 0.5, 0.75, 1.0)
-"""The same where the first plan that fits is taken: with fewer of them, a little more memory led
+"""Such shares where the first plan that fits is taken: with fewer of them, a little more memory led
 from a plan that just fits to one that keeps half of that free."""
 EQUAL = 0.002
 """Share by which a row may be slower than the best and still count as equally fast."""

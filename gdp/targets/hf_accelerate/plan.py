@@ -135,8 +135,8 @@ class _Modules(NamedTuple):
 
 
 def _modules_on(question: Question) -> _Modules | None:
-    """What each card costs beside streaming; None where that cannot pay: cards are alike, or a
-    period counts what streams and what rests as two devices."""
+    """Seconds of each card beside those of streaming; None where that cannot pay: cards are alike,
+    or a period counts what streams and what rests as two devices."""
     graph, cluster = question.graph, resident(question.cluster)
     main = main_device(cluster)
     computes = np.array([d.supported != frozenset() for d in cluster.devices])

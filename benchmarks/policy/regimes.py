@@ -340,15 +340,16 @@ LARGE_SEEDS = 1
 @click.option(
     "--rows", "file", type=click.Path(path_type=Path), help="JSON lines of what ran, to go on from."
 )
+@click.option("--policy/--no-policy", "with_policy", default=True, help="Its rows, too.")
 def budgets(
     checkpoint: Path | None, regimes: tuple[str, ...], evaluations: str, seeds: int,
-    file: Path | None,
+    file: Path | None, with_policy: bool,
 ) -> None:  # fmt: skip
     """Seconds over the lowest known or found, by evaluations; `search alone` has `auto`'s CPU."""
     graphs, counts = source(), [int(x) for x in evaluations.split(",")]
     kept = file.read_text().splitlines() if file is not None and file.exists() else []
     rows = {tuple(row["case"]): row for row in map(json.loads, kept)}
-    policy = loaded(checkpoint)
+    policy = loaded(checkpoint) if with_policy else None
     known = [entry for entry in load() if entry.best_s is not None]
     chosen = [
         (k, seed, count)
@@ -381,17 +382,19 @@ PORTFOLIO = ("auto", "search alone")
 """Ways of equal CPU seconds, of which a portfolio would choose."""
 
 
-def _budget_ways(policy: Policy, evaluations: int) -> dict[str, Way]:
+def _budget_ways(policy: Policy | None, evaluations: int) -> dict[str, Way]:
     """Ways that are compared, with so many evaluations each."""
-    way, random = searched(evaluations), Policy(policy.config, init(policy.config, 0))
+    way = searched(evaluations)
 
     def drawn(problem: Problem, seed: int) -> tuple[float, int]:
         with moves_as_drawn():
             return way(problem, seed)
 
-    return {
-        "auto": way,
-        "auto, moves as drawn": drawn,
+    ways = {"auto": way, "auto, moves as drawn": drawn}
+    if policy is None:
+        return ways
+    random = Policy(policy.config, init(policy.config, 0))
+    return ways | {
         "policy": answered(policy, evaluations),
         "policy, random weights": answered(random, evaluations),
     }
@@ -408,8 +411,15 @@ def _show_budgets(
     for regime in dict.fromkeys(known[k].regime for k, _, _ in rows):
         names = [name for name in next(iter(rows.values())) if name != "case"]
         table: dict[str, Any] = {name: [] for name in names}
-        pairs = (("auto", "auto, moves as drawn"), ("policy", "policy, random weights"))
-        table |= {f"{left} / {right.split(', ')[1]}": [] for left, right in pairs}
+        pairs = [
+            pair
+            for pair in (
+                ("auto", "auto, moves as drawn"), ("auto", "search alone"),
+                ("policy", "policy, random weights"),
+            )
+            if set(pair) <= set(names)
+        ]  # fmt: skip
+        table |= {f"{left} / {right.split(', ')[-1]}": [] for left, right in pairs}
         for count in counts:
             mine = [
                 (case[0], row)
@@ -423,7 +433,7 @@ def _show_budgets(
                 misfits = f", {(~fits).sum()} misfit" if not fits.all() else ""
                 table[name].append(f"{geomean(ratios[fits]):.3f} ({cpu_s:.2f} s{misfits})")
             for left, right in pairs:
-                table[f"{left} / {right.split(', ')[1]}"].append(_paired(mine, left, right))
+                table[f"{left} / {right.split(', ')[-1]}"].append(_paired(mine, left, right))
         title = f"{regime}, {len({k for k, _, _ in rows if known[k].regime == regime})} instances, "
         show(
             title + "/".join(map(str, counts)) + " evaluations",

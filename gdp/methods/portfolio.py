@@ -1,9 +1,15 @@
-"""auto: every heuristic as a candidate, then local search from the best of them."""
+"""auto: heuristics as candidates, then local search from the best of them.
+
+Where memory is ample the quick heuristics cost some 2,000 evaluations of a search and the others
+10,000, so that of a small budget of evaluations these would take nearly all of the seconds. There a
+short search decides (`_search_early`): while it gains, the others' work is better spent on search.
+"""
 
 import logging
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
+from typing import NamedTuple
 
 import numpy as np
 from jaxtyping import Bool, Int
@@ -11,6 +17,7 @@ from jaxtyping import Bool, Int
 from gdp.clock import Clock
 from gdp.cluster.types import ALONE, pool_excess_bytes
 from gdp.errors import MissingExtraError
+from gdp.methods.annealing.annealer import annealer_of
 from gdp.methods.base import Answer, Assignment, Candidate, Method, Search, inner_seed
 from gdp.methods.fix_and_optimise.latency import applies as latency_applies
 from gdp.methods.fix_and_optimise.latency import latency_fit
@@ -45,7 +52,7 @@ from gdp.methods.shares import (
 )
 from gdp.problem.arrays import arrays_of
 from gdp.problem.problem import Problem
-from gdp.sim.objectives import Score, objective_of
+from gdp.sim.objectives import Score, memory_binds, objective_of
 from gdp.sim.score import may_replicate, score
 
 LOG = logging.getLogger(__name__)
@@ -64,6 +71,8 @@ HEURISTICS: tuple[tuple[str, Method], ...] = (
 """Of equal placements the one of the method that is named first here is kept."""
 FIRST = ("single", "blocks", "heft")
 """Run before the others, whatever the order here: cheap, and often close to the best."""
+QUICK = (*FIRST, "etf", "metis")
+"""Run before a short search decides on the others."""
 BASELINE = "round_robin"
 """Run after all other heuristics: seldom the best, and where memory is short long to repair."""
 ALWAYS = frozenset(("single", "blocks"))
@@ -71,9 +80,35 @@ ALWAYS = frozenset(("single", "blocks"))
 _LATENCY_FILL = 1.0 / 3.0  # below it the latency program never paid (`benchmarks.budgets gains`)
 _QUICK = 4.0  # times the seconds of the whole model on the fastest device
 _MOST_REPAIRED = 4  # placements that are repaired in earnest where no candidate fits
+_TRADED_OPS = range(60, 1000)  # from 1,000 on `multilevel` recombines: too good to leave out
+_TRADED_GAIN = 0.01  # of the short search, from which the other heuristics are left out
 _NEAR = 1.25  # replica groups that take at most so many times as long are searched
 _FIRST_SHARE = 0.5  # of the candidates' seconds left, for one of `FIRST`; others share alike
 _SAME = 1.0 - 1e-9  # sums are added up in different orders
+
+
+class Trade(NamedTuple):
+    """Evaluations for the other heuristics' work."""
+
+    short: int  # of the search that decides
+    more: int  # which a search does in the CPU seconds of these heuristics, at least
+
+
+TRADES = {True: Trade(400, 6_000), False: Trade(4_000, 40_000)}
+"""By `Annealer.simulates`: steps of a period cost what they change. On 47 problems of 73 to 1,030
+ops the other heuristics took 5,400 to 24,000 and 14,000 to 180,000."""
+
+
+@dataclass
+class Pool:
+    """Results of the candidates."""
+
+    tried: list[Candidate] = field(default_factory=list)
+    fitting: list[Evaluated] = field(default_factory=list)
+    closest: list[Assignment] = field(default_factory=list)  # that overflow least, of a method each
+    spent: int = 0  # evaluations
+    early: Evaluated | None = None  # by a short search, once it was tried
+    traded: int = 0  # evaluations that the search has more, for heuristics that were left out
 
 
 def auto(
@@ -99,34 +134,31 @@ def auto(
         compile_once(name, method, problem.objective)
     clock = search.budget()
     limit = clock.part(CANDIDATE_SHARE)
-    tried: list[Candidate] = []
-    fitting: list[Evaluated] = []
-    closest: list[Assignment] = []
-    spent: list[int] = []
+    pool = Pool()
     replicated: Evaluated | None = None
     try:
         others = (*HEURISTICS, *extra, *((name, method) for name, _, method in programs))
-        _run_all(problem, planned, others, search, limit, tried, fitting, closest, spent)
-        if not fitting and closest:
-            fixed = _repaired(problem, closest, search, clock)
-            spent.append(fixed.evaluations)
-            fitting += [fixed] if fixed.overflow_bytes == 0 else []
+        _run_all(problem, planned, others, search, limit, pool)
+        if not pool.fitting and pool.closest:
+            fixed = _repaired(problem, pool.closest, search, clock)
+            pool.spent += fixed.evaluations
+            pool.fitting += [fixed] if fixed.overflow_bytes == 0 else []
         if may_replicate(problem):
-            replicated, proof, more = _with_teams(problem, fitting, search, clock, tried)
-            spent.append(more)
+            replicated, proof = _with_teams(problem, search, clock, pool)
             if proof is not None:
-                return replace(proof, reason="", evaluations=sum(spent), candidates=tuple(tried))
-        answer = _improved(problem, fitting, search, clock, sum(spent), tried)
+                tried = tuple(pool.tried)
+                return replace(proof, reason="", evaluations=pool.spent, candidates=tried)
+        answer = _improved(problem, search, clock, pool)
         answer = _better(problem, answer, replicated)
     except KeyboardInterrupt:
-        fitting += [] if replicated is None else [replicated]
-        if not fitting:
+        pool.fitting += [] if replicated is None else [replicated]
+        if not pool.fitting:
             raise
-        best = min(fitting)
-        answer = Answer(best.assignment, reason="interrupted", evaluations=sum(spent))
-    evaluated = tuple(scored.assignment for scored in fitting)
+        best = min(pool.fitting)
+        answer = Answer(best.assignment, reason="interrupted", evaluations=pool.spent)
+    evaluated = tuple(scored.assignment for scored in pool.fitting)
     return replace(
-        answer, candidates=tuple(tried), evaluated=evaluated, notes=_notes(problem, answer)
+        answer, candidates=tuple(pool.tried), evaluated=evaluated, notes=_notes(problem, answer)
     )
 
 
@@ -177,52 +209,80 @@ PROGRAMS: tuple[tuple[str, Callable[[Problem], bool], Method], ...] = (
 def in_turn(rows: Sequence[tuple[str, Method]]) -> list[tuple[str, Method]]:
     """The candidates in the order in which they are run."""
     own = [name for name, _ in HEURISTICS]
-    stage = dict.fromkeys(own, 1) | dict.fromkeys(FIRST, 0) | {BASELINE: 2}
-    return sorted(rows, key=lambda row: stage.get(row[0], 3))
+    stage = dict.fromkeys(own, 2) | dict.fromkeys(QUICK, 1) | dict.fromkeys(FIRST, 0)
+    return sorted(rows, key=lambda row: (stage | {BASELINE: 3}).get(row[0], 4))
 
 
 def _run_all(
     problem: Problem, planned: Sequence[tuple[str, Method]], others: Sequence[tuple[str, Method]],
-    search: Search, limit: Clock, tried: list[Candidate], fitting: list[Evaluated],
-    closest: list[Assignment], spent: list[int],
+    search: Search, limit: Clock, pool: Pool,
 ) -> None:  # fmt: skip
     """Run all candidates, those that are not cheap as far as the time goes, or until one proves
-    that nothing fits; evaluations are added to `spent`, and placements that overflow to `closest`.
+    that nothing fits; heuristics that are not quick only where a short search does not gain more.
 
-    They are run in turn; what they leave in `tried`, in `fitting` and for those that start from
-    the others' answers is in the order of the rows, which so decides between equal ones.
+    They are run in turn; what they leave in `pool` and for those that start from the others'
+    answers is in the order of the rows, which so decides between equal ones.
     """
     order = [name for name, _ in (*others, *planned)]
     always = ALWAYS.union(name for name, _ in planned)
+    slow = {name for name, _ in HEURISTICS}.difference(QUICK, always)
     answered: dict[str, Answer] = {}
     met: dict[str, Evaluated] = {}
     try:
         for name, method in (*planned, *in_turn(others)):
+            if name in slow and pool.early is None and met:
+                _search_early(problem, min(met.values()), search, limit, pool)
+            reason = "search has its work" if name in slow and pool.traded else ""
             if met and limit.is_over() and name not in always:
-                tried.append(_without(name, 0.0, "no time was left"))
+                reason = "no time was left"
+            if reason:
+                pool.tried.append(_without(name, 0.0, reason))
                 continue
             prior = {name: answered[name] for name in order if name in answered}
             work_s = PROGRAM_WORK_S.get(name) if limit.is_counted else None
             part = limit if work_s is None else limit.at_most(work_s)
-            waiting = len(order) - len(tried)
+            waiting = len(order) - len(pool.tried)
             if not limit.is_counted and waiting > 1:  # a repair would take all of the seconds
                 ahead = bool(met) and name in FIRST
                 part = limit.part(max(1.0 / waiting, _FIRST_SHARE if ahead else 0.0))
             row, scored, answer = _try(
                 problem, name, method, replace(search, prior_answers=prior), part
             )
-            tried.append(row)
+            pool.tried.append(row)
             if answer is not None:
                 answered[name] = answer
-                spent.append(answer.evaluations + (answer.assignment is not None))
-                closest += [] if answer.closest is None else [answer.closest]
+                pool.spent += answer.evaluations + (answer.assignment is not None)
+                pool.closest += [] if answer.closest is None else [answer.closest]
                 if answer.proven_misfit:
                     return
             if scored is not None:
                 met[name] = scored
     finally:
-        tried.sort(key=lambda row: order.index(row.method))
-        fitting += [met[name] for name in order if name in met]
+        pool.tried.sort(key=lambda row: order.index(row.method))
+        pool.fitting += [met[name] for name in order if name in met]
+        pool.fitting += [] if pool.early is None else [pool.early]
+
+
+def _search_early(
+    problem: Problem, start: Evaluated, search: Search, clock: Clock, pool: Pool
+) -> None:
+    """A short search from the best of the quick heuristics, where the others would cost more than
+    the evaluations asked for; where it gains, the search has their work instead.
+
+    Search that stands still after it needs another start, which others may have; one that gains
+    ends far ahead of them in the same work.
+    """
+    trade = TRADES[annealer_of(problem).simulates]
+    if search.evaluations is None or search.evaluations >= trade.more:
+        return
+    if problem.num_ops not in _TRADED_OPS or memory_binds(problem):
+        return
+    few = replace(search, seed=inner_seed(search.seed, 1), evaluations=trade.short, progress=None)
+    early = improve(problem, [replace(start, evaluations=0)], few, clock)
+    pool.spent += early.evaluations
+    pool.early = replace(early, evaluations=0)
+    if early.value_s < start.value_s * (1.0 - _TRADED_GAIN):
+        pool.traded = trade.more
 
 
 def _repaired(
@@ -278,10 +338,10 @@ def _try(
 
 
 def _with_teams(
-    problem: Problem, fitting: list[Evaluated], search: Search, clock: Clock, tried: list[Candidate]
-) -> tuple[Evaluated | None, Answer | None, int]:
-    """(the best pipeline with replicated stages, the answer that proves that none at all is better,
-    evaluations spent).
+    problem: Problem, search: Search, clock: Clock, pool: Pool
+) -> tuple[Evaluated | None, Answer | None]:
+    """(the best pipeline with replicated stages, the answer that proves that none at all is
+    better).
 
     Pipelines along a few linear orders first, then a search of teams, which has half as many
     evaluations as are asked for: the search of plain placements has as many as without teams, so
@@ -292,23 +352,23 @@ def _with_teams(
     row, best, program = _try(
         problem, "replicas", _replicas, search, clock.part(REPLICA_PROGRAM_SHARE)
     )
-    spent = 0 if program is None else program.evaluations
+    pool.spent += 0 if program is None else program.evaluations
     proven = best is not None and program is not None and program.proven_optimal
     if not proven:
-        plain_s = min((scored.value_s for scored in fitting), default=np.inf)
+        plain_s = min((scored.value_s for scored in pool.fitting), default=np.inf)
         share = (
             TEAMS_AHEAD_SHARE if best is not None and best.value_s < plain_s else TEAMS_BEHIND_SHARE
         )
         count = None if search.evaluations is None else search.evaluations // 2
         few = replace(search, clock=clock.part(share), evaluations=count)
-        starts = sorted(fitting)[:1]
+        starts = sorted(pool.fitting)[:1]
         best, more = search_teams(problem, best, few, plain_s * _NEAR, auto, starts)
-        spent += more
+        pool.spent += more
     if best is not None:
         judged = score_of(problem, best.assignment)
         row = _candidate("replicas", judged, time.perf_counter() - began_s, row.reason)
-    tried.append(row)
-    return best, program if proven else None, spent
+    pool.tried.append(row)
+    return best, program if proven else None
 
 
 def _replicas(problem: Problem, search: Search) -> Answer:
@@ -338,29 +398,25 @@ def _without(name: str, seconds: float, reason: str) -> Candidate:
     return Candidate(name, None, None, None, False, seconds, reason)
 
 
-def _improved(
-    problem: Problem,
-    fitting: list[Evaluated],
-    search: Search,
-    clock: Clock,
-    used: int,
-    tried: list[Candidate],
-) -> Answer:
-    """Local search from the two best distinct candidates, or from anywhere where none fits."""
+def _improved(problem: Problem, search: Search, clock: Clock, pool: Pool) -> Answer:
+    """Local search from the two best distinct candidates, or from anywhere where none fits; where
+    it gained from the quick ones already, from there alone."""
     began_s = time.perf_counter()
-    if not fitting:
+    if not pool.fitting:
         answer = local_search(problem, replace(search, clock=clock))
-        return replace(answer, evaluations=answer.evaluations + used)
-    starts = _distinct(sorted(fitting))[:2]
+        return replace(answer, evaluations=answer.evaluations + pool.spent)
+    starts = _distinct(sorted(pool.fitting))[: 1 if pool.traded else 2]
+    if search.evaluations is not None:
+        search = replace(search, evaluations=search.evaluations + pool.traded)
     # Only the search's own evaluations count against the budget: what the candidates took is small
     # and the same for every budget.
     starts = [replace(start, evaluations=0) for start in starts]
     best = improve(problem, starts, search, clock)
     judged = score_of(problem, best.assignment)
     took_s = time.perf_counter() - began_s
-    tried.append(_candidate("local_search", judged, took_s))
+    pool.tried.append(_candidate("local_search", judged, took_s))
     answer = as_answer(problem, best, "auto")
-    return replace(answer, evaluations=answer.evaluations + used)
+    return replace(answer, evaluations=answer.evaluations + pool.spent)
 
 
 def _distinct(scored: list[Evaluated]) -> list[Evaluated]:

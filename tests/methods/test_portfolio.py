@@ -97,8 +97,9 @@ def test_what_is_run_first_changes_no_answer(
         return name, run
 
     monkeypatch.setattr(portfolio, "HEURISTICS", tuple(noted(*row) for row in HEURISTICS))
-    for first in (portfolio.FIRST, ()):
+    for first, quick in ((portfolio.FIRST, portfolio.QUICK), ((), ())):
         monkeypatch.setattr(portfolio, "FIRST", first)
+        monkeypatch.setattr(portfolio, "QUICK", quick)
         order.clear()
         answer = auto(random_problem(seed, 9, 2, objective), Search(seconds=None, evaluations=20))
         assert answer.assignment is not None
@@ -106,6 +107,28 @@ def test_what_is_run_first_changes_no_answer(
                       [row.method for row in answer.candidates]))  # fmt: skip
         assert order[:2] == (["single", "blocks"] if first else ["single", "modules"])
     assert found[0] == found[1]
+
+
+@pytest.mark.parametrize("objective", ["latency", "throughput"])
+def test_search_has_the_work_of_slow_heuristics_where_it_gains(objective: str) -> None:
+    """Of few evaluations: where it gains they are left out and it evaluates as much more, where it
+    stands still, or many evaluations are asked for, all are run."""
+    slow = {"round_robin", "modules", "critical_path", "multilevel"}
+    gains = random_problem(0, 70, 3, objective)
+    alike = np.ones((70, 3)) * [1.0, 90.0, 90.0]
+    still = replace(gains, compute_s=alike)  # on the first device alone, or worse
+    trade = portfolio.TRADES[objective == "latency"]
+    for problem, asked, left_out in ((gains, 40, True), (still, 40, False), (gains, 6000, False)):
+        if objective == "throughput" and asked > 40:
+            continue  # 40,000 would take seconds
+        answer = auto(problem, Search(seconds=None, evaluations=asked))
+        rows = {row.method: row for row in answer.candidates if row.method in slow}
+        assert set(rows) == slow
+        assert {row.reason == "search has its work" for row in rows.values()} == {left_out}
+        assert (answer.evaluations > trade.more) == (left_out or asked >= trade.more)
+        found = min(row.value_s for row in answer.candidates if row.value_s is not None)
+        assert answer.assignment is not None
+        assert score(problem, answer.assignment.device, answer.assignment.rank).value_s == found
 
 
 def test_one_candidate_leaves_seconds_to_those_behind_it(monkeypatch) -> None:
@@ -134,7 +157,7 @@ def test_one_candidate_leaves_seconds_to_those_behind_it(monkeypatch) -> None:
     assert list(given)[-2:] == ["round_robin", "extra"]
     assert shares["single"] == pytest.approx(1 / 10)  # nothing fits yet
     assert [shares[name] for name in ("blocks", "heft")] == pytest.approx([0.5, 0.5])
-    assert shares["modules"] == pytest.approx(1 / 7)
+    assert shares["metis"] == pytest.approx(1 / 7)
     assert shares["extra"] == pytest.approx(1.0)
 
 

@@ -12,10 +12,11 @@ ways; rows of models of `SIZES` count:
 - unlike: cards of several kinds, or one of them,
 - experts: of a mixture some on the processor, or blocks on it, micro-batches of several sizes.
 
-Told are pairs that differ by more than 5%, and the loss of the row that is predicted best over the
-fastest; beside datasheets and two rules. `--ngl N` has the last N blocks and the output on cards;
-of those the first `n_cpu_moe` keep their experts on the processor. Prompts of whole layers on
-several cards go through them as a pipeline. Nothing is fitted.
+Told are pairs that differ by more than 5%, those of them whose predictions differ by 3%, and the
+loss of the row that is predicted best over the fastest; beside datasheets and two rules. `--ngl N`
+has the last N blocks and the output on cards; of those the first `n_cpu_moe` keep their experts on
+the processor. Prompts of whole layers on several cards go through them as a pipeline. What a
+boundary between cards takes is of four rows of A40 and RTX 6000 Ada; nothing else is fitted.
 """
 
 import csv
@@ -62,6 +63,8 @@ STAND_INS = {
 """Presets of the same chip or maker, whose caches and clocks cards without a preset get."""
 UNEQUAL = 0.05
 """Log of the rates of two rows that differ."""
+TIED = 0.03
+"""Log of two predictions that tell no row from the other."""
 OF_MODEL = ("model", "quantisation", "engine", "test", "prompt_or_gen_tokens", "depth_tokens")
 LAYOUT = ("devices", "kind", "split_mode", "tensor_split", "n_cpu_moe", "override_tensor",
           "n_ubatch", "ngl")  # fmt: skip
@@ -306,11 +309,14 @@ def _measured(row: Row) -> float:
 
 @dataclass(frozen=True)
 class Ranked:
-    """Pairs told rightly, and losses of the rows that are predicted best."""
+    """Pairs told rightly, of all and of those that are told apart, and losses of the rows that are
+    predicted best."""
 
     right: int
     pairs: int
     lost: tuple[float, ...]
+    apart_right: int = 0
+    apart: int = 0
 
     def __str__(self) -> str:
         if not self.pairs:
@@ -318,10 +324,15 @@ class Ranked:
         worst = f"{np.mean(self.lost):.1%}, {max(self.lost):.0%}"
         return f"{self.right / self.pairs:.0%} of {self.pairs}; {worst}"
 
+    @property
+    def told_apart(self) -> str:
+        """Those of the pairs whose predictions differ."""
+        return f"{self.apart_right / self.apart:.0%} of {self.apart}" if self.apart else "-"
+
 
 def ranked(groups: Sequence[Sequence[Row]], rate: Callable[[Row], float]) -> Ranked:
     """How well a rate orders the rows of each group; of equal rates no pair is told."""
-    right = pairs = 0
+    right = pairs = apart_right = apart = 0
     lost: list[float] = []
     for rows in groups:
         scored = [(rate(row), _measured(row)) for row in rows]
@@ -331,9 +342,11 @@ def ranked(groups: Sequence[Sequence[Row]], rate: Callable[[Row], float]) -> Ran
         lost.append(1 - max(scored, key=lambda pair: pair[0])[1] / fastest)
         for (mine, my), (other, its) in itertools.combinations(scored, 2):
             if abs(np.log(my / its)) > UNEQUAL and mine != other:
-                pairs += 1
-                right += (my > its) == (mine > other)
-    return Ranked(right, pairs, tuple(lost))
+                is_right = (my > its) == (mine > other)
+                pairs, right = pairs + 1, right + is_right
+                if min(mine, other) > 0 and abs(np.log(mine / other)) > TIED:
+                    apart, apart_right = apart + 1, apart_right + is_right
+    return Ranked(right, pairs, tuple(lost), apart_right, apart)
 
 
 def fewest_first(row: Row) -> float:
@@ -365,7 +378,8 @@ def line_of(name: str, rows: Sequence[Row], asker: Asker) -> str:
     kept = [group for group in kept if len(group) > 1]
     plain = {id(row): asker.rate(row, datasheets=True) for group in kept for row in group}
     rates = (lambda r: own[id(r)], lambda r: plain[id(r)], fewest_first, most_first)
-    cells = (str(ranked(kept, rate)) for rate in rates)
+    found = [ranked(kept, rate) for rate in rates]
+    cells = (str(found[0]), found[0].told_apart, *map(str, found[1:]))
     return f"| {name} | {len(kept)} | {' | '.join(cells)} |"
 
 
@@ -381,7 +395,8 @@ def main(rows: Path, questions: tuple[str, ...], devices: Path | None) -> None:
         asker = Asker(Path(root), extra_devices(devices) if devices else {})
         click.echo(
             head(
-                "question | groups | kernels of llama.cpp | datasheets | fewest first | most first"
+                "question | groups | kernels of llama.cpp | of pairs told apart | datasheets | "
+                "fewest first | most first"
             )
         )
         for name in questions or QUESTIONS:

@@ -14,13 +14,14 @@ unary.cu, `ggml_cuda_op_mul_mat`), src/llama-graph.cpp of ggml-org/llama.cpp.
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import NamedTuple
 
 import numpy as np
 from jaxtyping import Float, Int
 
+from gdp.cluster.machines import machine_of
 from gdp.cluster.presets import presets
 from gdp.cluster.types import Cluster, Device
 from gdp.costs.base import CostModel, can_run
@@ -35,6 +36,10 @@ from gdp.graph.op_graph import OpDetail, OpGraph
 
 READ = 0.9
 """Share of a datasheet's bandwidth at which large arrays are read."""
+BOUNDARY_S = 0.2e-3
+"""Seconds beside the copy when the next op is on another GPU of the machine: the scheduler copies
+inputs and waits for events. From tokens of Llama 3 8B on one and four A40 and RTX 6000 Ada, May
+2024 (0.17 to 0.26 ms for each of three; `benchmarks.measured_world layouts`)."""
 MAT_VEC_TOKENS = 8
 """Most tokens at once that mat-vec kernels take: `MMVQ_MAX_BATCH_SIZE`."""
 _BLOCK, _BLOCK_INSTRUCTIONS = 32, 4
@@ -117,6 +122,17 @@ class LlamaCosts:
             seconds[:, d] = own
         seconds[graph.is_io] = 0.0
         return np.where(can_run(graph, cluster), seconds, np.inf)
+
+    def with_runtime_overheads(self, cluster: Cluster) -> Cluster:
+        """The cluster whose GPUs of one machine hand tensors to each other as late as llama.cpp's
+        scheduler does."""
+        gpus = [d for d, device in enumerate(cluster.devices) if predicts(device)]
+        latency_s = cluster.link_latency_s.copy()
+        for i in gpus:
+            for j in gpus:
+                if i != j and machine_of(cluster, i) == machine_of(cluster, j):
+                    latency_s[i, j] += BOUNDARY_S
+        return replace(cluster, link_latency_s=latency_s)
 
     def style_of(self, device: Device) -> Style:
         """Way in which a device multiplies the packed weights of prompts."""

@@ -14,7 +14,7 @@ from jaxtyping import Bool, Float
 
 from gdp.cluster.machines import machine_of
 from gdp.cluster.types import Cluster
-from gdp.costs.base import CostModel, roofline
+from gdp.costs.base import CostModel, RuntimeOverheads, roofline
 from gdp.costs.offload import unpinned_bytes_per_s
 from gdp.graph.op_graph import OpGraph
 
@@ -39,6 +39,12 @@ class OpOffloadCosts:
     def __call__(self, graph: OpGraph, cluster: Cluster) -> Float[np.ndarray, "N D"]:
         seconds = self.base(graph, cluster)
         return _offloaded(graph, cluster, seconds) if offloads(graph, cluster) else seconds
+
+    def with_runtime_overheads(self, cluster: Cluster) -> Cluster:
+        """The other model's cluster."""
+        if isinstance(self.base, RuntimeOverheads):
+            return self.base.with_runtime_overheads(cluster)
+        return cluster
 
 
 def offloads(graph: OpGraph, cluster: Cluster) -> bool:

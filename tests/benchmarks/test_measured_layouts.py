@@ -73,6 +73,8 @@ def test_pairs_and_losses_by_hand() -> None:
     found = ranked([group], lambda r: rates[r["devices"]])
     assert (found.right, found.pairs, found.lost) == (1, 2, (pytest.approx(0.2),))
     assert str(found) == "50% of 2; 20.0%, 20%"
+    rates["b"] = 2.02  # a tie
+    assert ranked([group], lambda r: rates[r["devices"]]).told_apart == "100% of 1"
     assert ranked([group], lambda r: 0.0).pairs == 0
 
 

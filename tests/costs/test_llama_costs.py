@@ -8,10 +8,11 @@ import pytest
 
 from gdp.cluster.presets import cluster_preset
 from gdp.cluster.types import Cluster
-from gdp.costs.base import roofline
+from gdp.costs.base import RuntimeOverheads, roofline
 from gdp.costs.default import resolve_costs
 from gdp.costs.llamacpp import (
     BEFORE_JULY_2024,
+    BOUNDARY_S,
     NEWEST,
     READ,
     LlamaCosts,
@@ -153,3 +154,15 @@ def test_gguf_files_have_these_costs_on_presets(tmp_path: Path) -> None:
     assert "kernels of llama.cpp" not in told
     _, told = resolve_costs(None, cluster_preset("cpu"), graph)
     assert "kernels of llama.cpp" not in told
+
+
+def test_the_scheduler_takes_its_time_between_gpus_of_a_machine(tmp_path: Path) -> None:
+    """The way from one GPU to the next is later by a boundary, that to the processor as it was."""
+    graph = model(tmp_path, "decode&sequence=64")
+    cluster = cluster_preset("cpu+2xh100-pcie4")
+    costs, _ = resolve_costs(None, cluster, graph)
+    assert isinstance(costs, RuntimeOverheads)
+    more = costs.with_runtime_overheads(cluster).link_latency_s - cluster.link_latency_s
+    assert more == pytest.approx(np.array([[0, 0, 0], [0, 0, BOUNDARY_S], [0, BOUNDARY_S, 0]]))
+    two = LlamaCosts(None, roofline).with_runtime_overheads(cluster_preset("cpu+t4"))
+    assert (two.link_latency_s == cluster_preset("cpu+t4").link_latency_s).all()

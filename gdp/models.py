@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from urllib.parse import quote
 
 import numpy as np
 
@@ -111,6 +112,8 @@ def with_options(
     batch: int | None = None,
     sequence: int | None = None,
     quantize: str | None = None,
+    mmproj: str | None = None,
+    image: int | None = None,
     decode: bool = False,
 ) -> str:
     """The spec of a model with options of `hf:` and .gguf models appended; raises `ArgumentError`
@@ -119,7 +122,10 @@ def with_options(
     >>> with_options("hf:llama", task="causal-lm", sequence=512, decode=True)
     'hf:llama?task=causal-lm&sequence=512&decode'
     """
-    settings = {"task": task, "batch": batch, "sequence": sequence, "quantize": quantize}
+    settings = {
+        "task": task, "batch": batch, "sequence": sequence, "quantize": quantize,
+        "mmproj": mmproj and quote(mmproj), "image": image,
+    }  # fmt: skip
     parts = {name: f"{name}={value}" for name, value in settings.items() if value is not None}
     parts |= {"decode": "decode"} if decode else {}
     if not parts:

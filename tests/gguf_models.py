@@ -113,3 +113,32 @@ def sayable(graph: OpGraph, cluster: Cluster) -> list[Placement]:
                     device[slots.experts[slot]] = 0 if slot in away else d
                 found.append(make_placement(graph, cluster, device))
     return found
+
+
+def write_projector(
+    path: Path, *, width: int = 64, inner: int = 128, blocks: int = 2, side: int = 64,
+    patch: int = 16, output: int = WIDTH, vision: bool = True,
+) -> Path:  # fmt: skip
+    """An image encoder of zeros in 16 bits, whose projector joins four patches in a row."""
+    gguf = pytest.importorskip("gguf", reason="needs the gguf package")
+    writer = gguf.GGUFWriter(path, "clip")
+    sizes = {"image_size": side, "patch_size": patch, "feed_forward_length": inner,
+             "block_count": blocks, "attention.head_count": 4}  # fmt: skip
+    for key, size in (sizes | ({"embedding_length": width} if vision else {})).items():
+        writer.add_uint32(f"clip.vision.{key}", size)
+    shapes = {
+        "v.patch_embd.weight": (width, 3, patch, patch),
+        "v.position_embd.weight": ((side // patch) ** 2, width),
+        "mm.0.weight": (4 * width, 4 * width), "mm.2.weight": (output, 4 * width),
+    }  # fmt: skip
+    for block in range(blocks):
+        at = f"v.blk.{block}."
+        shapes |= {f"{at}attn_{name}.weight": (width, width) for name in ("q", "k", "v", "out")}
+        shapes |= {f"{at}ffn_up.weight": (inner, width), f"{at}ffn_down.weight": (width, inner)}
+    for name, shape in shapes.items():
+        writer.add_tensor(name, np.zeros(shape, np.float16))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return path

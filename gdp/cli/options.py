@@ -172,6 +172,15 @@ class ModelOptions:
         "gptq, awq, fp8, hqq, mxfp4 or none; hf: models.",
     )  # fmt: skip
 
+    mmproj: str | None = option(
+        "--mmproj", metavar="FILE",
+        help="llama.cpp's image encoder, which gets a device of its own; .gguf models.",
+    )  # fmt: skip
+    image: int | None = option(
+        "--image", type=_COUNT, metavar="PIXELS",
+        help="Side of the image that it reads; default: as its file says.",
+    )  # fmt: skip
+
     def __post_init__(self) -> None:
         """Append task, batch, sequence, quantisation and decoding to the spec of the model."""
         from gdp.models import with_options
@@ -185,7 +194,7 @@ class ModelOptions:
         try:
             spec = with_options(
                 self.spec, task=self.task, batch=self.batch, sequence=self.sequence,
-                quantize=self.quantize, decode=self.decode,
+                quantize=self.quantize, mmproj=self.mmproj, image=self.image, decode=self.decode,
             )  # fmt: skip
         except ArgumentError as error:
             raise click.UsageError(str(error)) from None

@@ -33,6 +33,7 @@ from gdp.graph.fuse import fuse
 from gdp.graph.generation import STEP
 from gdp.graph.groups import first_members
 from gdp.graph.op_graph import OpDetail, OpGraph
+from gdp.ops.llamacpp import IMAGE_ENCODER
 
 READ = 0.9
 """Share of a datasheet's bandwidth at which large arrays are read."""
@@ -49,6 +50,9 @@ _FLOAT, _HALF, _PACKED = 4.0, 2.0, 1.125
 """Bytes of a number in 32 bits, in 16, and of activations that are packed in 8 with scales."""
 _PLAIN = frozenset(("F32", "F16", "BF16"))
 _ROTATED = frozenset(("attn_q", "attn_k", "attn_qkv"))  # products whose results are rotated
+_ENCODER_MOVES = 6
+"""Kernels of a block of an image encoder that read and write the stream: two norms, two sums, two
+rotations or copies of queries and keys."""
 _CACHED = frozenset(("attn_k", "attn_v", "attn_qkv", "attn_kv_a_mqa"))
 
 
@@ -238,6 +242,8 @@ def graph_kernels(graph: OpGraph, build: Build, style: Style) -> list[OpKernels]
             rows.append(OpKernels(()))
         elif op_type == "MatMul" and detail.input_shapes:
             rows.append(_Multiply(base, detail, chunks, float(held[op]), build, style).kernels())
+        elif op_type == IMAGE_ENCODER:
+            rows.append(_image_encoder(detail, build))
         elif op_type == "Attention" and detail.input_shapes:
             rows.append(_attention(detail, chunks, float(held[op]), build))
         else:
@@ -313,6 +319,30 @@ class _Multiply:
         if self.base == "ffn_down_exps":
             moved += [made * 2 * _FLOAT, made * 2 * _FLOAT]
         return moved
+
+
+def _image_encoder(detail: OpDetail, build: Build) -> OpKernels:
+    """A vision tower: of each block four products as wide as the stream, two of the feed-forward,
+    attention of all patches to all, and what moves the stream (norms, sums, rotations)."""
+    p, width, inner, heads, blocks = (
+        float(detail.attributes[name])  # pyright: ignore[reportArgumentType]
+        for name in ("patches", "width", "inner", "heads", "blocks")
+    )
+    size, count = width / heads, int(blocks)
+    products = [
+        *[Product("product", 1.0, p, width, width, _HALF * width**2)] * 4,
+        Product("product", 1.0, p, inner, width, _HALF * width * inner),
+        Product("product", 1.0, p, width, inner, _HALF * width * inner),
+    ]
+    moved = [p * width * 2 * _FLOAT] * _ENCODER_MOVES + [p * inner * 2 * _FLOAT]
+    if build.flash:
+        kept = _HALF * 2 * p * width
+        products.append(Product("prompt attention", heads, p, p, size, kept))
+    else:
+        moved += [heads * p * p * 2 * _FLOAT]
+        products.append(Product("batched product", heads, p, p, size, _HALF * p * width))
+        products.append(Product("batched product", heads, p, size, p, _HALF * p * width))
+    return OpKernels(tuple(moved * count), tuple(products * count))
 
 
 def _attention(detail: OpDetail, chunks: int, held: float, build: Build) -> OpKernels:

@@ -2,7 +2,8 @@
 
 A spec is `MODEL.gguf`, `MODEL.gguf?batch=1&sequence=512&decode`, or for a whole request
 `MODEL.gguf?prompt=2048&new=256`, with `context=32768` for caches of more tokens than these;
-`cache=q8_0` asks for caches of another type than f16. Only the header is read.
+`cache=q8_0` asks for caches of another type than f16. `mmproj=FILE` is llama.cpp's image encoder,
+which reads one image before the prompt, of `image=` pixels a side. Only headers are read.
 
 A block is told by its tensors, named as llama.cpp names them: attention (with windows, or latent),
 a state-space recurrence, linear attention or a short convolution, both side by side, or nothing;
@@ -13,7 +14,7 @@ llama.cpp computes a prompt in micro-batches, so that memory holds the tensors o
 """
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -34,8 +35,9 @@ from gdp.importers.gguf_caches import (
     window,
 )
 from gdp.importers.gguf_header import GgufHeader, StoredTensor, part_files, read_header
+from gdp.importers.gguf_projector import read_projector
 from gdp.importers.program import batch_of, request_tokens, spec_parts
-from gdp.ops.llamacpp import OFFLOAD_TOKENS, UBATCH
+from gdp.ops.llamacpp import IMAGE_ENCODER, OFFLOAD_TOKENS, PROJECTOR, UBATCH
 from gdp.ops.rule import RMS_NORMALISE_FLOP, SIGMOID_FLOP, attention_flop
 from gdp.units import MAX_SIZE_BYTES, whole_number
 
@@ -46,6 +48,7 @@ TOKENS = "tokens"
 """Name of the op that holds the tokens of a pass."""
 ATTENTION = "Attention"
 """Type of the ops that hold keys and values."""
+IMAGE = "image"
 EXPERTS = "_exps"
 _BLOCK = re.compile(r"^blk\.(\d+)\.(.+)$")
 _FEED_FORWARDS = ("", "_shexp", EXPERTS)
@@ -87,6 +90,7 @@ _LOADED_NEXT = frozenset(("qwen35", "qwen35moe", "step35"))
 _Shapes = tuple[tuple[tuple[int, ...], ...], tuple[tuple[int, ...], ...]]
 _KEYS = frozenset((
     "batch", "sequence", "decode", "prompt", "new", "requests", "context", "cache", "ubatch",
+    "mmproj", "image",
 ))  # fmt: skip
 
 
@@ -104,6 +108,8 @@ class GgufSpec:
     context: int = 0  # tokens of a sequence that have cache; 0: those of prompt and new
     cache: str = "f16"  # type of cached keys and values
     ubatch: int = UBATCH  # most tokens of a prompt that are computed at once
+    mmproj: str = ""  # file of an image encoder
+    image: int = 0  # pixels a side of the image that it reads; 0: as its file says
 
     @property
     def cached_tokens(self) -> int:
@@ -117,7 +123,7 @@ def parse_gguf_spec(text: str) -> GgufSpec:
 
     >>> parse_gguf_spec("m.gguf?sequence=4096&decode")  # doctest: +NORMALIZE_WHITESPACE
     GgufSpec(path='m.gguf', batch=1, sequence=4096, decode=True, prompt=0, new=0, requests=0,
-             context=0, cache='f16', ubatch=512)
+             context=0, cache='f16', ubatch=512, mmproj='', image=0)
     """
     form = "MODEL.gguf?batch=1&sequence=512&decode&cache=f16&ubatch=512"
     path, given = spec_parts(text, form, _KEYS)
@@ -127,20 +133,33 @@ def parse_gguf_spec(text: str) -> GgufSpec:
     asked = request_tokens(given)
     return GgufSpec(
         path, *batch_of(given), asked.prompt, asked.new, asked.requests, asked.context, cache,
-        _ubatch(given.get("ubatch", str(UBATCH))),
+        _positive("ubatch", given.get("ubatch", str(UBATCH))), *_image_of(given),
     )  # fmt: skip
 
 
-def _ubatch(text: str) -> int:
-    tokens = whole_number(text)
-    if tokens is None:
-        raise ModelError(f"ubatch must be a positive whole number below 2**31, got {text!r}")
-    return tokens
+def _positive(key: str, text: str) -> int:
+    number = whole_number(text)
+    if number is None:
+        raise ModelError(f"{key} must be a positive whole number below 2**31, got {text!r}")
+    return number
+
+
+def _image_of(given: Mapping[str, str]) -> tuple[str, int]:
+    """(file of the image encoder, pixels a side) of a spec's parameters."""
+    if "mmproj" not in given:
+        if "image" in given:
+            raise ModelError("image is read by an encoder: give mmproj=FILE, too")
+        return "", 0
+    if "decode" in given:
+        raise ModelError("an image is read with a prompt: leave out decode, or mmproj")
+    return given["mmproj"], _positive("image", given["image"]) if "image" in given else 0
 
 
 def gguf_files(text: str) -> list[Path]:
     """The files that a spec is read from."""
-    return part_files(Path(parse_gguf_spec(text).path))
+    spec = parse_gguf_spec(text)
+    beside = [Path(spec.mmproj)] if spec.mmproj else []
+    return [*part_files(Path(spec.path)), *beside]
 
 
 def load_gguf(text: str) -> OpGraph:
@@ -154,7 +173,7 @@ def _generation(header: GgufHeader, spec: GgufSpec) -> OpGraph:
     """A whole request: the prompt, and steps at the mean context."""
     mean, tokens = spec.prompt + max(1, spec.new // 2), spec.prompt + spec.new
     prompt = graph_of(header, replace(spec, sequence=spec.prompt))
-    step = graph_of(header, replace(spec, sequence=mean, decode=True))
+    step = graph_of(header, replace(spec, sequence=mean, decode=True, mmproj=""))
     longest = header.count("context_length")
     contexts = _bends(header, spec, tokens, longest)
     detail = list(step.detail)
@@ -320,9 +339,10 @@ def graph_of(header: GgufHeader, spec: GgufSpec) -> OpGraph:
     x = builder.add(TOKENS, INPUT, [], rows)
     beside = [outer.pop(name) for name in _BESIDE_EMBEDDING if name in outer]
     held = embedding.nbytes + sum(part.nbytes for parts in beside for part in parts.values())
+    images = [_image(builder, width)] if spec.mmproj else []
     embedding_op = len(builder.graph.op_types)
     x = builder.add(
-        "token_embd", "Gather", [x], rows * width,
+        "token_embd", "Gather", [x, *images], rows * width,
         held=held, touched=rows * (held / vocabulary), kind=embedding.kind,
     )  # fmt: skip
     for index, parts in enumerate(blocks):
@@ -343,6 +363,23 @@ def graph_of(header: GgufHeader, spec: GgufSpec) -> OpGraph:
         return builder.graph.build(f"{Path(spec.path).stem} {size}", "gguf")
     except ModelError as error:  # sizes that no model has
         raise ModelError(f"{header.path}: {error}") from None
+
+
+def _image(builder: _ModelBuilder, width: int) -> int:
+    """The embeddings of one image, by an encoder whose file lies beside the model's."""
+    encoder = read_projector(Path(builder.spec.mmproj), builder.spec.image)
+    pixels = builder.add(IMAGE, INPUT, [], encoder.numbers)
+    attributes: dict[str, Attribute] = {
+        "file": encoder.path, "patches": encoder.patches, "width": encoder.width,
+        "inner": encoder.inner, "heads": encoder.heads, "blocks": encoder.blocks,
+    }  # fmt: skip
+    graph, made = builder.graph, min(encoder.patches, builder.tokens) * width * ACTIVATION_BYTES
+    op = graph.add_op(
+        PROJECTOR, IMAGE_ENCODER, reads=[pixels], flop=encoder.flop,
+        traffic_bytes=encoder.traffic_bytes, weight_bytes=encoder.held_bytes, scope=PROJECTOR,
+        detail=OpDetail("float16", attributes=attributes),
+    )  # fmt: skip
+    return graph.make_tensor(op, made)
 
 
 def _by_block(header: GgufHeader) -> tuple[Parts, list[Parts]]:

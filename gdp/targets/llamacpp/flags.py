@@ -9,7 +9,7 @@ tensors in whose names the regular expression is found. A block's cache lies wit
 import re
 import shlex
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import NamedTuple
 
@@ -23,7 +23,7 @@ from gdp.errors import PlacementError
 from gdp.files.writing import OWN_FILES_ONLY, OverwritePolicy, indented_json, new_contents
 from gdp.graph.generation import request_of
 from gdp.graph.op_graph import OpGraph
-from gdp.ops.llamacpp import BATCH, UBATCH
+from gdp.ops.llamacpp import BATCH, PROJECTOR, UBATCH
 from gdp.placement import Placement
 from gdp.targets.target import ExportJob
 
@@ -40,6 +40,7 @@ class Slots:
     embedding: Int[np.ndarray, "_"]  # and what takes a token: on the CPU always
     layers: Sequence[Int[np.ndarray, "_"]]  # of each block without its experts; last: the output
     experts: Sequence[Int[np.ndarray, "_"]]  # of each slot, empty where there are none
+    projector: Int[np.ndarray, "_"]  # an image encoder with a file of its own, empty without one
 
 
 class Option(NamedTuple):
@@ -66,6 +67,8 @@ class Flags:
     device: tuple[str, ...] = ()
     ubatch_size: int = UBATCH  # most tokens of a prompt at once
     divides: bool = False  # the GPUs compute each op together, in the proportions of the split
+    mmproj: str = ""  # file of the image encoder
+    mmproj_device: str = ""  # GPU that encodes images; empty: the processor
 
     def options(self) -> list[Option]:
         """The options in their order, as `llama-cli --help` spells them."""
@@ -122,7 +125,20 @@ class Flags:
             *([] if self.op_offload else [Option(
                 "--no-op-offload", "",
                 "for a prompt the CPU computes with its weights sooner than they reach a GPU")]),
+            *self._encoder(),
         ]  # fmt: skip
+
+    def _encoder(self) -> list[Option]:
+        """The options of an image encoder."""
+        if not self.mmproj:
+            return []
+        file = Option("--mmproj", self.mmproj, "the image encoder, with room in the plan")
+        if not self.mmproj_device:
+            return [file, Option("--no-mmproj-offload", "", "images are encoded on the CPU")]
+        return [file, Option(
+            "--mmproj-device", self.mmproj_device,
+            "the GPU that encodes images; builds from before pull request 23255 have no such flag: "
+            "leave it out there and set MTMD_BACKEND_DEVICE to the same name")]  # fmt: skip
 
     def arguments(self) -> list[str]:
         """The options as arguments of a program."""
@@ -141,6 +157,7 @@ def slots_of(graph: OpGraph) -> Slots:
         elif not graph.is_io[op]:
             # In a generation, what takes the next token stays with the embedding on the CPU.
             outer.setdefault(scope or "token_embd", []).append(op)
+    projector = outer.pop(PROJECTOR, [])
     if set(outer) != {"token_embd", "output_norm", "output"} or not blocks:
         raise PlacementError(f"graph {graph.name!r} was not read from a .gguf file; llama.cpp "
                              "follows placements of such files only")  # fmt: skip
@@ -155,7 +172,7 @@ def slots_of(graph: OpGraph) -> Slots:
         ops(outer["token_embd"]),
         [*(ops(blocks.get((i, False), [])) for i in range(count)),
          ops(outer["output_norm"] + outer["output"])],
-        [*(ops(blocks.get((i, True), [])) for i in range(count)), ops([])],
+        [*(ops(blocks.get((i, True), [])) for i in range(count)), ops([])], ops(projector),
     )  # fmt: skip
 
 
@@ -188,11 +205,12 @@ def flags_of(graph: OpGraph, placement: Placement, cluster: Cluster) -> Flags:
                 raise _cannot(f"experts of block {block} are on another GPU than the block")
             away.append(block)
     counts, lent = tuple(places.count(1 + gpu) for gpu in gpus), _lent(cluster)
-    return Flags(
+    flags = Flags(
         sum(counts), counts if len(gpus) > 1 else (), _overrides(graph, slots, away),
         _context(graph), *_planned(graph), op_offload=_sends_weights(graph, device, cluster),
         rpc=lent.get("rpc", ()), device=lent.get("device", ()), ubatch_size=_ubatch(graph),
     )  # fmt: skip
+    return _with_encoder(flags, graph, device, slots, cluster)
 
 
 def _divided_flags(graph: OpGraph, placement: Placement, cluster: Cluster) -> Flags:
@@ -212,10 +230,25 @@ def _divided_flags(graph: OpGraph, placement: Placement, cluster: Cluster) -> Fl
         raise _cannot("GPUs hold whole experts, and llama.cpp divides the columns of each")
     used = [f"CUDA{numbers[d]}" for d in split.devices]
     every = sum(number is not None for number in numbers)
-    return Flags(
+    flags = Flags(
         len(slots.layers), split.parts, (), _context(graph), *_planned(graph),
         device=tuple(used) if len(used) < every else (), ubatch_size=_ubatch(graph), divides=True,
     )  # fmt: skip
+    return _with_encoder(flags, graph, device, slots, cluster)
+
+
+def _with_encoder(
+    flags: Flags, graph: OpGraph, device: Int[np.ndarray, "N"], slots: Slots, cluster: Cluster
+) -> Flags:
+    """The flags with the file and the device of the image encoder, if there is one."""
+    if not len(slots.projector):
+        return flags
+    op = int(slots.projector[0])
+    file, number = str(graph.detail[op].attributes["file"]), cluster.accelerator_numbers[device[op]]
+    if number is None:
+        return replace(flags, mmproj=file)
+    names = _lent(cluster).get("device")
+    return replace(flags, mmproj=file, mmproj_device=names[number] if names else f"CUDA{number}")
 
 
 def _context(graph: OpGraph) -> int:

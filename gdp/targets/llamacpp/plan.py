@@ -27,6 +27,7 @@ from gdp.problem.arrays import arrays_of
 from gdp.question import Question
 from gdp.result import Result
 from gdp.sim.segments import border_tensors
+from gdp.targets.llamacpp.encoder import homes_of_encoder, told
 from gdp.targets.llamacpp.flags import Slots, slots_of
 from gdp.targets.llamacpp.pipeline import saved_s
 from gdp.targets.llamacpp.tensor import TensorPlan, tensor_plans
@@ -61,6 +62,7 @@ class _LlamaBlocks:
     layer_bytes: Int[np.ndarray, "S"]
     expert_bytes: Int[np.ndarray, "S"]
     memory_bytes: Int[np.ndarray, "D"]  # for weights and caches
+    rest: Int[np.ndarray, "N"]  # devices of ops that no slot has: inputs, the image encoder
     tensor_bytes: int  # at most so many are alive at once
     crossings: int  # of a border in one sample: by the prompt, and by all steps together
     # Bytes of all passes together:
@@ -120,15 +122,31 @@ def plan_llamacpp(question: Question) -> Result:
         )
     if question.constraints.together or question.constraints.whole:
         raise ArgumentError("--for llamacpp keeps blocks whole by itself: leave out --together")
+    slots = slots_of(question.graph)
+    if not len(slots.projector):
+        return _planned(question, slots, None)
+    found, error = list[Result](), None
+    for home in homes_of_encoder(question, slots):
+        try:
+            found.append(_planned(question, slots, home))
+        except InfeasibleError as caught:
+            error = error or caught
+    if not found:
+        raise error or InfeasibleError("the constraints leave no device for the image encoder")
+    best = min(found, key=lambda result: (not result.score.feasible, result.value_s))
+    return replace(best, notes=(*best.notes, told(best, found, slots)))
+
+
+def _planned(question: Question, slots: Slots, home: int | None) -> Result:
+    """The best plan, with the image encoder on this device."""
     graph, cluster = question.graph, question.cluster
-    slots = slots_of(graph)
-    blocks = _llama_blocks(question, slots)
+    blocks = _llama_blocks(question, slots, home)
     plans = _placements(graph, cluster, slots, blocks)
     reason = "a device is too small or forbidden"
     result = first_that_fits(question, plans, reason, "llamacpp")
     result = beside(result, _fit_peer(graph, cluster, slots, blocks))
     result = evened(result, _even_placements(graph, cluster, slots, blocks))
-    return _or_divided(_pipelined(result), tensor_plans(question, slots, blocks.cpu))
+    return _or_divided(_pipelined(result), tensor_plans(question, slots, blocks.rest))
 
 
 def _pipelined(result: Result) -> Result:
@@ -236,8 +254,7 @@ def _fit_peer(graph: OpGraph, cluster: Cluster, slots: Slots, blocks: _LlamaBloc
             blocks.layer_bytes, blocks.expert_bytes, cluster.memory_bytes[gpus], blocks.tensor_bytes
         )
         fitted, where = fit_plan(sizes), np.array([*gpus, blocks.cpu])
-        device = np.full(graph.num_ops, blocks.cpu)
-        device[graph.is_io] = cluster.host
+        device = blocks.rest.copy()
         for slot, (layer, experts) in enumerate(zip(slots.layers, slots.experts, strict=True)):
             device[layer] = where[fitted.layers[slot]]
             device[experts] = where[fitted.experts[slot]]
@@ -246,7 +263,7 @@ def _fit_peer(graph: OpGraph, cluster: Cluster, slots: Slots, blocks: _LlamaBloc
     return Peer("llama.cpp, fit", "llama.cpp's own plan (--fit on)", plan)
 
 
-def _llama_blocks(question: Question, slots: Slots) -> _LlamaBlocks:
+def _llama_blocks(question: Question, slots: Slots, home: int | None = None) -> _LlamaBlocks:
     graph, cluster = question.graph, question.cluster
     cpus = [d for d, device in enumerate(cluster.devices) if device.is_cpu]
     if cluster.devices[cluster.host].is_unified:  # a processor of its own, in the same memory
@@ -280,6 +297,10 @@ def _llama_blocks(question: Question, slots: Slots) -> _LlamaBlocks:
     flow, most = int(made_bytes[slots.embedding].sum()), int(graph.repeats.max())
     memory_bytes = cluster.memory_bytes.copy()
     memory_bytes[cpu] -= int(graph.weight_bytes[slots.embedding].sum())
+    rest = np.where(graph.is_io, cluster.host, cpu)
+    if len(slots.projector):
+        rest[slots.projector] = cpu if home is None else home
+        memory_bytes[rest[slots.projector[0]]] -= int(graph.weight_bytes[slots.projector].sum())
 
     def summed(values: np.ndarray, pieces: Sequence[Int[np.ndarray, "_"]]) -> np.ndarray:
         return np.array([values[ops].sum(axis=0) for ops in pieces])
@@ -290,7 +311,7 @@ def _llama_blocks(question: Question, slots: Slots) -> _LlamaBlocks:
         segment_s=arrays_of(problem).segment_s * (1 if most == 1 else 2),
         layer_bytes=summed(graph.weight_bytes, slots.layers),
         expert_bytes=summed(graph.weight_bytes, slots.experts),
-        memory_bytes=memory_bytes, tensor_bytes=largest + 2 * flow,
+        memory_bytes=memory_bytes, rest=rest, tensor_bytes=largest + 2 * flow,
         crossings=1 if most == 1 else 2, flow_bytes=_crossing(graph, slots.embedding)[1],
         logits_bytes=_crossing(graph, slots.layers[-1])[1],
         away_bytes=np.array([_crossing(graph, ops) for ops in slots.experts]),
@@ -340,8 +361,7 @@ def _llama_devices(
     total, row = best_row(order, lambda d: stage[:, :, d], link)
     if not row:
         return None
-    devices = np.full(graph.num_ops, cpu)
-    devices[graph.is_io] = cluster.host
+    devices = blocks.rest.copy()
     for start, stop, where in row:
         stretch = _llama_stretch(blocks, frugal, where, start, stop)
         for slot in range(start, stop):

@@ -11,7 +11,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -210,8 +210,8 @@ def run_llamacpp(request: RunRequest) -> RunReport:
     threads = 1 if cluster.devices[cluster.host].kind == CORE_KIND else num_cores()
 
     def load(name: str, where: Int[np.ndarray, "N"], ends: Sequence[str] = ()) -> LlamaContender:
-        flags = flags_of(graph, make_placement(graph, cluster, where), cluster).arguments()
-        return started(name, flags, ends)
+        flags = flags_of(graph, make_placement(graph, cluster, where), cluster)
+        return started(name, replace(flags, mmproj="").arguments(), ends)
 
     def started(name: str, arguments: list[str], ends: Sequence[str] = ()) -> LlamaContender:
         arguments = [*arguments, "--threads", str(threads)]

@@ -13,6 +13,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
+from jaxtyping import Int
 
 from gdp.cluster.machines import machine_of
 from gdp.cluster.types import Cluster
@@ -89,7 +90,7 @@ def why_no_tensor_split(graph: OpGraph) -> str:
     return ""
 
 
-def tensor_plans(question: Question, slots: Slots, cpu: int) -> list[TensorPlan]:
+def tensor_plans(question: Question, slots: Slots, rest: Int[np.ndarray, "N"]) -> list[TensorPlan]:
     """The best tensor split of each set of GPUs, the fastest that fits first; none where there is
     one GPU, or llama.cpp cannot divide the model."""
     gpus = _free_gpus(question, slots)
@@ -101,11 +102,11 @@ def tensor_plans(question: Question, slots: Slots, cpu: int) -> list[TensorPlan]
     for chosen in _sets(question.cluster, gpus):
         tried: dict[tuple[int, ...], TensorPlan] = {}
         for parts in _proportions(question.cluster, chosen, keys):
-            _try(question, slots, cpu, chosen, parts, tried)
+            _try(question, slots, rest, chosen, parts, tried)
         best = min(tried.values(), key=_rank, default=None)
         if best is not None and len(chosen) <= _MOST_GPUS:
             for parts in _around(best.split.parts, keys):
-                _try(question, slots, cpu, chosen, parts, tried)
+                _try(question, slots, rest, chosen, parts, tried)
         found += sorted(tried.values(), key=_rank)[:1]
     return sorted(found, key=_rank)
 
@@ -193,8 +194,8 @@ def _around(parts: tuple[int, ...], keys: int) -> Iterator[tuple[int, ...]]:
 
 
 def _try(
-    question: Question, slots: Slots, cpu: int, chosen: Sequence[int], parts: tuple[int, ...],
-    tried: dict[tuple[int, ...], TensorPlan],
+    question: Question, slots: Slots, rest: Int[np.ndarray, "N"], chosen: Sequence[int],
+    parts: tuple[int, ...], tried: dict[tuple[int, ...], TensorPlan],
 ) -> None:  # fmt: skip
     """Simulate one split, unless it was, or leaves a GPU without a piece."""
     started_s, graph = time.perf_counter(), question.graph
@@ -202,9 +203,8 @@ def _try(
     parts = (1,) * len(parts) if even else parts
     if parts in tried or not parts:
         return
-    device = np.full(graph.num_ops, chosen[0])
-    device[graph.is_io] = question.cluster.host
-    device[slots.embedding] = cpu
+    device = rest.copy()
+    device[np.concatenate([*slots.layers, *slots.experts])] = chosen[0]
     split = Split(tuple(chosen), shares=() if even else parts)
     placement = make_placement(
         graph, question.cluster, device, made_by="gdp llamacpp", splits=(split,)

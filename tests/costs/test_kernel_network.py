@@ -12,6 +12,7 @@ from gdp.cluster.types import Device, make_cluster
 from gdp.costs.base import roofline
 from gdp.costs.default import resolve_costs, shipped_for
 from gdp.costs.learned import LearnedCosts
+from gdp.costs.measured import network as module
 from gdp.costs.measured.costs import ELEMENTWISE_S, LIBRARY_S, MeasuredCosts, covers
 from gdp.costs.measured.devices import silicon_of
 from gdp.costs.measured.graph import graph_kernels
@@ -72,6 +73,30 @@ def test_kernels_are_costed_some_at_once(monkeypatch: pytest.MonkeyPatch) -> Non
     whole = seconds_of(network, kernels, vector)
     monkeypatch.setattr("gdp.costs.measured.network._AT_ONCE", 3)
     assert seconds_of(network, kernels, vector) == pytest.approx(whole, rel=1e-12)
+
+
+def test_of_many_kernels_those_alike_are_asked_about_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What ships, within 1.5% of each kernel's own answer and 0.1% in the mean, each with its own
+    roofline; on two devices apart."""
+    network, _ = shipped_network() or pytest.fail("no kernel network ships")
+    kernels = products(np.floor(2.0 ** np.random.default_rng(0).uniform(0, 13, 2000)).tolist())
+    device = np.arange(2000) % 2
+    chips = [silicon_of(device_preset(name)) for name in ("t4", "h100")]
+    given = kernels, chips, np.zeros((2, VECTOR)), device
+    exact = network.log_seconds(*given)
+    asked: list[int] = []
+    honest = module.forward
+
+    def counted(weights, shown, *rest):
+        asked.append(len(shown))
+        return honest(weights, shown, *rest)
+
+    monkeypatch.setattr(module, "forward", counted)
+    monkeypatch.setattr(module, "_MOST_EXACT", 100)
+    off = np.abs(np.expm1(network.log_seconds(*given) - exact))
+    assert sum(asked) < 1600
+    assert 0 < off.max() < 0.015
+    assert off.mean() < 1e-3
 
 
 def test_the_roofline_of_a_product_by_hand() -> None:

@@ -141,10 +141,11 @@ class MeasuredCosts:
         )
 
     def kernel_seconds(self, found: GraphKernels, device: Device) -> Float[np.ndarray, "N"]:
-        """Seconds of the kernels of a graph on a device."""
+        """Seconds of the kernels of a graph on a device; zero for ops without a known one."""
+        seconds, known = np.zeros(len(found.kernels)), np.flatnonzero(found.known)
         # Layers of a model are alike, so few kernels differ.
-        first, which = np.unique(found.row, return_index=True, return_inverse=True)[1:]
-        seconds = self._predicted(found.kernels.take(first), device)[which]
+        first, which = np.unique(found.row[known], return_index=True, return_inverse=True)[1:]
+        seconds[known] = self._predicted(found.kernels.take(known[first]), device)[which]
         inside = found.block >= 0
         if not inside.any():
             return seconds

@@ -1,5 +1,6 @@
 """Kernels of a graph: the class and sizes of each op, from its type, shapes and bytes."""
 
+import itertools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -75,7 +76,8 @@ def graph_kernels(graph: OpGraph, *, served: bool) -> GraphKernels:
             made[key] = len(rows)
             rows.append(_kernel(op_type, detail, flop[op], (traffic[op], weights[op]), served))
         which[op] = made[key]
-    table = np.array(rows, dtype=float).reshape(len(rows), len(_Row._fields)).T[:, which]
+    numbers = np.fromiter(itertools.chain.from_iterable(rows), float)
+    table = numbers.reshape(len(rows), len(_Row._fields)).T[:, which]
     column = _Row(*table)  # of arrays
     kind, arithmetic = (x.astype(np.int64) for x in (column.kind, column.arithmetic))
     simple = np.isin(kind, [KINDS.index(name) for name in _SIMPLE_KINDS])

@@ -21,7 +21,7 @@ from gdp.question import Question
 from gdp.sim.objectives import Score
 from gdp.targets.hf_accelerate import plan
 from gdp.targets.hf_accelerate.plan import balanced_map
-from gdp.targets.llamacpp.plan import FIT_MARGIN_BYTES, FitSizes, fit_plan
+from gdp.targets.llamacpp.fit_rule import FIT_MARGIN_BYTES, FitSizes, fit_plan
 from gdp.targets.peers import compared
 from tests.decoders import decoder
 

@@ -86,6 +86,21 @@ def test_pinned_encoders_stay(tmp_path: Path) -> None:
     assert (result.placement.device == 1).any()
 
 
+def test_blocks_have_the_memory_that_the_encoder_leaves(tmp_path: Path) -> None:
+    """On a GPU that must have the encoder, and has room for half of the blocks beside it."""
+    model, file = write_gguf(tmp_path / "m.gguf", layers=6), tmp_path / "mm.gguf"
+    write_projector(file, width=512, inner=4096)
+    spec = f"{model}?sequence=64&mmproj={file}"
+    graph, held = gdp.load(spec), read_projector(file).held_bytes
+    blocks = int(graph.weight_bytes[[s.startswith("blk.") for s in graph.scope]].sum())
+    cluster = box(held + blocks // 2 + MIB)
+    pinned = gdp.Constraints(pins=(gdp.Pin(PROJECTOR, ("gpu0",)),))
+    result = gdp.place(spec, cluster, target="llamacpp", search=ONCE, constraints=pinned)
+    assert result.score.feasible
+    on_gpu = {graph.scope[op] for op in np.flatnonzero(result.placement.device == 1)}
+    assert 1 < len(on_gpu & {f"blk.{i}" for i in range(6)}) < 6
+
+
 def test_a_gpu_encodes_no_sooner_than_its_peak(tmp_path: Path) -> None:
     """Seconds of a preset's GPU: FLOPs of the products over its 16-bit peak at the least."""
     model = write_gguf(tmp_path / "m.gguf")

@@ -10,12 +10,13 @@ MEASURE_SECONDS = 10.0
 """Default budget of a measured run: all contenders and rounds, warming up included."""
 _waiting: list[str] = []
 _waited: dict[str, float] = {}
+_waited_cpu: dict[str, float] = {}
 
 
 @contextmanager
 def waiting_for(phase: str) -> Iterator[None]:
     """Count the seconds of the block for a phase, unless an outer block counts them already."""
-    began_s = time.perf_counter()
+    began_s, began_cpu_s = time.perf_counter(), time.process_time()
     _waiting.append(phase)
     try:
         yield
@@ -23,11 +24,17 @@ def waiting_for(phase: str) -> Iterator[None]:
         _waiting.pop()
         if not _waiting:
             _waited[phase] = waited_s(phase) + time.perf_counter() - began_s
+            _waited_cpu[phase] = waited_cpu_s(phase) + time.process_time() - began_cpu_s
 
 
 def waited_s(phase: str) -> float:
     """Seconds that this process has waited for a phase so far."""
     return _waited.get(phase, 0.0)
+
+
+def waited_cpu_s(phase: str) -> float:
+    """CPU seconds of all threads of this process in a phase so far."""
+    return _waited_cpu.get(phase, 0.0)
 
 
 class Phases:

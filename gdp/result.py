@@ -69,6 +69,7 @@ class Result:
     curve: tuple[tuple[float, float], ...] = ()
     counts: Counts = field(default_factory=lambda: Counts((), ()))
     bound_over: str = WHOLE_OPS  # pieces of the placements that the bound holds for
+    search_cpu_s: float = 0.0  # CPU seconds of the method, of which `evaluations` are a part
     deviation_s: float | None = None  # standard deviation of the value; None: costs say nothing
 
     @property
@@ -126,6 +127,7 @@ class Result:
             "seconds": self.seconds,
             "phases": dict(self.phases),
             "evaluations": self.evaluations,
+            "search_cpu_s": self.search_cpu_s,
             "seed": self.seed,
             "costs": self.costs,
             "deviation_s": self.deviation_s,

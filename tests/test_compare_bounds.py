@@ -4,9 +4,13 @@ import pytest
 
 import gdp
 from gdp import Result
-from gdp.cli.text import compare_text
+from gdp.cli.text import compare_text, result_text
+from gdp.clock import COMPILE, waiting_for
 from gdp.costs.base import roofline
 from gdp.graph.op_graph import INPUT, OUTPUT, make_graph
+from gdp.methods.base import Answer
+from gdp.methods.heuristics.simple import single
+from gdp.problem.problem import Problem
 
 
 def test_all_methods_are_measured_against_the_best_bound_of_any() -> None:
@@ -41,6 +45,26 @@ def test_the_phases_of_a_result_add_up_to_what_was_waited() -> None:
     assert {"costs", "search", "bound", "counts"} <= set(result.phases)
     assert result.seconds == sum(result.phases.values())
     assert all(s > 0 for s in result.phases.values())
+
+
+def test_an_answer_says_what_its_evaluations_cost(monkeypatch: pytest.MonkeyPatch) -> None:
+    """CPU seconds of the method, without compilation: by a clock that the method alone moves."""
+    now = [5.0]
+
+    def busy(problem: Problem, search: gdp.Search) -> Answer:
+        with waiting_for(COMPILE):
+            now[0] += 100.0
+        now[0] += 0.25
+        return single(problem, search)
+
+    graph = make_graph("two", ["a", "b"], ["X"] * 2, [(0, 1)], [(0, 1)], flop=[1e9, 1e9])
+    cluster = gdp.Cluster.load("2xt4-pcie3")
+    monkeypatch.setattr("time.process_time", lambda: now[0])
+    monkeypatch.setattr("gdp.solve.methods", lambda *_: {"single": busy})
+    result = gdp.place(graph, cluster, method="single", costs=roofline)
+    assert result.search_cpu_s == pytest.approx(0.25)
+    assert result.to_json()["search_cpu_s"] == result.search_cpu_s
+    assert f"{result.evaluations} evaluations in 0.25 CPU s" in result_text(graph, cluster, result)
 
 
 def test_an_unknown_name_is_found_before_any_method_runs() -> None:

@@ -355,7 +355,9 @@ class SearchOptions:
     evaluations: int | None = option(
         "--evaluations",
         type=int,
-        help="Budget in simulated placements; no clock enters the answer.",
+        help="Budget in placements that the search simulates; no clock enters the answer. 1,000 of "
+        "1,000 ops take 0.1 CPU s for a latency, 0.01 for a pipeline; heuristics add 0.7, programs "
+        "where memory binds 10. The answer says how many CPU seconds it took.",
     )
     seed: int = option("--seed", type=int, default=0)
     chains: int = option(

@@ -99,7 +99,8 @@ def result_text(
         *(_times(result) if answer is None else generation_lines(answer)),
         *_deviation(result),
         f"bound    {_bound(result)}" + (f": {gap}" if result.bound_by else ""),
-        f"waited   {result.seconds:.2f} s: {_phases(result)}; {result.evaluations} evaluations",
+        f"waited   {result.seconds:.2f} s: {_phases(result)}; {result.evaluations} evaluations in "
+        f"{result.search_cpu_s:.2g} CPU s",
         "",
         table(["device", "ops", "GFLOP", "peak", "memory", "full", "reserve"], rows),
     ]

@@ -447,7 +447,7 @@ def require(placement: Placement, graph: OpGraph, cluster: Cluster) -> None:
     """Raise `PlacementError` with every violation."""
     if problems := check(placement, graph, cluster):
         raise PlacementError("; ".join(problems))
-    if placement.graph_digest != graph.digest:
+    if placement.graph_digest == graph.earlier_digest:
         LOG.warning(
             "the placement was made by an earlier version, whose files do not say which ops share "
             "weights or run backward; it is taken as it is, place the model again to be sure"

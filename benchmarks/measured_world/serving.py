@@ -84,6 +84,11 @@ WEIGHTS: Mapping[str, dict[str, Any]] = {
     "": {}, "fp8": _FLOAT8, "fp4": _NVFP4, "int8": _INT8, "int4": _INT4,
 }  # fmt: skip
 """Stored weights by the name of a precision; 16 bits without one."""
+CAST = {
+    "fp8": {"num_bits": 8, "type": "float"}, "fp4": {"num_bits": 4, "type": "float"},
+    "int8": {"num_bits": 8, "type": "int"},
+}  # fmt: skip
+"""Activations as the runs of a precision multiplied them."""
 CACHES = {"num_bits": 8, "type": "float"}
 
 
@@ -103,7 +108,10 @@ def write_config(folder: Path, data: Path, model: str, precision: str) -> None:
         config["dtype"] = "bfloat16"  # the type of such checkpoints, which vLLM reads from them
     own = config.get("quantization_config") or {}
     if precision and not (precision == "fp8" and own.get("quant_method") == "fp8"):
-        group = {"targets": ["Linear"], "weights": WEIGHTS[precision]}
+        group = {
+            "targets": ["Linear"], "weights": WEIGHTS[precision],
+            "input_activations": CAST.get(precision),
+        }  # fmt: skip
         config["quantization_config"] = {
             "quant_method": "compressed-tensors", "ignore": ["lm_head"],
             "config_groups": {"weights": group}, "kv_cache_scheme": CACHES,

@@ -27,7 +27,7 @@ import numpy as np
 from jaxtyping import Float, Int
 
 from gdp.cluster.types import Cluster, Device
-from gdp.costs.base import CostModel, RuntimeOverheads
+from gdp.costs.base import CostModel, RuntimeOverheads, launch_floors_s
 from gdp.graph.op_graph import OpGraph
 
 SIGMA = {
@@ -439,6 +439,11 @@ class AdaptedCosts:
 
     def __call__(self, graph: OpGraph, cluster: Cluster) -> Float[np.ndarray, "N D"]:
         return self.base(graph, cluster) * self.factors(graph, cluster)
+
+    def launch_floor_s(self, graph: OpGraph, cluster: Cluster) -> Float[np.ndarray, "N D"] | None:
+        """Launches of the other model by the same factors; see `KnowsLaunches`."""
+        floor_s = launch_floors_s(self.base, graph, cluster)
+        return None if floor_s is None else floor_s * self.factors(graph, cluster)
 
     def factors(self, graph: OpGraph, cluster: Cluster) -> Float[np.ndarray, "N D"]:
         """The multiplier of every op on every device; 1 on kinds that were never measured."""

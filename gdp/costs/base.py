@@ -25,6 +25,25 @@ class RuntimeOverheads(Protocol):
         ...
 
 
+@runtime_checkable
+class KnowsLaunches(Protocol):
+    """Costs that also know how long a host takes to launch an op."""
+
+    def launch_floor_s(self, graph: OpGraph, cluster: Cluster) -> Float[np.ndarray, "N D"] | None:
+        """Seconds, of those that the model tells, that no quicker device saves; None: no launch."""
+        ...
+
+
+def launch_floors_s(
+    model: CostModel, graph: OpGraph, cluster: Cluster
+) -> Float[np.ndarray, "N D"] | None:
+    """Seconds of launches by a model or by one that it rests on; None where none knows them."""
+    if isinstance(model, KnowsLaunches):
+        return model.launch_floor_s(graph, cluster)
+    base = getattr(model, "base", None)
+    return None if base is None else launch_floors_s(base, graph, cluster)
+
+
 def can_run(graph: OpGraph, cluster: Cluster) -> Bool[np.ndarray, "N D"]:
     """True where an op may run: graph inputs and outputs on the host, others where supported."""
     allowed = np.ones((graph.num_ops, cluster.num_devices), dtype=bool)

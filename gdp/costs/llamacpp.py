@@ -217,7 +217,7 @@ def _as_kernels(
         kind=np.array([KINDS.index(p.kind) for p in products]), engine=engine,
         arithmetic=np.where(single, 0, 1), stored_bits=8.0 * items,
         block_scaled=np.zeros(len(products)), b=b, m=m, n=n, k=k, flop=flop, held_bytes=held,
-        moved_bytes=items * b * m * (k + n),
+        moved_bytes=items * b * m * (k + n), numbers=np.zeros(len(products), dtype=np.int64),
     )  # fmt: skip
 
 

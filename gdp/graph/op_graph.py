@@ -48,6 +48,12 @@ class OpDetail:
     attributes: Mapping[str, Attribute] = field(default_factory=dict)
 
 
+WEIGHT_ARITHMETIC = "weight_arithmetic"
+"""Attribute of an op with quantised weights: what their kernels multiply, as the scheme says.
+"weights": 16 bits, to which the weights are unpacked; "float8", "float4", "int8": activations are
+cast to such numbers, too; "llm.int8": as bitsandbytes does it, in every runtime."""
+
+
 @dataclass(frozen=True, eq=False)
 class OpGraph:
     """A dataflow graph with its ops in topological order. Frozen; arrays are read-only.
@@ -126,6 +132,10 @@ class OpGraph:
         The graph's own name, those of its tensors and its source, which the ops tell, are left out,
         and of ids which ops share one counts alone.
         """
+        return self._digest(frozenset())
+
+    def _digest(self, left_out: frozenset[str]) -> str:
+        """The digest without some attributes of ops."""
         sha = hashlib.sha256(self.earlier_digest.encode())
         for ids in (self.weight_id, self.colocate):
             _, first, which = np.unique(ids, return_index=True, return_inverse=True)
@@ -136,7 +146,7 @@ class OpGraph:
         text: dict[int, str] = {}
         for detail in self.detail:
             if id(detail) not in text:
-                known = sorted(detail.attributes.items())
+                known = sorted(x for x in detail.attributes.items() if x[0] not in left_out)
                 shapes = detail.input_shapes, detail.output_shapes
                 text[id(detail)] = repr((detail.dtype, shapes, known))
         sha.update("\0".join(text[id(detail)] for detail in self.detail).encode())
@@ -158,9 +168,9 @@ class OpGraph:
         return sha.hexdigest()
 
     @property
-    def digests(self) -> tuple[str, str]:
-        """Its digest, and the one by which files of earlier versions know it."""
-        return self.digest, self.earlier_digest
+    def digests(self) -> tuple[str, ...]:
+        """Its digest, and those by which files of earlier versions know it."""
+        return self.digest, self._digest(frozenset([WEIGHT_ARITHMETIC])), self.earlier_digest
 
     @functools.cached_property
     def op_index(self) -> dict[str, int]:

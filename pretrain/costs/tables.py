@@ -81,6 +81,7 @@ def _rows(kind: str, engine: str, formats: Any, dims: dict[str, Any], seconds: A
         np.array([ARITHMETIC.index(a) for a in arithmetic]), np.array(bits, dtype=float),
         np.array([float(name in BLOCK_SCALED) for name in formats]),
         *(column(name) for name in ("b", "m", "n", "k", "flop", "held", "moved")),
+        numbers=np.zeros(count, dtype=np.int64),
     )  # fmt: skip
     layers = np.column_stack([column(name) for name in dims["layer"]])
     names, which = np.unique(layers, axis=0, return_inverse=True)

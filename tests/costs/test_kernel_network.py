@@ -21,7 +21,7 @@ from gdp.costs.measured.network import VECTOR, KernelNetwork
 from gdp.costs.measured.shipped import load_network, save_network, shipped_network
 from gdp.graph.fuse import fuse, group_seconds
 from gdp.graph.generation import STEP, Request, as_served, generation_graph, is_served, run_once
-from gdp.graph.op_graph import OpDetail, OpGraph
+from gdp.graph.op_graph import WEIGHT_ARITHMETIC, OpDetail, OpGraph
 from gdp.graph.source import Source
 from pretrain.costs.few import fit_vector
 
@@ -38,6 +38,7 @@ def products(m: list[float], n: float = 4096, k: float = 4096, bits: float = 16)
         arithmetic=np.ones(len(m), dtype=np.int64), stored_bits=bits * ones, block_scaled=0 * ones,
         b=ones, m=rows, n=n * ones, k=k * ones, flop=2 * rows * n * k,
         held_bytes=n * k * bits / 8 * ones, moved_bytes=2 * rows * (n + k),
+        numbers=np.zeros(len(m), dtype=np.int64),
     )  # fmt: skip
 
 
@@ -274,6 +275,48 @@ def test_a_prompt_is_multiplied_in_a_type_that_the_device_has(
     cluster = make_cluster("one", [device])
     (seconds,) = MeasuredCosts(still, served=True)(graph, cluster)[:, 0]
     assert seconds == pytest.approx(2.0 * m * n * n / device.flop_per_s[type_], rel=0.01)
+
+
+TFLOPS: dict[str, dict[str, float]] = {
+    "v100": {"16": 125}, "t4": {"16": 65, "int8": 130}, "a100": {"16": 312, "int8": 624},
+    "rtx3090": {"16": 71, "int8": 284}, "rtx4090": {"16": 165.2, "int8": 660.6, "float8": 330.3},
+    "h100": {"16": 989, "int8": 1979, "float8": 1979},
+    "b200": {"16": 2250, "int8": 4500, "float8": 4500, "float4": 9000},
+    "b300": {"16": 2250, "int8": 153.5, "float8": 4500, "float4": 14000},
+}  # fmt: skip
+"""Dense products by the makers' data sheets, written down again."""
+FORMATS = [("weights", 4), ("weights", 8), ("float8", 8), ("int8", 8), ("float8", 4), ("int8", 4),
+           ("float4", 4), ("llm.int8", 8)]  # fmt: skip
+
+
+@pytest.mark.parametrize("card", TFLOPS)
+@pytest.mark.parametrize(("told", "bits"), FORMATS)
+def test_a_prompt_is_multiplied_as_its_scheme_says_and_the_card_can(
+    card: str, told: str, bits: int
+) -> None:
+    """By hand: what activations are cast to where the card multiplies such numbers, else 16 bits.
+    No prompt beats that peak, also by the shipped network."""
+    m = n = 8192
+    graph = plain_graph(
+        1, [], op_types=["linear"], flop=[2.0 * m * n * n],
+        memory_traffic_bytes=[n * n * bits / 8 + 4.0 * m * n],
+        detail=[OpDetail("float16", ((m, n), (n, n)), ((m, n),), {WEIGHT_ARITHMETIC: told})],
+    )  # fmt: skip
+    peak = TFLOPS[card].get(told.removeprefix("llm."), TFLOPS[card]["16"]) * 1e12
+    network = random_network(2)
+    bias = network.weights["bias4"] - 50.0 - np.zeros(1)
+    still = replace(network, weights={**network.weights, "bias4": bias}, vectors={})
+    cluster = make_cluster("one", [device_preset(card)])
+    (seconds,) = MeasuredCosts(still, served=True)(graph, cluster)[:, 0]
+    assert seconds == pytest.approx(2.0 * m * n * n / peak, rel=0.01)
+    found = shipped_network()
+    assert found is not None
+    shipped = found[0]
+    (seconds,) = MeasuredCosts(shipped, served=True)(graph, cluster)[:, 0]
+    assert seconds > 2.0 * m * n * n / peak
+    # PyTorch's own code multiplies 16 bits, but for LLM.int8.
+    (seconds,) = MeasuredCosts(shipped, eager=True)(graph, cluster)[:, 0]
+    assert seconds > 2.0 * m * n * n / (peak if told == "llm.int8" else TFLOPS[card]["16"] * 1e12)
 
 
 @pytest.mark.parametrize("m", [1, 64, 4096])

@@ -1,6 +1,7 @@
 """Quantised models: bytes as libraries hold them, by their own modules where they run on a CPU; the
 layouts of the others by hand; what is refused, left out and assumed."""
 
+import dataclasses
 import json
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,7 +15,8 @@ transformers = pytest.importorskip("transformers")
 
 import gdp  # noqa: E402
 from gdp.errors import InfeasibleError, ModelError  # noqa: E402
-from gdp.graph.op_graph import OpGraph  # noqa: E402
+from gdp.graph.file import load_graph, save_graph  # noqa: E402
+from gdp.graph.op_graph import WEIGHT_ARITHMETIC, OpGraph  # noqa: E402
 from gdp.importers.pytorch.quantised import (  # noqa: E402
     QUANTIZE,
     SCHEMES,
@@ -95,6 +97,62 @@ def loaded(saved: Path, config: Any) -> Any:
     return transformers.AutoModelForCausalLM.from_pretrained(
         saved, quantization_config=config, device_map="cpu", dtype=torch.bfloat16
     )
+
+
+def group(activations: dict[str, Any] | None, **weights: Any) -> dict[str, Any]:
+    """A configuration of compressed-tensors with one group."""
+    own = {"targets": ["Linear"], "weights": weights, "input_activations": activations}
+    return {"quant_method": "compressed-tensors", "config_groups": {"a": own}}
+
+
+INT8_DYNAMIC = {"_type": "Int8DynamicActivationInt8WeightConfig", "_data": {}}
+
+
+@pytest.mark.parametrize(
+    ("config", "arithmetic"),
+    [
+        ({"quant_method": "bitsandbytes", "load_in_8bit": True}, "llm.int8"),
+        ({"quant_method": "bitsandbytes", "load_in_4bit": True}, "weights"),
+        ({"quant_method": "gptq", "bits": 8}, "weights"),
+        ({"quant_method": "awq", "bits": 4}, "weights"),
+        ({"quant_method": "fp8"}, "float8"),
+        ({"quant_method": "mxfp4"}, "float4"),
+        ({"quant_method": "torchao", "quant_type": {"default": INT8_DYNAMIC}}, "int8"),
+        ({"quant_method": "torchao", "quant_type": "int8_weight_only"}, "weights"),
+        (group(None, num_bits=8, type="int"), "weights"),
+        (group({"num_bits": 8, "type": "int"}, num_bits=8, type="int"), "int8"),
+        (group({"num_bits": 8, "type": "float"}, num_bits=8, type="float"), "float8"),
+        (group({"num_bits": 8, "type": "int"}, num_bits=4, type="int"), "int8"),
+        (group({"num_bits": 4, "type": "float"}, num_bits=4, type="float"), "float4"),
+    ],
+)
+def test_a_configuration_says_what_its_kernels_multiply(
+    config: dict[str, Any], arithmetic: str
+) -> None:
+    assert SCHEMES[config["quant_method"]].arithmetic(config) == arithmetic
+
+
+def test_products_of_a_quantised_model_carry_what_they_multiply(tmp_path: Path) -> None:
+    """Also through a file; a placement of the graph without it is still one of this graph."""
+    graph = imported(tmp_path, LLAMA, quantization_config={"quant_method": "gptq", "bits": 8})
+    told = [detail.attributes.get(WEIGHT_ARITHMETIC) for detail in graph.detail]
+    linear = [kind == "linear" for kind in graph.op_types]
+    assert told.count("weights") == sum(linear) - 1  # all but the output
+    assert [x is not None for x in told].count(True) == told.count("weights")
+    save_graph(graph, tmp_path / "graph.json")
+    again = load_graph(tmp_path / "graph.json")
+    assert [d.attributes.get(WEIGHT_ARITHMETIC) for d in again.detail] == told
+    earlier = dataclasses.replace(
+        graph,
+        detail=tuple(
+            dataclasses.replace(
+                d, attributes={k: v for k, v in d.attributes.items() if k != WEIGHT_ARITHMETIC}
+            )
+            for d in graph.detail
+        ),
+    )
+    assert earlier.digest != graph.digest
+    assert earlier.digest in graph.digests
 
 
 BITSANDBYTES = [

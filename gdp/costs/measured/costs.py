@@ -14,7 +14,7 @@ from gdp.costs.learned import LearnedCosts
 from gdp.costs.measured.collectives import with_measured_sends
 from gdp.costs.measured.devices import silicon_of
 from gdp.costs.measured.graph import GraphKernels, graph_kernels
-from gdp.costs.measured.kernels import ARITHMETIC, KINDS, Kernels, Silicon, floor_s
+from gdp.costs.measured.kernels import ARITHMETIC, KINDS, NUMBERS, Kernels, Silicon, floor_s
 from gdp.costs.measured.network import VECTOR, KernelNetwork
 from gdp.graph.fuse import Fused, fuse
 from gdp.graph.generation import STEP
@@ -140,6 +140,24 @@ class MeasuredCosts:
             0.0,
         )
 
+    def launch_floor_s(self, graph: OpGraph, cluster: Cluster) -> Float[np.ndarray, "N D"] | None:
+        """Seconds, of those that this model tells, in which an eager host launches each op: what
+        it takes on however quick a device. None where recorded graphs or fusion leave none."""
+        if not self.eager:
+            return None
+        launches = _launches(graph, fuse(graph))
+        launch_s = _launch_s(graph_kernels(graph, served=False))
+        floor_s = np.zeros((graph.num_ops, cluster.num_devices))
+        if not self._base_reads_unfused:
+            floor_s = _more_dispatches_s(launches, cluster)
+            floor_s += self._on_processors_s(launch_s, cluster, launches)
+        for d, device in enumerate(cluster.devices):
+            if self.predicts(device) and device.dispatch_per == "op":
+                at_least = np.maximum(launch_s, device.dispatch_s)
+                floor_s[:, d] = at_least - device.dispatch_s / np.maximum(launches, 1)
+        floor_s[graph.is_io | (launches == 0)] = 0.0
+        return floor_s
+
     def kernel_seconds(self, found: GraphKernels, device: Device) -> Float[np.ndarray, "N"]:
         """Seconds of the kernels of a graph on a device; zero for ops without a known one."""
         seconds, known = np.zeros(len(found.kernels)), np.flatnonzero(found.known)
@@ -162,9 +180,9 @@ class MeasuredCosts:
         vector = self.network.vectors.get(device.kind, np.zeros(VECTOR))
         zeros, silicon = np.zeros(len(kernels), dtype=np.int64), silicon_of(device)
         logs = self.network.log_seconds(dense, [silicon], vector[None], zeros)
-        peaks = np.array(silicon.flop_per_s)[kernels.arithmetic]
         rates = np.full(len(kernels), silicon.bytes_per_s)
-        own_s, dense_s = (floor_s(k, peaks, rates) for k in (kernels, dense))
+        own_s = floor_s(kernels, _peaks(kernels, device), rates)
+        dense_s = floor_s(dense, np.array(silicon.flop_per_s)[dense.arithmetic], rates)
         logs += np.log(np.maximum(own_s, 1e-12) / np.maximum(dense_s, 1e-12))
         # Rounded, as processors differ in the last bits of a product of matrices.
         return np.exp(np.round(logs, 9))
@@ -185,18 +203,20 @@ class MeasuredCosts:
 def _multiplied_on(kernels: Kernels, device: Device) -> tuple[Kernels, Kernels]:
     """(the kernels in types that a device multiplies, the ones that the network is asked about).
 
-    Weights of 4 bits, and floats of 8 bits with scales by blocks, are unpacked to 16 bits where a
-    device multiplies none such. The network is asked about dense 16-bit weights in place of packed
+    Weights whose scheme never casts activations are unpacked to 16 bits everywhere (Marlin; GPTQ,
+    AWQ, bitsandbytes in 4 bits), others where a device multiplies no such numbers: floats of 8 bits
+    on an A100, integers of 8 bits on a V100, 4 bits on all but Blackwell. Where nobody said which 8
+    bits they are, those with scales by blocks are floats, and others what the device has. The
+    network is asked about dense 16-bit weights in place of packed
     ones of 4 bits in products: a kernel that unpacks in registers reaches the same share of its own
     roofline (Marlin, Frantar et al. 2024, arXiv 2408.11743; not measured by gdp).
     """
-    is_four = np.zeros(len(kernels), dtype=bool)
-    if "float4" not in device.flop_per_s:
-        is_four = kernels.arithmetic == ARITHMETIC.index("float4")
-    packed = is_four
-    if "float8" not in device.flop_per_s:
-        floats = (kernels.arithmetic == ARITHMETIC.index("float8")) & (kernels.block_scaled > 0)
-        packed = is_four | floats
+    eights, fours = (kernels.arithmetic == ARITHMETIC.index(n) for n in ("float8", "float4"))
+    alone, _, integers = (kernels.numbers == NUMBERS.index(name) for name in NUMBERS[1:])
+    lacks = {name: name not in device.flop_per_s for name in ("float8", "float4", "int8")}
+    is_four = fours & (alone | lacks["float4"])
+    cannot = _are_floats(kernels) & lacks["float8"] | integers & lacks["int8"]
+    packed = is_four | eights & (alone | cannot)
     half = np.where(packed, ARITHMETIC.index("float16"), kernels.arithmetic)
     own = replace(kernels, arithmetic=half)
     dense = is_four & (kernels.kind == _PRODUCT)
@@ -206,6 +226,23 @@ def _multiplied_on(kernels: Kernels, device: Device) -> tuple[Kernels, Kernels]:
         block_scaled=np.where(dense, 0.0, own.block_scaled),
         held_bytes=np.where(dense, 2.0 * own.b * own.n * own.k, own.held_bytes),
     )
+
+
+def _are_floats(kernels: Kernels) -> Bool[np.ndarray, "K"]:
+    """Kernels of narrow floats, as their scheme or scales by blocks tell."""
+    told = kernels.numbers != NUMBERS.index("not told")
+    return np.where(told, kernels.numbers == NUMBERS.index("floats"), kernels.block_scaled > 0)
+
+
+def _peaks(kernels: Kernels, device: Device) -> Float[np.ndarray, "K"]:
+    """FLOP/s of a device for each kernel: integers and floats of 8 bits have peaks of their own,
+    which differ by half on GeForce cards and by thirty times on a B300."""
+    peaks = np.array(silicon_of(device).flop_per_s)[kernels.arithmetic]
+    eights = kernels.arithmetic == ARITHMETIC.index("float8")
+    integers = kernels.numbers == NUMBERS.index("integers")
+    for name, chosen in (("int8", integers), ("float8", _are_floats(kernels))):
+        peaks = np.where(eights & chosen, device.flop_per_s.get(name, 0.0) or peaks, peaks)
+    return peaks
 
 
 def _launch_s(found: GraphKernels) -> Float[np.ndarray, "N"]:

@@ -2,17 +2,17 @@
 
 import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import numpy as np
 from jaxtyping import Bool, Int
 
-from gdp.costs.measured.kernels import ARITHMETIC, ENGINES, KINDS, Kernels
+from gdp.costs.measured.kernels import ARITHMETIC, ENGINES, KINDS, NUMBERS, Kernels
 from gdp.graph.generation import STEP
 from gdp.graph.latent import LATENT
-from gdp.graph.op_graph import OpDetail, OpGraph
+from gdp.graph.op_graph import WEIGHT_ARITHMETIC, OpDetail, OpGraph
 from gdp.ops.table import ELEMENTWISE_OPS, REDUCTIONS, VIEWS
 
 PRODUCTS = frozenset(
@@ -33,6 +33,11 @@ SOFTMAX = frozenset(
     ["softmax", "_softmax", "log_softmax", "_log_softmax", "_safe_softmax", "Softmax"]
 )
 _SIMPLE = REDUCTIONS | ELEMENTWISE_OPS | VIEWS
+_NUMBERS: Mapping[object, str] = {
+    "weights": "weights alone", "float8": "floats", "float4": "floats", "int8": "integers",
+    "llm.int8": "integers",
+}  # fmt: skip
+"""Row of `NUMBERS` of each `WEIGHT_ARITHMETIC`."""
 _ITEM_BYTES = {"float64": 8, "float32": 4, "int64": 8, "int32": 4, "float8": 1, "int8": 1}
 _PRECISE = frozenset(("float32", "float64"))
 _BLOCK_SCALE_BYTES = 4 / 128**2
@@ -57,8 +62,8 @@ def graph_kernels(graph: OpGraph, *, served: bool) -> GraphKernels:
     Args:
         graph: Its FLOPs and bytes are the kernels', so that their roofline is the graph's.
         served: As an engine of language models computes it: what is stored in 8 or 4 bits is also
-            multiplied so, all of a block of experts is one call, and a router between products in
-            16 bits multiplies in 16 bits. O(N).
+            multiplied so where its scheme casts activations, too, all of a block of experts is one
+            call, and a router between products in 16 bits multiplies in 16 bits. O(N).
     """
     made: dict[tuple, int] = {}  # layers of a model are alike
     narrowed: dict[int, OpDetail] = {}
@@ -96,6 +101,7 @@ def graph_kernels(graph: OpGraph, *, served: bool) -> GraphKernels:
         moved_bytes=np.where(
             np.isnan(column.moved_bytes), graph.memory_traffic_bytes - held, column.moved_bytes
         ),
+        numbers=column.numbers.astype(np.int64),
     )  # fmt: skip
     block = _blocks(graph, kernels) if served else np.full(graph.num_ops, -1)
     return GraphKernels(kernels, which, known & ~graph.is_io, block)
@@ -146,6 +152,7 @@ class _Row(NamedTuple):
     held_bytes: Any = 0.0
     block_scaled: Any = 0.0
     moved_bytes: Any = math.nan  # all but what is held where it is not said
+    numbers: Any = 0
 
 
 def _kernel(
@@ -225,13 +232,15 @@ def _weighted(
     if stored < 2.0:  # both factors are activations
         held, stored = elements * item, 8.0 * item
     bits = float(_BITS[np.abs(np.log(_BITS / stored)).argmin()])
-    if served and not wide and bits in (4.0, 8.0):
-        arithmetic = ARITHMETIC.index("float8" if bits == 8.0 else "float4")
+    told = detail.attributes.get(WEIGHT_ARITHMETIC)
+    if (served or told == "llm.int8") and not wide and bits in (4.0, 8.0):
+        narrow = "float8" if bits == 8.0 or told in ("float8", "int8") else "float4"
+        arithmetic = ARITHMETIC.index(narrow)
     scaled = abs(held / elements - bits / 8 - _BLOCK_SCALE_BYTES) < _BLOCK_SCALE_BYTES / 50
     held = min(held, traffic)
     return _Row(
         KINDS.index(kind), arithmetic, bits, b, m, n, k, held, float(scaled),
-        moved if kind == "experts" else math.nan,
+        moved if kind == "experts" else math.nan, NUMBERS.index(_NUMBERS.get(told, "not told")),
     )  # fmt: skip
 
 

@@ -27,6 +27,9 @@ KINDS = (
 ENGINES = ("torch", "vllm", "sglang", "trtllm")
 ARITHMETIC = ("float32", "float16", "float8", "float4")
 """Types of arithmetic; bfloat16 counts as float16, int8 as float8."""
+NUMBERS = ("not told", "weights alone", "floats", "integers")
+"""Numbers that a kernel multiplies whose weights have 8 or 4 bits: nobody said; 16 bits, as
+activations are never cast; or such floats or integers, to which activations are cast, too."""
 TILE = 128
 """Rows and columns of the usual block of a product, which one unit of a device computes."""
 
@@ -47,6 +50,7 @@ class Kernels:
     flop: Float[np.ndarray, "K"]
     held_bytes: Float[np.ndarray, "K"]  # weights or cache read
     moved_bytes: Float[np.ndarray, "K"]  # activations read and written
+    numbers: Int[np.ndarray, "K"]  # index into NUMBERS
 
     def __len__(self) -> int:
         return len(self.kind)

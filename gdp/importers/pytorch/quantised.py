@@ -6,8 +6,9 @@ a dense copy before they multiply. Which modules are left out is what transforme
 say. Biases, norms, embeddings and what is left out keep the model's type.
 
 The time of a quantised product: bytes as stored over the bandwidth, plus unpacking, which is two
-operations a weight and, where `dense_copy` says so, the way of a dense copy to memory and back; the
-product runs at the speed of its 16-bit inputs.
+operations a weight and, where `dense_copy` says so, the way of a dense copy to memory and back. In
+transformers the product runs at the speed of its 16-bit inputs, but for LLM.int8; an engine that
+serves multiplies what the scheme casts activations to (`WEIGHT_ARITHMETIC`).
 """
 
 import re
@@ -17,6 +18,7 @@ from math import ceil
 from typing import Any, NamedTuple
 
 from gdp.errors import ModelError
+from gdp.graph.op_graph import WEIGHT_ARITHMETIC
 from gdp.importers.program import Op, ProgramOps, Value
 from gdp.importers.pytorch.quantised_check import check_quantization
 from gdp.units import format_bytes
@@ -39,10 +41,12 @@ class Weight(NamedTuple):
 
 
 class StoredWeight(NamedTuple):
-    """Bytes that a weight takes, and whether a dense copy of it is written before it is used."""
+    """Bytes that a weight takes, whether a dense copy of it is written before it is used, and what
+    is multiplied."""
 
     nbytes: int
     dense_copy: str  # "never", "always", or "rows": for more than one row of activations
+    arithmetic: str = "weights"  # a value of `WEIGHT_ARITHMETIC`
 
 
 @dataclass(frozen=True)
@@ -59,6 +63,7 @@ class Scheme:
     experts: bool = False  # stacked weights of experts are converted, too
     linears: bool = True
     covers: Callable[[Config, str], bool] = lambda config, path: True
+    arithmetic: Callable[[Config], str] = lambda config: "weights"  # see `WEIGHT_ARITHMETIC`
     offloaded: str = ""  # what transformers does with maps that keep weights off accelerators
 
 
@@ -201,6 +206,21 @@ def _compressed(config: Config, w: Weight) -> int:
     return ceil(w.numel * (8 if bits > 4 else bits) / 8) + w.itemsize * count + zeros
 
 
+def _of_compressed(config: Config) -> str:
+    """By the first group, as `_compressed`: kernels multiply what activations are cast to."""
+    group = next(iter((config.get("config_groups") or {}).values()))
+    cast = group.get("input_activations") or {}
+    kind, bits = cast.get("type", "int"), int(cast.get("num_bits") or 16)
+    known = {("float", 8): "float8", ("float", 4): "float4", ("int", 8): "int8"}
+    return known.get((kind, bits), "weights")
+
+
+def _of_torchao(kind: str) -> str:
+    if kind == "int8dynamicactivationint8weight":
+        return "int8"
+    return "float8" if kind == "float8dynamicactivationfloat8weight" else "weights"
+
+
 def _gptq_covers(config: Config, path: str) -> bool:
     inner = [name for names in config.get("modules_in_block_to_quantize") or () for name in names]
     if not re.search(r"\.\d+\.", path):  # GPTQ goes through the blocks; the output layer if asked
@@ -219,24 +239,30 @@ SCHEMES: Mapping[str, Scheme] = {
         Scheme("bitsandbytes", _bitsandbytes, "rows",
                "gemv_4bit for one row of activations, else a dense copy (bitsandbytes/autograd: "
                "matmul_4bit); LLM.int8 multiplies in 8 bits",
-               ("llm_int8_skip_modules",), offloaded="bitsandbytes: from_pretrained takes a map "
+               ("llm_int8_skip_modules",),
+               arithmetic=lambda c: "llm.int8" if c.get("load_in_8bit") else "weights",
+               offloaded="bitsandbytes: from_pretrained takes a map "
                "with 'cpu' or 'disk' only with llm_int8_enable_fp32_cpu_offload=True, and keeps "
                "modules there unquantised: larger and slower than planned"),
         Scheme("gptq", _gptq, "never", "Marlin or ExLlama, which unpack in registers", (),
                experts=True, covers=_gptq_covers),
         Scheme("awq", _awq, "never", "Marlin or the GEMM of AWQ, which unpack in registers",
                add_default_skips=True, experts=True),
-        Scheme("fp8", _fp8, "never", "matrix units in float8, or Triton", experts=True),
-        Scheme("fbgemm_fp8", _fbgemm, "never", "FBGEMM in float8", experts=True),
+        Scheme("fp8", _fp8, "never", "matrix units in float8, or Triton", experts=True,
+               arithmetic=lambda c: "float8"),
+        Scheme("fbgemm_fp8", _fbgemm, "never", "FBGEMM in float8", experts=True,
+               arithmetic=lambda c: "float8"),
         Scheme("mxfp4", _mxfp4, "never", "Triton, which unpacks in registers", experts=True,
-               linears=False),
+               linears=False, arithmetic=lambda c: "float4"),
         Scheme("hqq", _hqq, "always", "HQQLinear's default backend: dequantise, then multiply",
                ("skip_modules",), offloaded="HQQ: from_pretrained refuses a map with 'cpu' or "
                "'disk'; keep all on accelerators (--offload none)"),
-        Scheme("torchao", _torchao, "never", "torchao's kernels, which unpack in registers"),
+        Scheme("torchao", _torchao, "never", "torchao's kernels, which unpack in registers",
+               arithmetic=lambda c: _of_torchao(torchao_kind(c)[0])),
         Scheme("compressed-tensors", _compressed, "never",
                "vLLM's kernels; transformers itself unpacks when it loads, unless run_compressed",
-               (), experts=True, covers=lambda c, path: _compressed_group(c, path) is not None),
+               (), experts=True, covers=lambda c, path: _compressed_group(c, path) is not None,
+               arithmetic=_of_compressed),
     )
 }  # fmt: skip
 
@@ -312,11 +338,12 @@ def stored_weights(model: Any, config: Config, where: str) -> dict[str, StoredWe
             own = {**config, "config_groups": {"group": _compressed_group(config, module)}}
         try:
             nbytes = weight.matrices * scheme.nbytes(own, weight)
+            arithmetic = scheme.arithmetic(own)
         except (ModelError, TypeError, ValueError, LookupError, ArithmeticError,
                 AttributeError) as error:  # fmt: skip
             raise ModelError(f"{where}: quantization_config: {error}") from error
         copy = "never" if own.get("load_in_8bit") else scheme.dense_copy
-        stored[path] = StoredWeight(nbytes, copy)
+        stored[path] = StoredWeight(nbytes, copy, arithmetic)
     return stored
 
 
@@ -422,6 +449,15 @@ def _unpack(op: Op, value: Value, dense_bytes: int, stored: StoredWeight) -> Non
     copied = stored.dense_copy == "always" or (stored.dense_copy == "rows" and not one_row)
     op.traffic_bytes += read * (stored.nbytes / dense_bytes - 1.0) + 2.0 * read * copied
     op.flop += 2.0 * numbers
+    op.attributes = {**op.attributes, WEIGHT_ARITHMETIC: stored.arithmetic}
+    if stored.arithmetic == "llm.int8":
+        # Activations are written and read in 8 bits, results in 32 (`int8_vectorwise_quant`,
+        # `int8_linear_matmul`, `int8_mm_dequant` of bitsandbytes/autograd).
+        rows, made = (
+            sum(v.nbytes / v.itemsize for v in values)
+            for values in ([v for v in op.ins if v is not value], op.outs)
+        )
+        op.traffic_bytes += 2.0 * rows + 8.0 * made
 
 
 def saved_bytes(model: Any, stored: Mapping[str, StoredWeight]) -> int:

@@ -1,6 +1,8 @@
 """A placed generation told in users' words: seconds, tokens per second and bytes known by hand."""
 
+import dataclasses
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -11,14 +13,16 @@ from tiny import unit_cluster
 import gdp
 from gdp.api import report as reporting
 from gdp.cli.main import cli
-from gdp.cluster.types import Device, make_cluster
-from gdp.costs.base import roofline
+from gdp.cluster.types import Cluster, Device, make_cluster
+from gdp.costs.base import launch_floors_s, roofline
+from gdp.costs.measured.costs import MeasuredCosts
+from gdp.costs.measured.shipped import shipped_network
 from gdp.costs.offload import with_offload
 from gdp.graph.file import save_graph
 from gdp.graph.generation import NEXT_TOKEN, Request, generation_graph
 from gdp.graph.op_graph import INPUT, OUTPUT, GraphBuilder, OpGraph
 from gdp.prepare import requests_in_flight
-from tests.decoders import decoder
+from tests.decoders import Sizes, decoder
 
 CLUSTER = unit_cluster(2, memory_bytes=250)
 """Devices of 1 FLOP/s, 1 byte/s and 250 bytes; links of 1 byte/s."""
@@ -97,6 +101,62 @@ def test_what_a_faster_machine_would_bring_is_simulated() -> None:
         ("arithmetic of d0 twice as fast", 18.0, 11.0),
         ("arithmetic of d1 twice as fast", 18.0, 11.0),
     ]
+
+
+@dataclasses.dataclass(frozen=True)
+class Launched:
+    """Rooflines, but that the host launches each op in so many seconds, while devices compute."""
+
+    launch_s: float
+
+    def __call__(self, graph: OpGraph, cluster: Cluster) -> np.ndarray:
+        return np.maximum(roofline(graph, cluster), self.launch_floor_s(graph, cluster))
+
+    def launch_floor_s(self, graph: OpGraph, cluster: Cluster) -> np.ndarray:
+        floor_s = np.full((graph.num_ops, cluster.num_devices), self.launch_s)
+        floor_s[graph.is_io] = 0.0
+        return floor_s
+
+
+def gains(launch_s: float) -> dict[str, tuple[float, float]]:
+    """Seconds to the first token and of a step less with something twice as fast, on GPUs."""
+    cluster = replace(CLUSTER, devices=tuple(replace(d, kind="x") for d in CLUSTER.devices))
+    found = gdp.explain(asked(), cut(asked()), cluster, costs=Launched(launch_s))
+    now = found["generation"]
+    return {
+        row["what"]: (now["first_token_s"] - row["first_token_s"], now["token_s"] - row["token_s"])
+        for row in found["faster"]
+    }
+
+
+def test_no_op_gets_faster_than_its_launch() -> None:
+    """Reading takes 3 s of a step in each module, 2 to take a token on d1; computing 8 s of the
+    prompt. Of launches of 1 s half is saved as without any; of 2.5 s half a second of each module's
+    step, and nothing of a token's; of 3 s nothing in steps, and 4 of 8 s in the prompt."""
+    assert gains(1.0)["memory of d1 twice as fast"] == (1.0, 2.5)
+    half = gains(2.5)
+    assert half["memory of d1 twice as fast"] == half["memory of d0 twice as fast"] == (0.0, 0.5)
+    long = gains(3.0)
+    assert set(long) == {f"{what} twice as fast" for what in
+                         ("links", "arithmetic of d0", "arithmetic of d1")}  # fmt: skip
+    assert long["arithmetic of d0 twice as fast"] == (4.0, 0.0)
+    assert set(gains(8.0)) == {"links twice as fast"}
+
+
+def test_eager_pytorch_gains_nothing_on_what_waits_for_its_launch() -> None:
+    """A matrix of 64 MiB takes an H200 13 us by its bytes, a fourth of the launch."""
+    graph = replace(decoder(Sizes(layers=1, hidden=4096, inner=8192)), source="torch")
+    cluster = gdp.Cluster.load("cpu+h200")
+    placement = gdp.make_placement(graph, cluster, np.where(graph.is_io, 0, 1))
+    rows = {row["what"] for row in gdp.explain(graph, placement, cluster)["faster"]}
+    assert not {row for row in rows if "memory of h200" in row or "bits" in row}
+    found = shipped_network()
+    assert found is not None
+    model = MeasuredCosts(found[0], eager=True)
+    floor_s = launch_floors_s(model, graph, cluster)
+    assert floor_s is not None
+    assert (floor_s <= model(graph, cluster) + 1e-12).all()
+    assert launch_floors_s(replace(model, eager=False), graph, cluster) is None
 
 
 def test_groups_are_named_and_gain_by_half_of_their_exchange() -> None:

@@ -15,13 +15,14 @@ from gdp import solve
 from gdp.api.place import ask, planned, quantisation_note
 from gdp.cluster.file import Machine, load_cluster
 from gdp.cluster.types import UNLIMITED_BYTES, Cluster, fullness
-from gdp.costs.base import CostModel
+from gdp.costs.base import CostModel, launch_floors_s
 from gdp.costs.measured.graph import graph_kernels
 from gdp.costs.measured.kernels import KINDS
 from gdp.costs.offload import is_offload
 from gdp.costs.op_offload import offloads, sent_bytes
 from gdp.errors import ArgumentError, InfeasibleError
 from gdp.graph.generation import NEXT_TOKEN, Request, request_of, run_once
+from gdp.graph.groups import sum_per_group
 from gdp.graph.op_graph import OpGraph
 from gdp.methods.base import Search
 from gdp.models import Generation, with_options
@@ -267,13 +268,15 @@ def faster_machines(question: Question, placement: Placement) -> tuple[Faster, .
     device (of a group that computes each op together: of all its members) twice as fast; and with
     weights of products in 4 bits where they have more.
 
-    Only those that make the prompt or a step at least 1% faster, the fastest step first.
+    Only those that make the prompt or a step at least 1% faster, the fastest step first. No op gets
+    faster than its launch, where the costs know how long the host takes for that.
     """
     once = run_once(question.graph)
     predicted = prepare_placement(replace(question, graph=once, objective="latency"), placement)
     problem, placed = predicted
     names, ops = problem.cluster.device_names, np.arange(problem.num_ops)
     causes = _causes_s(predicted)
+    half_s, all_s = _savings_s(question, once, predicted)
     first_s, token_s = _phases_s(predicted, once)
     links = replace(
         problem.cluster, link_bytes_per_s=2 * problem.cluster.link_bytes_per_s,
@@ -281,13 +284,18 @@ def faster_machines(question: Question, placement: Placement) -> tuple[Faster, .
     )  # fmt: skip
     saved = [
         ("links twice as fast", links, causes["collectives"] / 2),
-        (f"weights in {FOUR_BITS:g} bits", problem.cluster, _saved_in_four_bits_s(problem, causes)),
+        (
+            f"weights in {FOUR_BITS:g} bits",
+            problem.cluster,
+            np.minimum(_saved_in_four_bits_s(problem, causes), all_s),
+        ),
     ]
     groups = {s.devices[0]: [names[d] for d in s.devices] for s in placed.splits}
     for d in np.unique(placed.device).tolist():
         name = " and ".join(groups.get(d, [names[d]]))
         for cause, word in (("bandwidth", "memory"), ("arithmetic", "arithmetic")):
-            less_s = np.where(placed.device == d, causes[cause] / 2, 0.0)
+            mine = (placed.device == d) & (causes[cause] > 0)
+            less_s = np.where(mine, np.minimum(causes[cause] / 2, half_s), 0.0)
             saved.append((f"{word} of {name} twice as fast", problem.cluster, less_s))
     rows = []
     for what, cluster, less_s in saved:
@@ -298,6 +306,32 @@ def faster_machines(question: Question, placement: Placement) -> tuple[Faster, .
         if row.first_token_s < 0.99 * first_s or row.token_s < 0.99 * token_s:
             rows.append(row)
     return tuple(sorted(rows, key=lambda row: row.token_s))
+
+
+def _savings_s(
+    question: Question, once: OpGraph, predicted: Prediction
+) -> tuple[Float[np.ndarray, "M"], Float[np.ndarray, "M"]]:
+    """(seconds that each op saves on a device twice as fast, and on any): all that it takes beyond
+    the launches of the model's ops that are merged in it."""
+    problem, device = predicted.problem, predicted.assignment.device
+    model, group_of = problem.origin.model, problem.origin.group_of
+    op_s = problem.compute_s[np.arange(problem.num_ops), device]
+    if problem.origin.exchange_s is not None:
+        op_s = op_s - problem.origin.exchange_s[np.arange(problem.num_ops), device]
+    floors = None if model is None else launch_floors_s(model, once, question.cluster)
+    if model is None or floors is None:
+        return op_s / 2, op_s
+    ops, at = np.arange(once.num_ops), device[group_of]
+    floor_s = floors[ops, at]
+    if predicted.assignment.splits:  # of members only the fused ops' seconds are known
+        beyond_s = np.maximum(op_s - sum_per_group(floor_s, group_of), 0.0)
+        return np.minimum(op_s / 2, beyond_s), beyond_s
+    own_s = model(once, question.cluster)[ops, at]
+    beyond_s = np.maximum(own_s - floor_s, 0.0)
+    # A processor waits for each call, then computes; other devices compute meanwhile.
+    waits = np.array([entry.is_cpu for entry in question.cluster.devices])[at]
+    half_s = np.where(waits, beyond_s / 2, np.minimum(own_s / 2, beyond_s))
+    return sum_per_group(half_s, group_of), sum_per_group(beyond_s, group_of)
 
 
 def _saved_in_four_bits_s(

@@ -1,5 +1,6 @@
 """Plans under traffic: `gdp.serve` and `gdp place --traffic`."""
 
+import dataclasses
 import json
 import math
 import re
@@ -9,7 +10,7 @@ import pytest
 from click.testing import CliRunner
 
 import gdp
-from gdp.api.traffic import ServedPlan
+from gdp.api.traffic import ServedPlan, served_on
 from gdp.cli.main import cli
 from gdp.sim.traffic import Arrival
 from tests.generating_configs import generating_config
@@ -133,6 +134,27 @@ def test_pages_show_the_traffic_on_a_plan(config: str, tmp_path: Path) -> None:
     again = ["report", str(plan), "-o", str(pages[1]), "--force"]
     assert CliRunner().invoke(cli, again).exit_code == 0
     assert 'id="traffic"' not in pages[1].read_text()
+
+
+@pytest.mark.parametrize(("batch", "concurrency"), [(64, 1), (1, 64)])
+def test_passes_are_those_of_as_many_requests_as_run(
+    config: str, batch: int, concurrency: int
+) -> None:
+    """A plan for 64 requests tells one request as a plan for one does, and the other way round."""
+    text = f"concurrency={concurrency},prompt=64,new=16,requests={3 * concurrency}"
+    own = gdp.serve(config, CLUSTER, text)
+    other = gdp.place(gdp.Generation(config, 64, 16, batch), CLUSTER, target="vllm")
+    told = served_on(other, text)
+    count = own.generation.request.batch
+    assert own.passes_of == count
+    assert told.passes_of == pytest.approx(count, rel=0.5)
+    assert told.served.token.mean_s == pytest.approx(own.served.token.mean_s, rel=0.05)
+    assert told.served.first_token.mean_s == pytest.approx(own.served.first_token.mean_s, rel=0.05)
+    assert told.engine.cache_tokens > 0
+    assert told.traffic_json()["passes_of"] == told.passes_of
+    assert not [line for line in told.lines() if line.startswith("passes")]
+    wrong = dataclasses.replace(told, passes_of=batch)
+    assert [line for line in wrong.lines() if line.startswith(f"passes   are those of {batch} ")]
 
 
 def test_traffic_on_what_is_no_plan_for_vllm_is_one_line(config: str, tmp_path: Path) -> None:

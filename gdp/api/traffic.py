@@ -6,17 +6,19 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from gdp import solve
 from gdp.api.fit import GenerationAnswer, generation_answer
 from gdp.api.place import answer, ask
 from gdp.cluster.file import Machine
 from gdp.constraints import Constraints
 from gdp.costs.base import CostModel
 from gdp.costs.measured.costs import prompt_launch_s
-from gdp.errors import ArgumentError, InfeasibleError
+from gdp.errors import ArgumentError, GdpError, InfeasibleError
 from gdp.importers.pytorch.config_spec import parse_config_spec
 from gdp.methods.base import Search
-from gdp.models import Generation, spec_of
+from gdp.models import Generation, load, spec_of
 from gdp.ops.vllm import SEQUENCES, SEQUENCES_LARGE
+from gdp.placement import make_placement
 from gdp.prepare import requests_in_flight
 from gdp.question import Question
 from gdp.result import Result
@@ -72,6 +74,7 @@ class ServedPlan:
     generation: GenerationAnswer  # of as many requests side by side as run at once
     engine: ServingEngine
     served: ServedTraffic
+    passes_of: int  # requests side by side, whose passes the engine's seconds are
     compared_with: tuple[ComparedPlan, ...] = ()  # itself among them; () where there was one plan
 
     @property
@@ -88,6 +91,12 @@ class ServedPlan:
             self.layout, served.request.mean_s, served.first_token.mean_s, served.token.mean_s,
             served.tokens_per_s,
         )  # fmt: skip
+
+    @property
+    def side_by_side(self) -> int:
+        """Requests that run in one pass of a copy, in the mean."""
+        engine = self.engine
+        return max(1, round(self.served.running / (engine.stages * engine.copies)))
 
     @property
     def room(self) -> int | None:
@@ -109,7 +118,8 @@ class ServedPlan:
             engine["cache_tokens"] = None
         compared = [asdict(row) for row in self.compared_with]
         return asdict(self.served) | {
-            "room": self.room, "layout": self.layout, "compared": compared, "engine": engine
+            "room": self.room, "layout": self.layout, "compared": compared, "engine": engine,
+            "passes_of": self.passes_of,
         }  # fmt: skip
 
     def lines(self) -> list[str]:
@@ -131,6 +141,11 @@ class ServedPlan:
                 f"queue    requests wait {format_seconds(served.waiting_s)} before they start: "
                 f"caches{each} hold {room} tokens, and {engine.requests_at_once} requests run at "
                 "most"
+            )
+        if not _near(self.side_by_side, self.passes_of):
+            lines.append(
+                f"passes   are those of {self.passes_of} requests side by side, where "
+                f"{self.side_by_side} run: one request alone is told too slow, many too fast"
             )
         if self.compared_with:
             lines.append("plans    " + "; ".join(map(str, self.compared_with)))
@@ -242,13 +257,16 @@ def _of_copies(
             batch, most = batch // 2, batch - 1
             continue
         made += 1
-        plan = served_on(result, traffic, requests_at_once)
-        running = plan.served.running / (plan.engine.stages * copies)
-        wanted = int(min(max(1, round(running)), most))
-        if max(wanted, batch) <= NEAR * min(wanted, batch):
+        plan = _on_its_passes(result, traffic, requests_at_once)
+        wanted = int(min(plan.side_by_side, most))
+        if _near(wanted, batch):
             break
         batch = wanted
     return plan
+
+
+def _near(requests: int, others: int) -> bool:
+    return max(requests, others) <= NEAR * min(requests, others)
 
 
 def on_vllm(question: Question) -> Question:
@@ -264,13 +282,54 @@ def on_vllm(question: Question) -> Question:
 def served_on(
     result: Result, traffic: Traffic | str, requests_at_once: int | None = None
 ) -> ServedPlan:
-    """Traffic on a plan that was made before.
+    """Traffic on a plan that was made before. Where it was made for more requests side by side than
+    run here, or for fewer, passes are those of its layout with as many as run.
 
     Raises:
         ArgumentError: The plan is of no request or not for vLLM, or the traffic has another form.
     """
     if isinstance(traffic, str):
         traffic = parse_traffic(traffic)
+    plan = _on_its_passes(result, traffic, requests_at_once)
+    for _ in range(PLANS):
+        count = plan.side_by_side
+        passes = None if _near(count, plan.passes_of) else _passes_of(result, count)
+        if passes is None:
+            break
+        # Room is that of the plan, and so is what runs at once at most.
+        own = plan.engine
+        engine = own._replace(
+            step_s=passes.step_s, token_s=passes.token_s, context_s=passes.context_s
+        )
+        served = served_by(in_steady_state(traffic, engine), engine)
+        plan = replace(plan, engine=engine, served=served, passes_of=count)
+    return plan
+
+
+def _passes_of(result: Result, batch: int) -> ServingEngine | None:
+    """The engine of a plan's layout with other requests side by side; None where the model cannot
+    be read, or has other ops then."""
+    question, placed = result.question, result.placement
+    path, _, query = spec_of(question.model or "").partition("?")
+    others = [part for part in query.split("&") if not part.startswith("batch=")]
+    spec = f"{path}?{'&'.join([*others, f'batch={batch}'])}"
+    try:
+        graph = load(spec)
+    except GdpError:
+        return None
+    if graph.op_names != question.graph.op_names:
+        return None
+    question = replace(question, graph=graph, model=spec)
+    placement = make_placement(
+        graph, question.cluster, placed.device, placed.rank, made_by=placed.made_by,
+        teams=placed.teams, splits=placed.splits,
+    )  # fmt: skip
+    answer = generation_answer(question, placement, solve.simulate(question, placement))
+    return None if answer is None else engine_of(answer, question)
+
+
+def _on_its_passes(result: Result, traffic: Traffic, requests_at_once: int | None) -> ServedPlan:
+    """Traffic on a plan, by the passes of as many requests as it was made for."""
     generation = generation_answer(result.question, result.placement, result.score)
     if generation is None:
         raise ArgumentError("traffic is for placements of a request (--generate), for vllm")
@@ -278,7 +337,7 @@ def served_on(
     if requests_at_once is not None:
         engine = engine._replace(requests_at_once=requests_at_once)
     served = served_by(in_steady_state(traffic, engine), engine)
-    return ServedPlan(result, generation, engine, served)
+    return ServedPlan(result, generation, engine, served, generation.request.batch)
 
 
 def engine_of(answer: GenerationAnswer, question: Question) -> ServingEngine:

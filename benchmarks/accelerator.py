@@ -39,6 +39,7 @@ from gdp.importers.pytorch.model import TorchModel
 from gdp.placement import make_placement
 from gdp.question import Question
 from gdp.result import Result
+from gdp.sim.objectives import Score
 from gdp.targets.hf_accelerate.device_map import device_map
 from gdp.targets.hf_accelerate.plan import balanced_map
 from gdp.targets.modules import torch_module
@@ -96,6 +97,7 @@ class Bench:
     new: int
     seconds: float
     kept: Mapping[tuple[str, str, str], float] | None = None  # measured before, by row
+    kept_bytes: Mapping[tuple[str, str, str], int] | None = None  # and its peaks
 
     def wait(self) -> None:
         """Until the accelerator has nothing to do."""
@@ -195,6 +197,12 @@ def language_model(bench: Bench, name: str, limit: int) -> Iterator[Row]:
         yield from _generated(bench, name, "accelerate's map", asked, less)
 
 
+def told_peak(cluster: Cluster, score: Score, streamed_bytes: int) -> int:
+    """Bytes that are told of the accelerator: those that rest there, and of weights that rest
+    elsewhere the most that are under way at once."""
+    return int(score.peak_bytes[accelerator_of(cluster)]) + streamed_bytes
+
+
 def _generated(
     bench: Bench, name: str, way: str, asked: gdp.Generation, cluster: Cluster
 ) -> Iterator[Row]:
@@ -215,7 +223,7 @@ def _generated(
             elif label != "ships":
                 placement = result.placement
             score = solve.simulate(found.question, placement)
-            peak = int(score.peak_bytes[accelerator_of(found.question.cluster)])
+            peak = told_peak(found.question.cluster, score, result.placement.streamed_bytes)
             answer = generation_answer(found.question, placement, score)
             assert answer is not None
             told["first token"][label] = answer.first_token_s
@@ -226,6 +234,8 @@ def _generated(
         else:
             measured = _measured(bench, name, _map(way, asked, result, cluster))
         taken = bench.peak_bytes()
+        if bench.kept_bytes is not None:
+            taken = bench.kept_bytes[name, way, "step"]
         for part, seconds in measured.items():
             yield Row(name, way, part, seconds, told[part], "", taken, peak)
     except Exception as error:
@@ -349,12 +359,13 @@ def main(
 
     size, names = (TINY, (TINY,)) if tiny else ("full", models or tuple(CONFIGS)[:3])
     cluster = load_cluster(machine if machine or device == "cuda" else "cpu+t4")
-    kept = None
+    kept = peaks = None
     if measured is not None:
         device = "cpu"
         earlier = json.loads(measured.read_text(encoding="utf-8"))["rows"]
         kept = {(r["model"], r["way"], r["part"]): r["measured_s"] for r in earlier}
-    bench = Bench(cluster, torch.device(device), 32 if tiny else prompt, new, seconds, kept)
+        peaks = {(r["model"], r["way"], r["part"]): r["peak_bytes"] for r in earlier}
+    bench = Bench(cluster, torch.device(device), 32 if tiny else prompt, new, seconds, kept, peaks)
     rows: list[Row] = []
     bytes_ = parse_bytes("600KB" if tiny else limit)
 

@@ -84,6 +84,7 @@ class QuestionRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True, om
     target: str = ""  # runtime that was planned for
     granularity: str = ""
     offload: str = ""
+    serves: str = ""  # of requests "prompts" or "tokens" alone
 
     def machine(self) -> Cluster | None:
         """The cluster, limits included."""

@@ -1,23 +1,29 @@
 """Plans under traffic: `gdp.serve` and `gdp place --traffic`."""
 
 import dataclasses
+import itertools
 import json
 import math
 import re
+import shlex
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
 
 import gdp
-from gdp.api.traffic import ServedPlan, served_on
+from gdp.api.served import PromptsGroup, ServedPlan, served_on
+from gdp.api.traffic import is_worth_it, numbers_of_copies
 from gdp.cli.main import cli
-from gdp.sim.traffic import Arrival
+from gdp.sim.traffic import Arrival, Spread
+from gdp.sim.traffic_text import parse_traffic
 from tests.generating_configs import generating_config
 
 pytest.importorskip("transformers")
 CLUSTER = "cpu+t4"
 TEXT = "concurrency=4,prompt=64,new=16,requests=12"
+MANY = "concurrency=16,prompt=64,new=16,requests=64"
 
 
 @pytest.fixture(scope="module")
@@ -51,10 +57,14 @@ def test_room_is_that_of_the_memory_that_is_left(plan: ServedPlan) -> None:
     assert plan.engine.cache_tokens * of_token == pytest.approx(row.cache_bytes + row.free_bytes)
 
 
-def test_copies_are_weighed_against_one_model_on_all_gpus(config: str) -> None:
+@pytest.fixture(scope="module")
+def two(config: str) -> ServedPlan:
+    return gdp.serve(config, "cpu+2xt4-pcie4", MANY)
+
+
+def test_copies_are_weighed_against_one_model_on_all_gpus(two: ServedPlan) -> None:
     """Of a model as small as this steps wait for launches: two copies serve twice as much."""
-    two = gdp.serve(config, "cpu+2xt4-pcie4", "concurrency=16,prompt=64,new=16,requests=64")
-    one, copies = two.compared_with
+    one, copies, _ = two.compared_with
     assert (one.layout, copies.layout) == ("one GPU", "data 2")
     assert (two.layout, two.engine.copies, two.generation.copies) == ("data 2", 2, 2)
     assert two.result.placement.teams == ((1, 2),)
@@ -62,12 +72,97 @@ def test_copies_are_weighed_against_one_model_on_all_gpus(config: str) -> None:
     assert two.served.request.mean_s == copies.request_s < one.request_s
     assert two.room == 2 * int(two.engine.cache_tokens / (64 + 16))
     assert any(line.startswith("plans    one GPU: ") for line in two.lines())
-    rule = gdp.Constraints(replicas=False)
-    alone = gdp.serve(
-        config, "cpu+2xt4-pcie4", "concurrency=16,prompt=64,new=16,requests=64", constraints=rule
-    )
-    assert (alone.layout, alone.compared_with) == ("one GPU", ())
-    assert alone.compared() == one
+    question, traffic = two.result.question, parse_traffic(MANY)
+    assert numbers_of_copies(question, traffic) == [2]
+    assert numbers_of_copies(question, replace(traffic, concurrency=1)) == []
+    alone = replace(question, constraints=gdp.Constraints(replicas=False))
+    assert numbers_of_copies(alone, traffic) == []
+
+
+@pytest.fixture(scope="module")
+def limit_us(two: ServedPlan) -> int:
+    """Microseconds a token that a GPU for tokens alone keeps, and others do not."""
+    *joint, apart = two.compared_with
+    assert apart.layout == "prompts on one GPU, tokens on one GPU"
+    assert apart.token is not None
+    least_s = min(row.token.p95_s for row in joint if row.token is not None)
+    assert apart.token.p95_s < 0.95 * least_s
+    return round(1e6 * (apart.token.p95_s + least_s) / 2)
+
+
+def test_prompts_share_gpus_where_no_limit_wants_it_otherwise(two: ServedPlan) -> None:
+    apart = two.compared_with[-1]
+    assert two.prompts is None
+    assert apart.request_s is not None
+    assert two.served.request.mean_s < apart.request_s
+    equal = replace(two, served=replace(two.served))
+    assert not is_worth_it(equal, two)  # as good is not enough
+    slower = Spread(1.1 * two.served.request.mean_s, 0.0, 0.0)
+    assert is_worth_it(two, replace(two, served=replace(two.served, request=slower)))
+
+
+def test_two_groups_in_words(two: ServedPlan) -> None:
+    sent = Spread(0.002, 0.002, 0.002)
+    group = PromptsGroup(two.result, two.generation, two.engine, 3 << 20, 0.001, sent)
+    apart = replace(two, prompts=group)
+    assert apart.layout == "prompts on data 2, tokens on data 2"
+    assert (
+        "groups   t4:0, t4:1 read prompts, t4:0, t4:1 write tokens: the caches of a prompt, "
+        "3.00 MiB, are sent in 1.000 ms (2.000 ms with waiting for the link)"
+    ) in apart.lines()
+
+
+def test_prompts_get_a_gpu_of_their_own_where_a_limit_wants_it(
+    config: str, limit_us: int, tmp_path: Path
+) -> None:
+    """Two placements, each with its servers, and the caches of a prompt between them."""
+    path, machine = tmp_path / "p.json", "cpu+2xt4-pcie4"
+    args = ["place", config, "--cluster", machine, "--for", "vllm", "--traffic", MANY, "--json"]
+    done = CliRunner().invoke(cli, [*args, "--within", f"token={limit_us}us", "-o", str(path)])
+    assert done.exit_code == 0, done.output
+    traffic = json.loads(done.stdout)["traffic"]
+    assert traffic["token"]["p95_s"] <= 1e-6 * limit_us
+    within = {"first_s": None, "token_s": pytest.approx(1e-6 * limit_us)}
+    assert traffic["within"] == within
+    # Two layers have keys and values of two heads of 12 numbers of four bytes.
+    prompts, sent_bytes = traffic["prompts"], 2 * 2 * 2 * 12 * 4 * 64
+    assert prompts["sent_bytes"] == sent_bytes
+    cluster = gdp.Cluster.load(machine)
+    link_s = cluster.link_latency_s[1, 2] + sent_bytes / cluster.link_bytes_per_s[1, 2]
+    assert prompts["transfer_s"] == pytest.approx(link_s)
+    assert prompts["sent"]["mean_s"] >= link_s
+    assert traffic["layout"] == traffic["compared"][-1]["layout"]
+    _check_servers(tmp_path)
+    page = str(tmp_path / "p.html")
+    done = CliRunner().invoke(cli, ["report", str(path), "--traffic", MANY, "-o", page])
+    assert done.exit_code == 1
+    assert "GPUs that serve tokens alone" in str(done.exception)
+
+
+def _check_servers(folder: Path) -> None:
+    """What is exported of the placements of two groups: a server each."""
+    parts = (("p", "8200", "1", "decode"), ("p.prompts", "8100", "0", "prefill"))
+    for (part, port, gpu, mode), runtime in itertools.product(parts, ("vllm", "sglang")):
+        to = folder / f"{part} {runtime}"
+        args = ["export", str(folder / f"{part}.json"), "--to", runtime, "-o", str(to)]
+        done = CliRunner().invoke(cli, args)
+        assert done.exit_code == 0, done.output
+        words = shlex.split((to / "arguments.txt").read_text())
+        given = dict(itertools.pairwise(words))
+        assert given["--port"] == port
+        assert f"CUDA_VISIBLE_DEVICES={gpu}" in (to / "environment.txt").read_text().split()
+        if runtime == "vllm":
+            assert given["--kv-transfer-config.kv_connector"] == "NixlConnector"
+            assert given["--kv-transfer-config.kv_role"] == "kv_both"
+        else:
+            assert given["--disaggregation-mode"] == mode
+
+
+def test_limits_that_nothing_keeps_are_told(config: str) -> None:
+    plan = gdp.serve(config, CLUSTER, TEXT, within="first=1us")
+    assert plan.value[0] == pytest.approx(plan.served.first_token.p95_s / 1e-6)
+    line = next(line for line in plan.lines() if line.startswith("limits"))
+    assert f"{plan.value[0]:.2f} times as long" in line
 
 
 def test_caches_of_requests_in_flight_are_room_for_as_many(config: str) -> None:
@@ -178,6 +273,11 @@ def test_traffic_on_what_is_no_plan_for_vllm_is_one_line(config: str, tmp_path: 
         (["--traffic", TEXT], "--traffic is for hf: models --for vllm"),
         (["--for", "vllm", "--traffic", TEXT, "--batch", "2"], "leave out --batch"),
         (["--for", "vllm", "--traffic", "rate=x,prompt=1,new=1"], "--traffic: rate must be"),
+        (["--for", "vllm", "--traffic", TEXT, "--within", "token=3"], "--within: 'token=3' must"),
+        (["--for", "vllm", "--traffic", TEXT, "--within", "token=0s"], "must look like first="),
+        (["--for", "vllm", "--traffic", TEXT, "--within", "first=1s,first=2s"], "--within"),
+        (["--for", "vllm", "--no-disaggregation"], "--no-disaggregation is for requests of"),
+        (["--for", "vllm", "--within", "token=3ms"], "--within is for requests of --traffic"),
     ],
 )
 def test_traffic_that_cannot_be_is_one_line(config: str, args: list[str], message: str) -> None:

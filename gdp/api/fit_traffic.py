@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from gdp.api.place import ask, quantisation_note
-from gdp.api.traffic import ServedPlan, served_plan
+from gdp.api.served import ServedPlan
+from gdp.api.traffic import served_plan
 from gdp.cluster.file import Machine, load_cluster
 from gdp.constraints import Constraints
 from gdp.costs.base import CostModel
@@ -16,7 +17,8 @@ from gdp.errors import InfeasibleError
 from gdp.methods.base import Search
 from gdp.models import Generation, with_options
 from gdp.question import Question
-from gdp.sim.traffic import Spread, Traffic, parse_traffic
+from gdp.sim.traffic import Spread, Traffic
+from gdp.sim.traffic_text import parse_traffic
 
 
 @dataclass(frozen=True)
@@ -57,7 +59,8 @@ def fit_traffic(
     constraints: Constraints | None = None,
     progress: Callable[[str, float], None] | None = None,
 ) -> list[TrafficRow]:
-    """Rows of a plan for vLLM on every machine and scheme, under the same traffic.
+    """Rows of a plan for vLLM on every machine and scheme, under the same traffic; prompts get no
+    GPUs of their own.
 
     Args:
         model: A configuration of transformers, with or without "hf:".
@@ -90,7 +93,7 @@ def fit_traffic(
 
         row = TrafficRow(machine.name, scheme)
         try:
-            plan = served_plan(question_of, spec, traffic)
+            plan = served_plan(question_of, spec, traffic, disaggregated=False)
         except InfeasibleError as error:
             rows.append(replace(row, limit=str(error)))
             continue

@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from gdp.placement import Placement
     from gdp.question import Question
     from gdp.sim.traffic import Traffic
+    from gdp.sim.traffic_text import Limits
     from gdp.tasks import Engine
 
 Decorator = Callable[[Callable[..., None]], Callable[..., None]]
@@ -98,9 +99,32 @@ traffic = click.option(
 )  # fmt: skip
 
 
+within = click.option(
+    "--within", metavar="first=500ms,token=30ms",
+    help="Seconds to the first token and between tokens that 95% of the requests of --traffic "
+    "are to keep.",
+)  # fmt: skip
+
+
+joint = click.option(
+    "--no-disaggregation", "joint", is_flag=True,
+    help="All GPUs serve prompts and tokens of --traffic: none of them prompts alone.",
+)  # fmt: skip
+
+
+def parsed_limits(text: str | None) -> "Limits":
+    """The value of `--within`; a malformed one is refused by its name."""
+    from gdp.sim.traffic_text import NO_LIMITS, parse_limits
+
+    try:
+        return NO_LIMITS if text is None else parse_limits(text)
+    except ArgumentError as error:
+        raise click.UsageError(f"--within: {error}") from None
+
+
 def parsed_traffic(text: str) -> "Traffic":
     """The value of `--traffic`; a malformed one is refused by its name."""
-    from gdp.sim.traffic import parse_traffic
+    from gdp.sim.traffic_text import parse_traffic
 
     try:
         return parse_traffic(text)

@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 @options.method
 @options.destination
 @options.traffic
+@options.within
+@options.joint
 @options.outputs(
     placement=options.written("-o", "--output", metavar="P", help="Write the placement (JSON)."),
     report=options.report,
@@ -34,7 +36,7 @@ if TYPE_CHECKING:
 @options.as_json
 def place(
     asking: options.Asking, search: options.MethodOptions, destination: options.Destination,
-    traffic: str | None, outputs: options.Outputs,
+    traffic: str | None, within: str | None, joint: bool, outputs: options.Outputs,
 ) -> None:  # fmt: skip
     """Place a model on a cluster."""
     from gdp.api.fit import generation_answer
@@ -58,8 +60,13 @@ def place(
             return answer(replace(question, search=search.search(placing(say))))
 
     if traffic is not None:
-        _place_for_traffic(asking, destination.runtime, traffic, asked, answered, outputs)
+        _place_for_traffic(
+            asking, destination.runtime, traffic, within, asked, answered, outputs, not joint
+        )
         return
+    if within is not None or joint:
+        name = "--within" if within is not None else "--no-disaggregation"
+        raise click.UsageError(f"{name} is for requests of --traffic: give it, too")
     question = asked()
     outputs.require(spec_of(question.model or ""), *asking.files)
     if destination.runtime is None:
@@ -77,26 +84,43 @@ def place(
 
 
 def _place_for_traffic(
-    asking: options.Asking, runtime: str | None, text: str,
+    asking: options.Asking, runtime: str | None, text: str, within: str | None,
     asked: "Callable[..., Question]", answered: "Callable[[Question], Result]",
-    outputs: options.Outputs,
+    outputs: options.Outputs, disaggregated: bool,
 ) -> None:  # fmt: skip
     """Place a language model for an engine that serves traffic."""
     from gdp.api.traffic import served_plan
     from gdp.cli.text import result_text
+    from gdp.files.writing import check_file_writable, is_stream
     from gdp.models import HF_PREFIX
+    from gdp.placement import save_placement
 
     spec = asking.model.spec
     if runtime != "vllm" or not spec.startswith(HF_PREFIX):
         raise click.UsageError("--traffic is for hf: models --for vllm")
     asking.model.require_no_sizes("--traffic")
-    traffic = options.parsed_traffic(text)
-    outputs.require(spec, *asking.files)
-    plan = served_plan(asked, spec, traffic, answered)
+    traffic, limits = options.parsed_traffic(text), options.parsed_limits(within)
+    overwrite = outputs.require(spec, *asking.files)
+    plan = served_plan(asked, spec, traffic, answered, within=limits, disaggregated=disaggregated)
+    path = outputs.paths.get("placement")
+    if plan.prompts is not None and path and not is_stream(path):
+        of_prompts = beside(path)
+        check_file_writable(of_prompts, "placement", overwrite)
+        save_placement(plan.prompts.result.placement, of_prompts)
     _write(plan.result, outputs, plan.traffic_json())
     question, result = plan.result.question, plan.result
     lines = result_text(question.graph, question.cluster, result, plan.generation, plan.lines())
     show(plan.to_json(), lambda: lines)
+
+
+def beside(path: str) -> str:
+    """The file of the GPUs that read prompts, where those that write tokens have another.
+
+    >>> beside("plans/p.json")
+    'plans/p.prompts.json'
+    """
+    stem, dot, ending = path.rpartition(".")
+    return f"{stem}.prompts.{ending}" if dot and "/" not in ending else f"{path}.prompts"
 
 
 def _write(
@@ -205,7 +229,7 @@ def report(
 ) -> None:
     """Write an HTML report of a placement."""
     from gdp.api import report as reporting
-    from gdp.api.traffic import on_vllm, served_on
+    from gdp.api.served import on_vllm, served_on
     from gdp.solve import evaluate
 
     path, requests = outputs.paths["report"], traffic and options.parsed_traffic(traffic)

@@ -141,7 +141,8 @@ def export(
     why = plans[0].get("why", {}) if plans else {}
     summary |= lines | ({"why": why} if why else {})
     reasons = [f"{flag}: {reason}" for flag, reason in why.items()]
-    show(summary, lambda: printable_lines([*names, *lines.values(), *reasons]))
+    typed = [line for text in lines.values() for line in text.splitlines()]
+    show(summary, lambda: printable_lines([*names, *typed, *reasons]))
 
 
 @dataclass(frozen=True)

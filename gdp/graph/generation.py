@@ -255,6 +255,17 @@ def with_context(graph: OpGraph, tokens: int) -> OpGraph:
     )  # fmt: skip
 
 
+def cached_share(graph: OpGraph, tokens: int) -> float:
+    """Bytes of the caches at so many tokens of each sequence, as a share of those that are held.
+
+    Raises:
+        ModelError: The graph does not say how its caches grow.
+    """
+    if not grows(graph):
+        raise ModelError(f"graph {graph.name!r} does not say how its caches grow with the context")
+    return float(_cache_bytes(graph, tokens).sum() / graph.cache_bytes.sum())
+
+
 def _cache_bytes(graph: OpGraph, tokens: int) -> Int[np.ndarray, "N"]:
     """Bytes of the caches at a context."""
     contexts = _taking(graph)[_TOKENS]

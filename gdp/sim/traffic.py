@@ -22,11 +22,14 @@ import math
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
 from gdp.errors import ArgumentError
+
+ROUNDS = 10
+"""Requests of each client where nobody said how many, as tools that measure engines take."""
 
 
 class Arrival(NamedTuple):
@@ -123,7 +126,7 @@ class ServedTraffic:
 
 
 @dataclass(eq=False)
-class _Running:
+class RunningBatch:
     """State of one batch: requests that read their prompt and requests that decode."""
 
     prompts: deque[tuple[int, int]] = field(default_factory=deque)  # (request, tokens left)
@@ -147,18 +150,7 @@ def serve(traffic: Traffic, engine: ServingEngine) -> ServedTraffic:
         ArgumentError: One request alone needs more cache than there is.
     """
     longest = max(r.prompt + r.new for r in traffic.requests)
-    if longest > engine.cache_tokens:
-        raise ArgumentError(
-            f"a request of {longest} tokens has no room: caches hold {int(engine.cache_tokens)}"
-        )
-    clients = traffic.concurrency or engine.copies * engine.stages
-    copies = max(1, min(engine.copies, clients))
-    stages = max(1, min(engine.stages, clients // copies))
-    room = engine.cache_tokens / stages
-    if longest > room:  # too few tokens for a batch in each stage
-        stages, room = 1, engine.cache_tokens
-    most = math.ceil(engine.requests_at_once / stages)
-    count = copies * stages
+    count, most, room = batches_of(engine, traffic.concurrency, longest)
     lanes = [
         _lane(
             traffic.requests[lane::count], _part(traffic.concurrency, lane, count), engine, most,
@@ -166,7 +158,35 @@ def serve(traffic: Traffic, engine: ServingEngine) -> ServedTraffic:
         )
         for lane in range(count)
     ]  # fmt: skip
-    return _summary([row for rows in lanes for row in rows], traffic.begin_s)
+    return summary_of([row for rows in lanes for row in rows], traffic.begin_s)
+
+
+class Batches(NamedTuple):
+    """Batches that an engine serves side by side: one for each stage of each copy."""
+
+    lanes: int
+    most: int  # requests in each
+    room: float  # tokens in the caches of each
+
+
+def batches_of(engine: ServingEngine, concurrency: int, longest: int) -> Batches:
+    """The batches of an engine for so many clients (0: no limit), of whose requests the longest
+    keeps so many tokens.
+
+    Raises:
+        ArgumentError: One request alone needs more cache than there is.
+    """
+    if longest > engine.cache_tokens:
+        raise ArgumentError(
+            f"a request of {longest} tokens has no room: caches hold {int(engine.cache_tokens)}"
+        )
+    clients = concurrency or engine.copies * engine.stages
+    copies = max(1, min(engine.copies, clients))
+    stages = max(1, min(engine.stages, clients // copies))
+    if longest > engine.cache_tokens / stages:  # too few tokens for a batch in each stage
+        stages = 1
+    most = math.ceil(engine.requests_at_once / stages)
+    return Batches(copies * stages, most, engine.cache_tokens / stages)
 
 
 def in_steady_state(traffic: Traffic, engine: ServingEngine, seed: int = 0) -> Traffic:
@@ -192,7 +212,7 @@ def _part(concurrency: int, lane: int, stages: int) -> int:
     return max(1, concurrency // stages + (lane < concurrency % stages)) if concurrency else 0
 
 
-class _Row(NamedTuple):
+class ServedRequest(NamedTuple):
     """One request that was served."""
 
     asked_s: float
@@ -203,11 +223,11 @@ class _Row(NamedTuple):
 
 
 @dataclass(eq=False)
-class _Clients:
+class Clients:
     """Requests on their way to the engine."""
 
     requests: Sequence[Arrival]
-    free: deque[float]  # since when each client waits for nothing
+    free: list[float]  # heap of the times since when clients wait for nothing
     scheduling: Scheduling
     asked: list[float] = field(default_factory=list)
 
@@ -222,18 +242,18 @@ class _Clients:
         """Requests that are in the queue by then."""
         while self.due() <= seconds:
             request = len(self.asked)
-            self.asked.append(max(self.requests[request].at_s, self.free.popleft()))
+            self.asked.append(max(self.requests[request].at_s, heapq.heappop(self.free)))
             yield request
 
 
 def _lane(
     requests: Sequence[Arrival], concurrency: int, engine: ServingEngine, most: int, room: float
-) -> list[_Row]:
+) -> list[ServedRequest]:
     """Requests served by one batch."""
     count = len(requests)
     started, first, ended = ([0.0] * count for _ in range(3))
-    clients = _Clients(requests, deque([0.0] * (concurrency or count)), engine.scheduling)
-    waiting, state, now = deque[int](), _Running(), 0.0
+    clients = Clients(requests, [0.0] * (concurrency or count), engine.scheduling)
+    waiting, state, now = deque[int](), RunningBatch(), 0.0
     while waiting or state.size or clients.due() < math.inf:
         if not state.size:
             now = now if waiting else max(now, clients.due())
@@ -247,7 +267,7 @@ def _lane(
             request = waiting.popleft()
             started[request], state.held = now, state.held + tokens
             state.prompts.append((request, requests[request].prompt))
-        now, read = _passes(state, engine, now, clients.due())
+        now, read = run_passes(state, engine, now, clients.due())
         for r in read:
             first[r] = now
             heapq.heappush(state.ends, (state.count + requests[r].new - 1, r))
@@ -257,13 +277,13 @@ def _lane(
             ended[r] = now
             state.context -= requests[r].prompt + requests[r].new
             state.held -= requests[r].prompt + requests[r].new
-            clients.free.append(now)
+            heapq.heappush(clients.free, now)
     times = zip(clients.asked, started, first, ended, strict=True)
-    return [_Row(*own, r.new) for own, r in zip(times, requests, strict=True)]
+    return [ServedRequest(*own, r.new) for own, r in zip(times, requests, strict=True)]
 
 
-def _passes(
-    state: _Running, engine: ServingEngine, now: float, until: float
+def run_passes(
+    state: RunningBatch, engine: ServingEngine, now: float, until: float
 ) -> tuple[float, list[int]]:
     """(time after one pass, or after all that are alike, requests whose prompt was read)."""
     decoding, scheduling = len(state.ends), engine.scheduling
@@ -293,7 +313,7 @@ def _passes(
     return now, read
 
 
-def _prompts(state: _Running, engine: ServingEngine) -> tuple[int, list[int]]:
+def _prompts(state: RunningBatch, engine: ServingEngine) -> tuple[int, list[int]]:
     """(tokens of prompts in the next pass, requests that are read to their end by it)."""
     scheduling, decoding = engine.scheduling, len(state.ends)
     beside = decoding if scheduling.mixed else 0
@@ -331,7 +351,7 @@ def _passes_in(seconds: float, first_s: float, grows_s: float) -> int:
     return max(1, math.ceil((math.sqrt(half**2 + 2 * grows_s * seconds) - half) / grows_s))
 
 
-def _summary(rows: Sequence[_Row], begin_s: float) -> ServedTraffic:
+def summary_of(rows: Sequence[ServedRequest], begin_s: float) -> ServedTraffic:
     """Figures of requests that are asked from a time on, and of all while these are asked."""
     begin_s = max(begin_s, min(row.asked_s for row in rows))
     counted = [row for row in rows if row.asked_s >= begin_s]
@@ -360,83 +380,3 @@ def _summary(rows: Sequence[_Row], begin_s: float) -> ServedTraffic:
         running=busy_s / seconds if seconds else 0.0,
         waiting_s=float(np.mean([row.started_s - row.asked_s for row in counted])),
     )
-
-
-# From text.
-
-ROUNDS = 10
-"""Requests of each client where nobody said how many, as tools that measure engines take."""
-OF_A_RATE = 500
-"""Requests of traffic with a rate where nobody said how many."""
-FORM = "concurrency=32,prompt=2048,new=256"
-_NAMES = ("concurrency", "rate", "requests", "prompt", "new", "seed", "start")
-
-
-def parse_traffic(text: str) -> Traffic:
-    """Traffic from its text, as `gdp place --traffic` takes it.
-
-    `concurrency=C` clients that ask again once they are answered, or `rate=R` requests a second
-    whose arrivals are random (exponential distances); `prompt` and `new` a number of tokens or
-    A..B, drawn evenly; `requests` how many in all, `seed` of the draws; `start=together` where all
-    clients begin at once, by default at random times (`in_steady_state`).
-
-    Raises:
-        ArgumentError: The text has another form.
-
-    >>> traffic = parse_traffic("concurrency=4,prompt=100..200,new=50,requests=8")
-    >>> traffic.concurrency, len(traffic.requests), traffic.requests[0].new
-    (4, 8, 50)
-    """
-    given: dict[str, str] = {}
-    for part in text.replace(" ", "").split(","):
-        name, is_given, value = part.partition("=")
-        if name not in _NAMES or not is_given or name in given:
-            raise ArgumentError(f"{part!r} must look like {FORM}; names are {', '.join(_NAMES)}")
-        given[name] = value
-    if ("concurrency" in given) == ("rate" in given):
-        raise ArgumentError(f"{text!r} must have concurrency or rate, such as {FORM}")
-    if missing := next((name for name in ("prompt", "new") if name not in given), None):
-        raise ArgumentError(f"{text!r} must look like {FORM}: {missing} misses")
-    if given.get("start", "together") != "together":
-        raise ArgumentError(f"start can be together, got {given['start']!r}")
-    concurrency = _whole(given["concurrency"], "concurrency") if "concurrency" in given else 0
-    count = ROUNDS * concurrency if concurrency else OF_A_RATE
-    count = _whole(given["requests"], "requests") if "requests" in given else count
-    rng = np.random.default_rng(_whole(given.get("seed", "0"), "seed", least=0))
-    prompt, new = (_drawn(given[name], name, count, rng) for name in ("prompt", "new"))
-    at_s = np.zeros(count)
-    if "rate" in given:
-        at_s = np.cumsum(rng.exponential(1.0 / _positive(given["rate"]), count))
-    rows = zip(at_s.tolist(), prompt, new, strict=True)
-    arrivals = tuple(Arrival(*row) for row in rows)
-    return Traffic(arrivals, concurrency, together="start" in given)
-
-
-MOST = 1_000_000
-"""Requests, clients and tokens of one request, at most."""
-
-
-def _whole(text: str, name: str, least: int = 1) -> int:
-    if not (text.isascii() and text.isdecimal() and least <= int(text[:20]) <= MOST):
-        raise ArgumentError(f"{name} must be a whole number from {least} to {MOST}, got {text!r}")
-    return int(text)
-
-
-def _positive(text: str) -> float:
-    try:
-        rate = float(text)
-    except ValueError:
-        rate = math.nan
-    if not 0 < rate < math.inf:
-        raise ArgumentError(f"rate must be a positive number of requests a second, got {text!r}")
-    return rate
-
-
-def _drawn(text: str, name: str, count: int, rng: Any) -> list[int]:
-    """Tokens of each request, from a number or A..B."""
-    low, is_range, high = text.partition("..")
-    least = _whole(low, name)
-    most = _whole(high, name) if is_range else least
-    if most < least:
-        raise ArgumentError(f"{name} must go from the smaller number to the larger, got {text!r}")
-    return rng.integers(least, most + 1, count).tolist()

@@ -12,9 +12,9 @@ from gdp.sim.traffic import (
     ServingEngine,
     Traffic,
     in_steady_state,
-    parse_traffic,
     serve,
 )
+from gdp.sim.traffic_text import parse_traffic
 
 ENGINE = ServingEngine(
     step_s=0.01, token_s=1e-4, context_s=1e-7, tokens_at_once=512, requests_at_once=64,

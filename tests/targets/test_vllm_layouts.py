@@ -13,7 +13,7 @@ from gdp import solve
 from gdp.api.fit import FitRow, _told, generation_answer
 from gdp.cli.fit import fit_text
 from gdp.cluster.types import Cluster, Device, make_cluster
-from gdp.constraints import Pin
+from gdp.constraints import Constraints, Pin
 from gdp.costs.base import roofline
 from gdp.errors import ArgumentError, InfeasibleError, PlacementError
 from gdp.graph.op_graph import OpGraph
@@ -151,6 +151,16 @@ def test_so_many_copies_as_are_asked_for_and_servers_where_they_would_share_expe
     assert ("servers" in options.why(), flag in options.why()) == (servers == 2, servers == 1)
     ports = [own.arguments()[-2:] for own in each if own.port]
     assert ports == [["--port", "8000"], ["--port", "8001"]] * (servers == 2)
+
+
+def test_gpus_that_no_op_may_use_hold_no_copy() -> None:
+    rules = Constraints(forbid=(Pin("*", ("g0", "g2")),))
+    question = Question(
+        decoder(LARGE), boxes(*"aaaa"), costs=roofline, target="vllm", copies=2, constraints=rules
+    )
+    result = PLANNERS["vllm"].plan(question)
+    assert result.placement.teams == ((2, 4),)
+    assert result.score.peak_bytes[[1, 3]].tolist() == [0, 0]
 
 
 def test_more_copies_than_gpus_do_not_fit() -> None:

@@ -16,6 +16,8 @@ from gdp.targets.vllm.export import VllmOptions
 from gdp.targets.vllm.plan import options_of
 
 UNTRIED = "SGLang was not run with this: the form is that of its source and documentation"
+BOOTSTRAP_PORT = 1000
+"""Beyond the port of a server that reads prompts: there the others ask it for caches."""
 QUANTIZED_WHEN_LOADED = {"fp8": "fp8"}
 """Value of `--quantization` for schemes of `--quantize` that weights of 16 bits are loaded to."""
 
@@ -28,12 +30,17 @@ def export(job: ExportJob) -> list[Path]:
         PlacementError: The placement is no layout of vLLM.
     """
     options = options_of(job)
-    order, reasons = environment(options), why(options)
+    # Copies in one server (`--dp-size`) have experts of their own here.
+    each = options.servers if options.serves else (options,)
+    servers = [{"environment": environment(own), "arguments": arguments(own)} for own in each]
+    document = {**servers[0], "why": why(options)}
+    document |= {"servers": servers} if len(servers) > 1 else {}
     lines = {
-        "environment.txt": " ".join(f"{name}={value}" for name, value in order.items()),
-        "arguments.txt": shlex.join(arguments(options)),
+        "environment.txt": "\n".join(
+            " ".join(f"{name}={value}" for name, value in environment(own).items()) for own in each
+        ),
+        "arguments.txt": "\n".join(shlex.join(arguments(own)) for own in each),
     }
-    document = {"environment": order, "arguments": arguments(options), "why": reasons}
     with new_contents(job.output, "export to sglang", job.overwrite) as folder:
         (folder / "sglang.json").write_bytes(indented_json(document) + b"\n")
         for name, line in lines.items():
@@ -44,7 +51,11 @@ def export(job: ExportJob) -> list[Path]:
 def environment(options: VllmOptions) -> dict[str, str]:
     """Variables by name."""
     names = {"VLLM_PP_LAYER_PARTITION": "SGLANG_PP_LAYER_PARTITION"}
-    return {names.get(name, name): value for name, value in options.environment().items()}
+    return {
+        names.get(name, name): value
+        for name, value in options.environment().items()
+        if not name.startswith(("UCX_", "VLLM_NIXL_"))
+    }
 
 
 def arguments(options: VllmOptions) -> list[str]:
@@ -58,6 +69,18 @@ def arguments(options: VllmOptions) -> list[str]:
         "--context-length", str(options.max_model_len),
         *(["--chunked-prefill-size", str(options.at_once)] if options.at_once else []),
         *(["--quantization", method] if method else []),
+        *(_apart(options) if options.serves else []),
+    ]  # fmt: skip
+
+
+def _apart(options: VllmOptions) -> list[str]:
+    """Arguments of a server that reads prompts, or writes tokens, alone."""
+    mode = "prefill" if options.serves == "prompts" else "decode"
+    port = options.port or options.servers[0].port
+    first = ["--disaggregation-bootstrap-port", str(BOOTSTRAP_PORT + port)]
+    return [
+        "--port", str(port), "--disaggregation-mode", mode,
+        "--disaggregation-transfer-backend", "nixl", *(first if mode == "prefill" else []),
     ]  # fmt: skip
 
 
@@ -75,6 +98,10 @@ def why(options: VllmOptions) -> dict[str, str]:
         "room on every GPU, within what the model was made for",
         "--chunked-prefill-size": "prompts are computed in chunks of so many tokens, for whose "
         "tensors the plan has room",
+        "--port": "each server has its own; the router knows them all",
+        "--disaggregation-mode": "prompts are read here (prefill), or tokens written (decode)",
+        "--disaggregation-transfer-backend": "caches of prompts are sent by NIXL",
+        "--disaggregation-bootstrap-port": "the router is told it beside the server's address",
         "--quantization": f"the plan stands on weights stored as {options.quantize} (--quantize)",
     }  # fmt: skip
     given = {*environment(options), *arguments(options)}

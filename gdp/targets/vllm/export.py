@@ -15,7 +15,7 @@ rank with the fewest blocks of cache decides for all (vllm-project/vllm#6115).
 import math
 import re
 import shlex
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import NamedTuple
@@ -44,6 +44,16 @@ QUANTIZED_WHEN_LOADED = {"fp8": "fp8", "nf4": "bitsandbytes", "nf4-double": "bit
 the others it reads checkpoints that are stored so."""
 FIRST_PORT = 8000
 """Of several servers on one machine; the further ones take those that follow."""
+FURTHER_PORTS: Mapping[str, int] = {"": 0, "prompts": 100, "tokens": 200}
+"""Of servers that serve a part of each request, beyond `FIRST_PORT`."""
+SENDS_CACHES = (
+    "--kv-transfer-config.kv_connector", "NixlConnector",
+    "--kv-transfer-config.kv_role", "kv_both",
+)  # fmt: skip
+"""Of vLLM's connectors the one that it documents for groups of unlike sizes; a key each instead of
+JSON, whose quotes a shell would keep where arguments come from a file."""
+SIDE_PORT, MOST_GPUS = 5600, 8
+"""First port on which servers tell each other where their caches are, and ports of each."""
 _LAYER = re.compile(r"^(.*?)\.(\d+)(?=\.|$)")
 """List of layers and number of the layer, of a module path."""
 _SMALL = 0.01
@@ -89,16 +99,19 @@ class VllmOptions:
     experts: bool = False  # whole experts on each GPU
     mixture: bool = False  # the model has experts, which copies in one server would share
     port: int = 0  # of the server; 0: vLLM's own
+    serves: str = ""  # of requests "prompts" or "tokens" alone
 
     @property
     def servers(self) -> "tuple[VllmOptions, ...]":
-        """The options of each server: one, or of a mixture one for each copy."""
-        if self.data < 2 or not self.mixture:
+        """The options of each server: one, or of a mixture, and of groups between which caches are
+        sent, one for each copy."""
+        first = FIRST_PORT + FURTHER_PORTS[self.serves]
+        if not self.serves and (self.data < 2 or not self.mixture):
             return (self,)
         size = len(self.gpus) // self.data
         return tuple(
             replace(
-                self, gpus=self.gpus[k * size : (k + 1) * size], data=1, port=FIRST_PORT + k
+                self, gpus=self.gpus[k * size : (k + 1) * size], data=1, port=first + k
             )
             for k in range(self.data)
         )  # fmt: skip
@@ -110,7 +123,12 @@ class VllmOptions:
             "CUDA_VISIBLE_DEVICES": ",".join(map(str, self.gpus)),
         }
         parts = ",".join(map(str, self.partition))
-        return order | ({"VLLM_PP_LAYER_PARTITION": parts} if len(self.partition) > 1 else {})
+        order |= {"VLLM_PP_LAYER_PARTITION": parts} if len(self.partition) > 1 else {}
+        if self.serves:
+            # A server takes one of these ports for each of its GPUs at most.
+            side = SIDE_PORT + MOST_GPUS * (self.port - FIRST_PORT)
+            order |= {"UCX_NET_DEVICES": "all", "VLLM_NIXL_SIDE_CHANNEL_PORT": str(side)}
+        return order
 
     def arguments(self) -> list[str]:
         """Arguments behind `vllm serve MODEL`."""
@@ -125,6 +143,7 @@ class VllmOptions:
             *(["--max-num-batched-tokens", str(self.at_once)] if self.at_once else []),
             *(["--quantization", method] if method else []),
             *(["--port", str(self.port)] if self.port else []),
+            *(SENDS_CACHES if self.serves else []),
         ]  # fmt: skip
 
     def why(self) -> dict[str, str]:
@@ -139,6 +158,8 @@ class VllmOptions:
             "--max-model-len": "the context that was asked for, or the longest one whose cache has "
             "room on every GPU beside its weights, of one sequence, within what the model was made "
             "for",
+            "UCX_NET_DEVICES": "caches go over whatever links there are",
+            "VLLM_NIXL_SIDE_CHANNEL_PORT": "servers tell each other there where their caches are",
             "status": UNTRIED,
         }  # fmt: skip
         if self.at_once:
@@ -161,7 +182,16 @@ class VllmOptions:
             )
         if self.experts:
             reasons["--enable-expert-parallel"] = "each of these has whole experts"
-        if len(self.servers) > 1:
+        if self.serves:
+            reasons["--kv-transfer-config"] = (
+                f"these GPUs serve {self.serves} and others the rest: the caches of prompts are "
+                "sent between them (NixlConnector does not tell producers from consumers)"
+            )
+            reasons["servers"] = (
+                "a copy of the model each, behind a proxy that sends a request to one that serves "
+                "prompts, then to one that serves tokens"
+            )
+        elif len(self.servers) > 1:
             reasons["servers"] = (
                 "copies of the model, which take requests in turn: a server each behind a "
                 "balancer, as those of one server (--data-parallel-size) would share their experts"
@@ -206,6 +236,7 @@ def vllm_options(
     longest: int | None = None,
     quantize: str = "",
     at_once: int = 0,
+    serves: str = "",
 ) -> VllmOptions:
     """The options of a placement of a request.
 
@@ -217,6 +248,7 @@ def vllm_options(
         longest: Context that the model was made for; None where nothing says it.
         quantize: Scheme of `--quantize` that the plan stands on; "" for none.
         at_once: Tokens of one pass that the plan stands on; 0 for none.
+        serves: "prompts" or "tokens" where other GPUs serve the rest of each request; "" for both.
 
     Raises:
         PlacementError: vLLM cannot follow the placement, in one line with the reason.
@@ -256,7 +288,7 @@ def vllm_options(
     return VllmOptions(
         partition, tuple(int(numbers[d] or 0) for d in used), share, int(most), quantize, at_once,
         tensor, data, any(split.experts for split in placement.splits),
-        not EXPERTS.isdisjoint(graph.op_types),
+        not EXPERTS.isdisjoint(graph.op_types), serves=serves,
     )  # fmt: skip
 
 

@@ -151,16 +151,17 @@ def told_layout(question: Question, best: Simulated, fitting: Sequence[Simulated
 def estimates(question: Question, block: Int[np.ndarray, "N"], known: bool) -> list[LayoutEstimate]:
     """All layouts for which a row of layers fits, the fastest first; one group of one GPU each
     where it is not known how the layers divide."""
-    gpus, graph = usable_gpus(question.cluster), question.graph
-    allowed = allowed_mask(question.constraints, graph, question.cluster)
-    free = [d for d in gpus if allowed[~graph.is_io, d].all()]  # members compute all ops
+    graph = question.graph
+    allowed = allowed_mask(question.constraints, graph, question.cluster)[~graph.is_io]
+    gpus = [d for d in usable_gpus(question.cluster) if allowed[:, d].any()]
+    free = [d for d in gpus if allowed[:, d].all()]  # members, and copies, compute all ops
     found: list[LayoutEstimate] = []
     has_experts = known and known_division(graph).has_experts
     for size in range(1, max(1, len(free)) + 1 if known else 2):
         groups = grouped(question.cluster, free if size > 1 else gpus, size)
         for experts in (False, True) if has_experts and size > 1 else (False,):
             try:
-                found += _of_groups(question, block, groups, experts)
+                found += _of_groups(question, block, groups, experts, free)
             except ModelError:  # so many GPUs do not divide the heads or columns
                 break
     return sorted(found, key=lambda estimate: estimate.value_s)
@@ -189,9 +190,11 @@ def grouped(cluster: Cluster, gpus: Sequence[int], size: int) -> list[tuple[int,
 
 
 def _of_groups(
-    question: Question, block: Int[np.ndarray, "N"], groups: list[tuple[int, ...]], experts: bool
-) -> Iterator[LayoutEstimate]:
-    """The layouts of groups of one size, with every number of copies for which there are GPUs."""
+    question: Question, block: Int[np.ndarray, "N"], groups: list[tuple[int, ...]], experts: bool,
+    free: Sequence[int],
+) -> Iterator[LayoutEstimate]:  # fmt: skip
+    """The layouts of groups of one size, with every number of copies for which there are GPUs that
+    are free to compute all ops."""
     cluster, size = question.cluster, len(groups[0]) if groups else 0
     parts, splits = None, tuple(Split(group, experts) for group in groups if size > 1)
     if splits:
@@ -204,7 +207,8 @@ def _of_groups(
         kinds.setdefault(like, []).append(group[0])
     join = np.maximum if pipelined else np.add
     for copies in _copies(question, len(groups)):
-        each = [(leads, len(leads) // copies) for leads in kinds.values()]
+        rows = [[d for d in leads if copies == 1 or d in free] for leads in kinds.values()]
+        each = [(leads, len(leads) // copies) for leads in rows]
         twins = {
             lead: tuple(leads[i + k * count] for k in range(1, copies))
             for leads, count in each

@@ -1,0 +1,278 @@
+"""Prompts on some GPUs and tokens on others, where that serves traffic better than both on all.
+
+Groups of whole GPUs, of one kind each: some read prompts, the others write tokens, each as copies
+of the model with a layout of their own. What a copy of either group takes is planned once for each
+number of GPUs; the pairs that are the best by their rates are simulated, and the best of these is
+planned on its own GPUs and simulated again.
+"""
+
+import itertools
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+from gdp.api.fit import GenerationAnswer
+from gdp.api.served import PromptsGroup, ServedPlan, engine_on
+from gdp.cluster.types import NO_CHANNEL, Cluster
+from gdp.constraints import Pin, allowed_mask
+from gdp.errors import ArgumentError, InfeasibleError
+from gdp.graph.generation import cached_share
+from gdp.models import Generation
+from gdp.question import Question
+from gdp.result import Result
+from gdp.sim.disaggregated import TwoGroups, serve_apart
+from gdp.sim.traffic import ServingEngine, Traffic, in_steady_state
+from gdp.targets.vllm.layouts import usable_gpus
+
+SIMULATED = 4
+"""Pairs of groups that are simulated."""
+
+
+class Planner(NamedTuple):
+    """The way to ask for plans of a model."""
+
+    asked: Callable[[Generation], Question]
+    answered: Callable[[Question], Result]
+    model: str | Path
+    requests_at_once: int | None  # None: vLLM's own default
+
+
+class GroupPlan(NamedTuple):
+    """A plan of a group, with one copy or several."""
+
+    gpus: tuple[int, ...]  # that it may use
+    result: Result
+    generation: GenerationAnswer
+    engine: ServingEngine
+
+    def sent_bytes(self, prompt: int) -> tuple[int, ...]:
+        """Bytes of the caches of one prompt on each GPU of a copy."""
+        graph, placement = self.result.question.graph, self.result.placement
+        share = cached_share(graph, prompt) / self.generation.request.batch
+        others = {d for team in placement.teams for d in team[1:]}
+        homes = {s.devices[0]: s.devices for s in placement.splits}
+        others |= {d for lead in others for d in homes.get(lead, ())}
+        return tuple(
+            round(share * row.cache_bytes)
+            for d, row in enumerate(self.generation.memory)
+            if row.cache_bytes and d not in others
+        )
+
+
+class _Pair(NamedTuple):
+    """GPUs of a group that reads prompts and of one that writes tokens."""
+
+    prompts: tuple[int, ...]
+    tokens: tuple[int, ...]
+    of_prompts: int  # GPUs of each copy
+    of_tokens: int
+
+    @property
+    def copies(self) -> tuple[int, int]:
+        """Of either group."""
+        return len(self.prompts) // self.of_prompts, len(self.tokens) // self.of_tokens
+
+
+def plan_apart(planner: Planner, traffic: Traffic, joint: ServedPlan) -> ServedPlan | None:
+    """The best plan with GPUs for prompts and GPUs for tokens; None where there is none.
+
+    Args:
+        planner: Asks for plans of the model.
+        traffic: Requests.
+        joint: The best plan in which all GPUs do both; its limits hold, and where traffic has a
+            rate, requests are planned side by side as many as run there.
+    """
+    search = _Search(planner, traffic, joint)
+    ranked: list[tuple[tuple[float, float], _Pair]] = []
+    for pair in search.pairs():
+        estimate = search.estimate(pair)
+        if estimate is not None:
+            ranked.append((estimate, pair))
+    ranked.sort(key=lambda row: row[0])
+    simulated = [search.simulated(pair) for _, pair in ranked[:SIMULATED]]
+    best = min(filter(None, simulated), key=lambda row: row[0], default=None)
+    return None if best is None else search.planned(best[1])
+
+
+@dataclass(eq=False)
+class _Search:
+    """Plans of groups, kept by the kind of their GPUs."""
+
+    planner: Planner
+    traffic: Traffic
+    joint: ServedPlan
+    known: dict[tuple[object, ...], GroupPlan | None] = field(default_factory=dict)
+
+    @property
+    def cluster(self) -> Cluster:
+        """The machine, with the memory that vLLM takes."""
+        return self.joint.result.question.cluster
+
+    @property
+    def clients(self) -> int:
+        """Requests at once."""
+        return self.traffic.concurrency or max(1, round(self.joint.served.running))
+
+    def pairs(self) -> Iterator[_Pair]:
+        """All pairs of groups: of GPUs of one kind every cut, of several kinds one for each."""
+        question = self.joint.result.question
+        allowed = allowed_mask(question.constraints, question.graph, self.cluster)
+        kinds: dict[tuple[str, int], list[int]] = {}
+        for d in usable_gpus(self.cluster):
+            device = self.cluster.devices[d]
+            if allowed[~question.graph.is_io, d].all():
+                kinds.setdefault((device.kind, device.memory_bytes), []).append(d)
+        alike = list(kinds.values())
+        cuts = [
+            (gpus[:k], gpus[k:]) for gpus in alike for k in range(1, len(gpus)) if len(alike) == 1
+        ]
+        for prompts, tokens in cuts or itertools.permutations(alike, 2):
+            for sizes in itertools.product(_powers(len(prompts)), _powers(len(tokens))):
+                own, other = (
+                    tuple(gpus[: len(gpus) // size * size])
+                    for gpus, size in zip((prompts, tokens), sizes, strict=True)
+                )
+                pair = _Pair(own, other, *sizes)
+                if question.constraints.replicas or pair.copies == (1, 1):
+                    yield pair
+
+    def of_prompts(self, pair: _Pair) -> GroupPlan | None:
+        """What a copy of the group that reads prompts takes: of as many at once as fill a pass."""
+        at_once = self.joint.engine.tokens_at_once // self.traffic.prompt
+        batch = max(1, min(at_once, self.clients))
+        return self._of_copy(pair.prompts[: pair.of_prompts], batch, "prompts")
+
+    def of_tokens(self, pair: _Pair) -> GroupPlan | None:
+        """What one copy of the other group takes: of its part of the requests, in powers of two of
+        all, so that few plans are made."""
+        parts = 2 ** round(math.log2(pair.copies[1]))
+        batch = math.ceil(self.clients / parts)
+        return self._of_copy(pair.tokens[: pair.of_tokens], batch, "tokens")
+
+    def _of_copy(self, gpus: Sequence[int], batch: int, serves: str) -> GroupPlan | None:
+        like = [(self.cluster.devices[d].kind, self.cluster.devices[d].memory_bytes) for d in gpus]
+        key = (*like, batch, serves)
+        if key not in self.known:
+            self.known[key] = self.plan(gpus, 1, batch, serves)
+        return self.known[key]
+
+    def plan(self, gpus: Sequence[int], copies: int, batch: int, serves: str) -> GroupPlan | None:
+        """The plan of a group on some GPUs, of fewer requests where so many do not fit; None where
+        not even one does."""
+        names = self.cluster.device_names
+        barred = tuple(names[d] for d in usable_gpus(self.cluster) if d not in gpus)
+        new = 1 if serves == "prompts" else self.traffic.new
+        while batch >= 1:
+            question = self.planner.asked(
+                Generation(self.planner.model, self.traffic.prompt, new, batch)
+            )
+            rules = question.constraints
+            rules = replace(rules, forbid=(*rules.forbid, Pin("*", barred))) if barred else rules
+            asked = replace(question, copies=copies, serves=serves, constraints=rules)
+            try:
+                result = self.planner.answered(asked)
+            except InfeasibleError:
+                batch //= 2
+                continue
+            return GroupPlan(tuple(gpus), result, *engine_on(result, self.planner.requests_at_once))
+        return None
+
+    def groups(self, pair: _Pair, prompts: GroupPlan, tokens: GroupPlan) -> TwoGroups:
+        """Engines of a pair, and the way between its GPUs."""
+        prompt, (readers, writers) = self.traffic.prompt, pair.copies
+        send_s, token_send_s, shared = _way(
+            self.cluster, pair, prompts.sent_bytes(prompt), tokens.sent_bytes(prompt)
+        )
+        return TwoGroups(
+            prompts.engine._replace(copies=readers), tokens.engine._replace(copies=writers),
+            send_s, token_send_s / prompt, shared,
+        )  # fmt: skip
+
+    def estimate(self, pair: _Pair) -> tuple[float, float] | None:
+        """By how much a pair exceeds the limits, and seconds of a request, of steady traffic; None
+        where the model does not fit."""
+        prompts, tokens = self.of_prompts(pair), self.of_tokens(pair)
+        if prompts is None or tokens is None:
+            return None
+        groups, (readers, writers) = self.groups(pair, prompts, tokens), pair.copies
+        prompt, new, reading, writing = self.traffic.prompt, self.traffic.new, *groups[:2]
+        side = self.clients / writers
+        pass_s = max(writing.step_s, writing.token_s * side)
+        pass_s += writing.context_s * side * (prompt + new / 2)
+        read_s, sent_s = reading.token_s * prompt, groups.transfer_s(prompt)
+        first_s = max(read_s, reading.step_s, reading.launch_s) + sent_s + pass_s
+        # So many requests at once go no faster through a group or a link than it takes them.
+        links = 1 if groups.one_way else readers
+        least_s = self.clients * max(read_s / readers, sent_s / links)
+        request_s = max(first_s + (new - 1) * pass_s, least_s)
+        first_s = request_s - (new - 1) * pass_s
+        limits = self.joint.within
+        return max(1.0, first_s / limits.first_s, pass_s / limits.token_s), request_s
+
+    def simulated(self, pair: _Pair) -> tuple[tuple[float, float], _Pair] | None:
+        """A pair with its value by `ServedPlan.value`; None where a request has no room."""
+        prompts, tokens = self.of_prompts(pair), self.of_tokens(pair)
+        if prompts is None or tokens is None:
+            return None
+        plan = self._served(pair, prompts, tokens)
+        return None if plan is None else (plan.value, pair)
+
+    def planned(self, pair: _Pair) -> ServedPlan | None:
+        """A pair planned on its own GPUs."""
+        near = self.of_prompts(pair), self.of_tokens(pair)
+        prompts, tokens = (
+            plan
+            if plan is None or plan.gpus == gpus
+            else self.plan(gpus, copies, plan.generation.request.batch, serves)
+            for plan, gpus, copies, serves in zip(
+                near, pair[:2], pair.copies, ("prompts", "tokens"), strict=True
+            )
+        )
+        return None if prompts is None or tokens is None else self._served(pair, prompts, tokens)
+
+    def _served(self, pair: _Pair, prompts: GroupPlan, tokens: GroupPlan) -> ServedPlan | None:
+        groups = self.groups(pair, prompts, tokens)
+        try:
+            served, sent = serve_apart(in_steady_state(self.traffic, groups.tokens), groups)
+        except ArgumentError:  # a request has no room
+            return None
+        mean = self.traffic.prompt
+        reading = PromptsGroup(
+            prompts.result, prompts.generation, groups.prompts,
+            sum(tokens.sent_bytes(mean)), groups.transfer_s(mean), sent,
+        )  # fmt: skip
+        return ServedPlan(
+            tokens.result,
+            tokens.generation,
+            groups.tokens,
+            served,
+            tokens.generation.request.batch,
+            reading,
+            self.joint.within,
+        )
+
+
+def _powers(most: int) -> list[int]:
+    """Powers of two up to a number."""
+    return [2**k for k in range(most.bit_length())]
+
+
+def _way(
+    cluster: Cluster, pair: _Pair, sent: Sequence[int], taken: Sequence[int]
+) -> tuple[float, float, bool]:
+    """(seconds of latency, seconds of the bytes of one prompt, True where all share one channel).
+
+    Each GPU of a copy sends what it holds while the others do, so that the fullest one takes the
+    longest, on the slowest link between the groups; where all links are one channel, such as a
+    network between two machines, the bytes of all go one after the other.
+    """
+    between = np.ix_(pair.prompts, pair.tokens)
+    channels = np.unique(cluster.channel[between])
+    shared = len(channels) == 1 and channels[0] != NO_CHANNEL and min(map(len, pair[:2])) > 1
+    busiest = sum(taken) if shared else max(*sent, *taken)
+    rate = float(cluster.link_bytes_per_s[between].min())
+    return float(cluster.link_latency_s[between].max()), busiest / rate, shared

@@ -1,0 +1,352 @@
+"""Traffic on one plan: the engine that a plan for vLLM is, and what clients see of it."""
+
+import math
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+from gdp import solve
+from gdp.api.fit import GenerationAnswer, generation_answer
+from gdp.costs.measured.costs import prompt_launch_s
+from gdp.errors import ArgumentError, GdpError
+from gdp.importers.pytorch.config_spec import parse_config_spec
+from gdp.models import load, spec_of
+from gdp.ops.vllm import SEQUENCES, SEQUENCES_LARGE
+from gdp.placement import make_placement
+from gdp.prepare import requests_in_flight
+from gdp.question import Question
+from gdp.result import Result
+from gdp.sim.traffic import (
+    Scheduling,
+    ServedTraffic,
+    ServingEngine,
+    Spread,
+    Traffic,
+    in_steady_state,
+    serve,
+)
+from gdp.sim.traffic_text import NO_LIMITS, Limits, parse_traffic
+from gdp.targets.vllm.layouts import Degrees
+from gdp.targets.vllm.plan import has_large_gpus, vllm_cluster
+from gdp.units import format_bytes, format_seconds
+
+NEAR = 1.5
+"""Requests at once that differ by no more than this factor have the same seconds of a pass."""
+PLANS = 4
+"""Plans that are made at most until as many requests run as they were made for."""
+VLLM = Scheduling(ahead=True, request_s=0.02)
+"""Scheduling of vLLM: `--async-scheduling` is its default since 0.14. The host takes 20 ms for a
+request beside the engine (HTTP, tokenisation, the way between processes, and back): of 1, 10, 20
+and 30 ms that by which first tokens of Llama 3.1 70B on four kinds of GPU are off least in the
+median (16.8%, 12.5%, 10.9%, 11.3%; `benchmarks.measured_world serving`, 2026-11-27)."""
+
+
+@dataclass(frozen=True)
+class ComparedPlan:
+    """Traffic on one of the plans that were compared; no seconds where it has none."""
+
+    layout: str  # such as "tensor 2 x data 2"
+    request_s: float | None = None  # from the arrival of a request to its last token, mean
+    first_token: Spread | None = None
+    token: Spread | None = None
+    tokens_per_s: float | None = None
+    reason: str = ""  # for which it serves none of it
+
+    def __str__(self) -> str:
+        if self.request_s is None or self.tokens_per_s is None:
+            return f"{self.layout}: {self.reason}"
+        seconds = format_seconds(self.request_s)
+        return f"{self.layout}: {seconds} a request, {self.tokens_per_s:.1f} tokens/s"
+
+
+@dataclass(frozen=True, eq=False)
+class PromptsGroup:
+    """The GPUs that read prompts, where others write the tokens."""
+
+    result: Result
+    generation: GenerationAnswer
+    engine: ServingEngine
+    sent_bytes: int  # of the caches of a prompt of mean length
+    transfer_s: float  # to send them over an idle link
+    sent: Spread  # from the end of a prompt until its caches are sent
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain data."""
+        return {
+            "layout": layout_of(self.result, self.generation), "sent_bytes": self.sent_bytes,
+            "transfer_s": self.transfer_s, "sent": asdict(self.sent),
+            "engine": engine_json(self.engine),
+        }  # fmt: skip
+
+
+@dataclass(frozen=True, eq=False)
+class ServedPlan:
+    """A plan and the traffic on it; where prompts have GPUs of their own, that of the others."""
+
+    result: Result
+    generation: GenerationAnswer  # of as many requests side by side as run at once
+    engine: ServingEngine
+    served: ServedTraffic
+    passes_of: int  # requests side by side, whose passes the engine's seconds are
+    prompts: PromptsGroup | None = None
+    within: Limits = NO_LIMITS
+    compared_with: tuple[ComparedPlan, ...] = ()  # itself among them; () where there was one plan
+
+    @property
+    def layout(self) -> str:
+        """Sizes of its layout in words."""
+        own = layout_of(self.result, self.generation)
+        if self.prompts is None:
+            return own
+        others = layout_of(self.prompts.result, self.prompts.generation)
+        return f"prompts on {others}, tokens on {own}"
+
+    @property
+    def value(self) -> tuple[float, float]:
+        """Smaller is better: by how much it exceeds its limits, then mean seconds of a request."""
+        return self.within.excess(self.served), self.served.request.mean_s
+
+    def compared(self) -> ComparedPlan:
+        """Its row among the plans that are compared."""
+        served = self.served
+        return ComparedPlan(
+            self.layout, served.request.mean_s, served.first_token, served.token,
+            served.tokens_per_s,
+        )  # fmt: skip
+
+    @property
+    def side_by_side(self) -> int:
+        """Requests that run in one pass of a copy, in the mean."""
+        engine = self.engine
+        return max(1, round(self.served.running / (engine.stages * engine.copies)))
+
+    @property
+    def room(self) -> int | None:
+        """Requests of mean length whose caches memory has room for; None: no limit."""
+        request, held = self.generation.request, self.engine.cache_tokens
+        of_copy = None if math.isinf(held) else int(held // (request.prompt + request.new))
+        return None if of_copy is None else self.engine.copies * of_copy
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain data: that of a placement, with `generation` and `traffic`."""
+        return self.result.to_json() | {
+            "generation": self.generation.to_json(), "traffic": self.traffic_json()
+        }  # fmt: skip
+
+    def traffic_json(self) -> dict[str, Any]:
+        """The traffic as plain data, with its engine."""
+        within = {k: None if math.isinf(s) else s for k, s in self.within._asdict().items()}
+        return asdict(self.served) | {
+            "room": self.room, "layout": self.layout, "within": within,
+            "prompts": None if self.prompts is None else self.prompts.to_json(),
+            "compared": [asdict(row) for row in self.compared_with],
+            "engine": engine_json(self.engine), "passes_of": self.passes_of,
+        }  # fmt: skip
+
+    def lines(self) -> list[str]:
+        """Text of the traffic."""
+        served, engine = self.served, self.engine
+        first, token = served.first_token, served.token
+        lines = [
+            f"traffic  first token after {format_seconds(first.mean_s)} "
+            f"(95% within {format_seconds(first.p95_s)}), {format_seconds(token.mean_s)} a token "
+            f"(95% within {format_seconds(token.p95_s)})",
+            f"in all   {served.tokens_per_s:.1f} tokens/s, {served.running:.1f} requests at once"
+            + ("" if self.room is None else f" (memory has room for {self.room})")
+            + f"; {served.requests} requests in {format_seconds(served.seconds)}",
+        ]
+        if served.waiting_s > first.mean_s / 2:
+            room = "no limit" if math.isinf(engine.cache_tokens) else int(engine.cache_tokens)
+            each = f" of each of {engine.copies} copies" if engine.copies > 1 else ""
+            lines.append(
+                f"queue    requests wait {format_seconds(served.waiting_s)} before they start: "
+                f"caches{each} hold {room} tokens, and {engine.requests_at_once} requests run at "
+                "most"
+            )
+        if not near(self.side_by_side, self.passes_of):
+            lines.append(
+                f"passes   are those of {self.passes_of} requests side by side, where "
+                f"{self.side_by_side} run: one request alone is told too slow, many too fast"
+            )
+        lines += self._groups() + self._limits()
+        if self.compared_with:
+            lines.append("plans    " + "; ".join(map(str, self.compared_with)))
+        return lines
+
+    def _groups(self) -> list[str]:
+        """A line on the two groups."""
+        if self.prompts is None:
+            return []
+        own, others = _used(self.result), _used(self.prompts.result)
+        return [
+            f"groups   {others} read prompts, {own} write tokens: the caches of a prompt, "
+            f"{format_bytes(self.prompts.sent_bytes)}, are sent in "
+            f"{format_seconds(self.prompts.transfer_s)} "
+            f"({format_seconds(self.prompts.sent.mean_s)} with waiting for the link)"
+        ]
+
+    def _limits(self) -> list[str]:
+        """A line on limits that are not kept."""
+        if self.value[0] <= 1:
+            return []
+        return [
+            f"limits   none of the plans keeps them for 95% of the requests: this one takes "
+            f"{self.value[0]:.2f} times as long; fewer clients, or more or faster GPUs, may"
+        ]
+
+
+def layout_of(result: Result, generation: GenerationAnswer) -> str:
+    """Sizes of the layout of a plan in words."""
+    splits = result.placement.splits
+    tensor, experts = (len(splits[0].devices), splits[0].experts) if splits else (1, False)
+    return str(Degrees(tensor, generation.stages, generation.copies, experts))
+
+
+def engine_json(engine: ServingEngine) -> dict[str, Any]:
+    """An engine as plain data; without a limit its `cache_tokens` are None."""
+    plain = engine._asdict() | {"scheduling": engine.scheduling._asdict()}
+    return plain | ({"cache_tokens": None} if math.isinf(engine.cache_tokens) else {})
+
+
+def _used(result: Result) -> str:
+    """Names of the devices that hold a part of the model."""
+    counts = result.placement.ops_on
+    gpus = {d.name for d in result.question.cluster.devices if not d.is_cpu}
+    return ", ".join(name for name, count in counts.items() if count and name in gpus)
+
+
+def on_vllm(question: Question) -> Question:
+    """The question of a placement that is read from its file, with the memory that vLLM takes.
+
+    Raises:
+        ArgumentError: The placement is not for vLLM.
+    """
+    _tokens_at_once(question)
+    if question.serves:
+        raise ArgumentError(
+            f"the placement is of the GPUs that serve {question.serves} alone, and traffic is for "
+            "a plan of both: place the model again with --traffic"
+        )
+    return replace(question, cluster=vllm_cluster(question.cluster))
+
+
+def served_on(
+    result: Result, traffic: Traffic | str, requests_at_once: int | None = None
+) -> ServedPlan:
+    """Traffic on a plan that was made before. Where it was made for more requests side by side than
+    run here, or for fewer, passes are those of its layout with as many as run.
+
+    Raises:
+        ArgumentError: The plan is of no request or not for vLLM, or the traffic has another form.
+    """
+    if isinstance(traffic, str):
+        traffic = parse_traffic(traffic)
+    plan = on_its_passes(result, traffic, requests_at_once)
+    for _ in range(PLANS):
+        count = plan.side_by_side
+        passes = None if near(count, plan.passes_of) else _passes_of(result, count)
+        if passes is None:
+            break
+        # Room is that of the plan, and so is what runs at once at most.
+        own = plan.engine
+        engine = own._replace(
+            step_s=passes.step_s, token_s=passes.token_s, context_s=passes.context_s
+        )
+        served = serve(in_steady_state(traffic, engine), engine)
+        plan = replace(plan, engine=engine, served=served, passes_of=count)
+    return plan
+
+
+def near(requests: int, others: int) -> bool:
+    """True for requests at once whose passes take equal seconds."""
+    return max(requests, others) <= NEAR * min(requests, others)
+
+
+def _passes_of(result: Result, batch: int) -> ServingEngine | None:
+    """The engine of a plan's layout with other requests side by side; None where the model cannot
+    be read, or has other ops then."""
+    question, placed = result.question, result.placement
+    path, _, query = spec_of(question.model or "").partition("?")
+    others = [part for part in query.split("&") if not part.startswith("batch=")]
+    spec = f"{path}?{'&'.join([*others, f'batch={batch}'])}"
+    try:
+        graph = load(spec)
+    except GdpError:
+        return None
+    if graph.op_names != question.graph.op_names:
+        return None
+    question = replace(question, graph=graph, model=spec)
+    placement = make_placement(
+        graph, question.cluster, placed.device, placed.rank, made_by=placed.made_by,
+        teams=placed.teams, splits=placed.splits,
+    )  # fmt: skip
+    answer = generation_answer(question, placement, solve.simulate(question, placement))
+    return None if answer is None else engine_of(answer, question)
+
+
+def on_its_passes(
+    result: Result,
+    traffic: Traffic,
+    requests_at_once: int | None = None,
+    within: Limits = NO_LIMITS,
+) -> ServedPlan:
+    """Traffic on a plan, by the passes of as many requests as it was made for."""
+    generation, engine = engine_on(result, requests_at_once)
+    served = serve(in_steady_state(traffic, engine), engine)
+    batch = generation.request.batch
+    return ServedPlan(result, generation, engine, served, batch, within=within)
+
+
+def engine_on(
+    result: Result, requests_at_once: int | None = None
+) -> tuple[GenerationAnswer, ServingEngine]:
+    """Seconds of the request of a plan, and its engine, with at most so many requests at once.
+
+    Raises:
+        ArgumentError: The plan is of no request or not for vLLM.
+    """
+    generation = generation_answer(result.question, result.placement, result.score)
+    if generation is None:
+        raise ArgumentError("traffic is for placements of a request (--generate), for vllm")
+    engine = engine_of(generation, result.question)
+    if requests_at_once is not None:
+        engine = engine._replace(requests_at_once=requests_at_once)
+    return generation, engine
+
+
+def engine_of(answer: GenerationAnswer, question: Question) -> ServingEngine:
+    """The engine of a plan: seconds of a pass from those of its prompt and its step, room from the
+    memory that the plan leaves.
+
+    Raises:
+        ArgumentError: The model is not computed as an engine computes it.
+    """
+    request, at_once = answer.request, _tokens_at_once(question)
+    rooms = [
+        (row.free_bytes + row.cache_bytes) / row.cache_bytes
+        for row in answer.memory
+        if row.cache_bytes and row.free_bytes is not None
+    ]
+    count = requests_in_flight(question.graph, question.cluster, question.objective)
+    sequences = request.batch * count
+    mean_context = request.prompt + request.new / 2
+    return ServingEngine(
+        step_s=answer.token_s - answer.caches_s,
+        token_s=answer.first_token_s / (request.batch * request.prompt),
+        context_s=answer.caches_s / (request.batch * mean_context),
+        tokens_at_once=at_once,
+        requests_at_once=SEQUENCES_LARGE if has_large_gpus(question.cluster) else SEQUENCES,
+        cache_tokens=min(rooms) * sequences * request.held if rooms else math.inf,
+        stages=answer.stages,
+        copies=answer.copies,
+        launch_s=prompt_launch_s(question.graph) / answer.stages,
+        scheduling=VLLM,
+    )
+
+
+def _tokens_at_once(question: Question) -> int:
+    """Tokens of one pass of the engine that a model is computed by."""
+    spec = spec_of(question.model or "")
+    at_once = parse_config_spec(spec).max_num_batched_tokens if spec.startswith("hf:") else 0
+    if not at_once:
+        raise ArgumentError("traffic is for plans of hf: models for vllm (--for vllm)")
+    return at_once

@@ -1,7 +1,7 @@
 """Prompts on some GPUs and tokens on others, where that serves traffic better than both on all.
 
 Groups of whole GPUs, of one kind each: some read prompts, the others write tokens, each as copies
-of the model with a layout of their own. What a copy of either group takes is planned once for each
+of the model with a layout of their own. A copy of either group is planned once for each
 number of GPUs; the pairs that are the best by their rates are simulated, and the best of these is
 planned on its own GPUs and simulated again.
 """
@@ -32,7 +32,7 @@ SIMULATED = 4
 """Pairs of groups that are simulated."""
 
 
-class Planner(NamedTuple):
+class PlanMaker(NamedTuple):
     """The way to ask for plans of a model."""
 
     asked: Callable[[Generation], Question]
@@ -77,7 +77,7 @@ class _Pair(NamedTuple):
         return len(self.prompts) // self.of_prompts, len(self.tokens) // self.of_tokens
 
 
-def plan_apart(planner: Planner, traffic: Traffic, joint: ServedPlan) -> ServedPlan | None:
+def plan_apart(planner: PlanMaker, traffic: Traffic, joint: ServedPlan) -> ServedPlan | None:
     """The best plan with GPUs for prompts and GPUs for tokens; None where there is none.
 
     Args:
@@ -102,7 +102,7 @@ def plan_apart(planner: Planner, traffic: Traffic, joint: ServedPlan) -> ServedP
 class _Search:
     """Plans of groups, kept by the kind of their GPUs."""
 
-    planner: Planner
+    planner: PlanMaker
     traffic: Traffic
     joint: ServedPlan
     known: dict[tuple[object, ...], GroupPlan | None] = field(default_factory=dict)
@@ -141,13 +141,13 @@ class _Search:
                     yield pair
 
     def of_prompts(self, pair: _Pair) -> GroupPlan | None:
-        """What a copy of the group that reads prompts takes: of as many at once as fill a pass."""
+        """The plan of a copy that reads prompts: of as many at once as fill a pass."""
         at_once = self.joint.engine.tokens_at_once // self.traffic.prompt
         batch = max(1, min(at_once, self.clients))
         return self._of_copy(pair.prompts[: pair.of_prompts], batch, "prompts")
 
     def of_tokens(self, pair: _Pair) -> GroupPlan | None:
-        """What one copy of the other group takes: of its part of the requests, in powers of two of
+        """The plan of a copy that writes tokens: of its part of the requests, in powers of two of
         all, so that few plans are made."""
         parts = 2 ** round(math.log2(pair.copies[1]))
         batch = math.ceil(self.clients / parts)

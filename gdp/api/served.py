@@ -24,7 +24,7 @@ from gdp.sim.traffic import (
     in_steady_state,
     serve,
 )
-from gdp.sim.traffic_text import NO_LIMITS, Limits, parse_traffic
+from gdp.sim.traffic_text import NO_LIMITS, TrafficLimits, parse_traffic
 from gdp.targets.vllm.layouts import Degrees
 from gdp.targets.vllm.plan import has_large_gpus, vllm_cluster
 from gdp.units import format_bytes, format_seconds
@@ -88,7 +88,7 @@ class ServedPlan:
     served: ServedTraffic
     passes_of: int  # requests side by side, whose passes the engine's seconds are
     prompts: PromptsGroup | None = None
-    within: Limits = NO_LIMITS
+    within: TrafficLimits = NO_LIMITS
     compared_with: tuple[ComparedPlan, ...] = ()  # itself among them; () where there was one plan
 
     @property
@@ -287,7 +287,7 @@ def on_its_passes(
     result: Result,
     traffic: Traffic,
     requests_at_once: int | None = None,
-    within: Limits = NO_LIMITS,
+    within: TrafficLimits = NO_LIMITS,
 ) -> ServedPlan:
     """Traffic on a plan, by the passes of as many requests as it was made for."""
     generation, engine = engine_on(result, requests_at_once)

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
-from gdp.api.disaggregated import Planner, plan_apart
+from gdp.api.disaggregated import PlanMaker, plan_apart
 from gdp.api.place import answer, ask
 from gdp.api.served import PLANS, ComparedPlan, ServedPlan, near, on_its_passes
 from gdp.cluster.file import Machine
@@ -18,7 +18,7 @@ from gdp.models import Generation
 from gdp.question import Question
 from gdp.result import Result
 from gdp.sim.traffic import Traffic
-from gdp.sim.traffic_text import NO_LIMITS, Limits, parse_limits, parse_traffic
+from gdp.sim.traffic_text import NO_LIMITS, TrafficLimits, parse_limits, parse_traffic
 from gdp.targets.vllm.layouts import usable_gpus
 from gdp.targets.vllm.plan import vllm_cluster
 
@@ -38,7 +38,7 @@ def serve(
     constraints: Constraints | None = None,
     objective: str = "latency",
     requests_at_once: int | None = None,
-    within: Limits | str = NO_LIMITS,
+    within: TrafficLimits | str = NO_LIMITS,
     disaggregated: bool = True,
 ) -> ServedPlan:
     """Place a language model for vLLM, and simulate the traffic that it serves.
@@ -98,12 +98,12 @@ def served_plan(
     traffic: Traffic,
     answered: Callable[[Question], Result] = answer,
     requests_at_once: int | None = None,
-    within: Limits = NO_LIMITS,
+    within: TrafficLimits = NO_LIMITS,
     disaggregated: bool = True,
 ) -> ServedPlan:
     """The plan whose requests take the fewest seconds in the mean, of those that keep the limits;
     where none does, the one that exceeds them least. See `serve`."""
-    planner = Planner(asked, answered, model, requests_at_once)
+    planner = PlanMaker(asked, answered, model, requests_at_once)
     plans = [_of_copies(planner, traffic, 1, within)]
     rows = [plans[0].compared()]
     for copies in numbers_of_copies(plans[0].result.question, traffic):
@@ -141,7 +141,9 @@ def numbers_of_copies(question: Question, traffic: Traffic) -> list[int]:
     return [n for n in range(2, most + 1) if len(gpus) % n == 0 or n & (n - 1) == 0]
 
 
-def _of_copies(planner: Planner, traffic: Traffic, copies: int, within: Limits) -> ServedPlan:
+def _of_copies(
+    planner: PlanMaker, traffic: Traffic, copies: int, within: TrafficLimits
+) -> ServedPlan:
     """The plan with so many copies, for as many requests side by side as run on one of them."""
     batch, most = math.ceil((traffic.concurrency or FIRST_BATCH) / copies), math.inf
     plan, made = None, 0

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from gdp.placement import Placement
     from gdp.question import Question
     from gdp.sim.traffic import Traffic
-    from gdp.sim.traffic_text import Limits
+    from gdp.sim.traffic_text import TrafficLimits
     from gdp.tasks import Engine
 
 Decorator = Callable[[Callable[..., None]], Callable[..., None]]
@@ -112,7 +112,7 @@ joint = click.option(
 )  # fmt: skip
 
 
-def parsed_limits(text: str | None) -> "Limits":
+def parsed_limits(text: str | None) -> "TrafficLimits":
     """The value of `--within`; a malformed one is refused by its name."""
     from gdp.sim.traffic_text import NO_LIMITS, parse_limits
 

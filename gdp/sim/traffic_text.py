@@ -85,7 +85,7 @@ def _drawn(text: str, name: str, count: int, rng: Any) -> list[int]:
     return rng.integers(least, most + 1, count).tolist()
 
 
-class Limits(NamedTuple):
+class TrafficLimits(NamedTuple):
     """Seconds that 95% of the requests are to keep; inf for no limit."""
 
     first_s: float = math.inf  # to the first token
@@ -97,19 +97,19 @@ class Limits(NamedTuple):
         return max(1.0, *(seconds / limit for seconds, limit in pairs))
 
 
-NO_LIMITS = Limits()
+NO_LIMITS = TrafficLimits()
 LIMITS_FORM = "first=500ms,token=30ms"
 _UNITS = {"s": 1.0, "ms": 1e-3, "us": 1e-6}
 
 
-def parse_limits(text: str) -> Limits:
-    """Limits from their text, as `gdp place --within` takes it.
+def parse_limits(text: str) -> TrafficLimits:
+    """TrafficLimits from their text, as `gdp place --within` takes it.
 
     Raises:
         ArgumentError: The text has another form.
 
     >>> parse_limits("first=1.5s,token=30ms")
-    Limits(first_s=1.5, token_s=0.03)
+    TrafficLimits(first_s=1.5, token_s=0.03)
     """
     given: dict[str, float] = {}
     for part in text.replace(" ", "").split(","):
@@ -120,4 +120,4 @@ def parse_limits(text: str) -> Limits:
                 "tokens"
             )
         given[match[1]] = float(match[2]) * _UNITS[match[3]]
-    return Limits(given.get("first", math.inf), given.get("token", math.inf))
+    return TrafficLimits(given.get("first", math.inf), given.get("token", math.inf))

@@ -7,7 +7,7 @@
 After PISA (Coleman and Krishnamachari 2024, arXiv 2403.07120). The value of `auto` with so many
 evaluations is divided by the least of: every heuristic of the table, plain search with as many
 evaluations, the pipelines' program, and every placement where they can be tried
-(`benchmarks.small_problems.optimum`). Evolution maximises that ratio, and of equal ratios the one
+(`benchmarks.small_optimum`). Evolution maximises that ratio, and of equal ratios the one
 with a tenth of the evaluations, which changes more often. Each island has an objective. Faults are
 kept apart, whatever the ratio: an exception, an answer that does not fit, none where one fits, a
 candidate that is better than the answer, a bound above a value, and a proof that is false.
@@ -28,7 +28,9 @@ from typing import Any
 import click
 import numpy as np
 
-from benchmarks.small_problems import Small, changed, drawn, optimum, simpler
+from benchmarks.small_changes import changed, simpler
+from benchmarks.small_optimum import optimum
+from benchmarks.small_problems import Small, drawn
 from benchmarks.tables import head, line
 from gdp.bounds.best import all_bounds
 from gdp.cli.program import run

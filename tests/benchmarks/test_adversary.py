@@ -10,7 +10,9 @@ from tiny import brute_force_s, random_problem
 
 from benchmarks import adversary
 from benchmarks.adversary import Judged, State, evolve, judged, shrunk
-from benchmarks.small_problems import Small, changed, drawn, is_sound, optimum
+from benchmarks.small_changes import changed
+from benchmarks.small_optimum import optimum
+from benchmarks.small_problems import Small, drawn, is_sound
 from gdp.bounds.budget import Bound
 from gdp.methods.base import Answer, Search
 from gdp.methods.heuristics.simple import round_robin

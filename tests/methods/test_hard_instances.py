@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from tiny import all_devices, cpu, plain_graph
 
-from benchmarks.small_problems import optimum
+from benchmarks.small_optimum import optimum
 from gdp.cluster.types import Cluster, Link, make_cluster
 from gdp.methods.base import Answer, Assignment, Search
 from gdp.methods.exact.method import exact

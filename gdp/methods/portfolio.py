@@ -80,7 +80,7 @@ ALWAYS = frozenset(("single", "blocks"))
 _LATENCY_FILL = 1.0 / 3.0  # below it the latency program never paid (`benchmarks.budgets gains`)
 _QUICK = 4.0  # times the seconds of the whole model on the fastest device
 _MOST_REPAIRED = 4  # placements that are repaired in earnest where no candidate fits
-_TRADED_OPS = range(60, 1000)  # from 1,000 on `multilevel` recombines: too good to leave out
+_TRADED_OPS = 1000  # from so many on `multilevel` recombines: too good to leave out
 _TRADED_GAIN = 0.01  # of the short search, from which the other heuristics are left out
 _NEAR = 1.25  # replica groups that take at most so many times as long are searched
 _FIRST_SHARE = 0.5  # of the candidates' seconds left, for one of `FIRST`; others share alike
@@ -273,9 +273,11 @@ def _search_early(
     ends far ahead of them in the same work.
     """
     trade = TRADES[annealer_of(problem).simulates]
-    if search.evaluations is None or search.evaluations >= trade.more:
+    if search.evaluations is None or not clock.is_counted:
         return
-    if problem.num_ops not in _TRADED_OPS or memory_binds(problem):
+    if search.evaluations >= trade.more or memory_binds(problem):
+        return
+    if problem.num_ops >= _TRADED_OPS:
         return
     few = replace(search, seed=inner_seed(search.seed, 1), evaluations=trade.short, progress=None)
     early = improve(problem, [replace(start, evaluations=0)], few, clock)

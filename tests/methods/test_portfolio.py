@@ -97,6 +97,7 @@ def test_what_is_run_first_changes_no_answer(
         return name, run
 
     monkeypatch.setattr(portfolio, "HEURISTICS", tuple(noted(*row) for row in HEURISTICS))
+    monkeypatch.setattr(portfolio, "_TRADED_OPS", 0)  # none is left out
     for first, quick in ((portfolio.FIRST, portfolio.QUICK), ((), ())):
         monkeypatch.setattr(portfolio, "FIRST", first)
         monkeypatch.setattr(portfolio, "QUICK", quick)

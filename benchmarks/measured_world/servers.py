@@ -13,6 +13,8 @@ the scripts that start the servers and the program that asks them:
   stops decoding while it reads prompts, unless `--enable-mixed-chunk` is given.
 - All of them choose a pass while the one before it runs (vLLM's `--async-scheduling`, the default
   since 0.14; the overlap schedulers of the others), so that a prompt waits for one more pass.
+- Passes of up to 2,048 tokens of MiniMax on B300 are replayed as graphs, those that read prompts
+  too (`--max-cudagraph-capture-size`).
 - TensorRT-LLM lets prompts wait for others (`batch_wait_timeout_iters`,
   `batch_wait_max_tokens_ratio`), and SGLang looks at new requests each so many steps
   (`--scheduler-recv-interval`), in scripts that say so.
@@ -59,16 +61,17 @@ class Setup(NamedTuple):
 
     tokens_at_once: int
     scheduling: Scheduling
+    graph_tokens: int = 0  # most tokens of passes that are replayed as graphs
 
 
 def _vllm(run: Served) -> Setup:
     """70b_fp8_h200_slurm.sh and its siblings, minimaxm2.5_*.sh, kimik2.5_*.sh."""
-    tokens = 8192
+    scheduling = Scheduling(ahead=not run.sweep)
     if "MiniMax" in run.model and run.system.startswith("h200"):
-        tokens = 16384 if run.batch <= 32 else 32768
-    elif "MiniMax" in run.model and run.system.startswith("b300"):
-        tokens = 2 * run.prompt
-    return Setup(tokens, Scheduling(ahead=not run.sweep))
+        return Setup(16384 if run.batch <= 32 else 32768, scheduling)
+    if "MiniMax" in run.model and run.system.startswith("b300"):
+        return Setup(2 * run.prompt, scheduling, graph_tokens=2048)
+    return Setup(8192, scheduling)
 
 
 def _sglang(run: Served) -> Setup:
@@ -112,9 +115,11 @@ SETUPS: Mapping[str, Callable[[Served], Setup]] = {
 
 def set_up(engine: ServingEngine, run: Served) -> ServingEngine:
     """The engine as the server of a run was started."""
-    tokens, scheduling = SETUPS[run.engine](run)
+    own = SETUPS[run.engine](run)
     return engine._replace(
-        tokens_at_once=tokens, scheduling=scheduling._replace(request_s=VLLM.request_s),
+        tokens_at_once=own.tokens_at_once,
+        scheduling=own.scheduling._replace(request_s=VLLM.request_s),
+        launch_s=0.0 if own.tokens_at_once <= own.graph_tokens else engine.launch_s,
         requests_at_once=max(engine.requests_at_once, run.batch),
     )  # fmt: skip
 

@@ -181,6 +181,14 @@ def test_servers_are_set_up_as_their_scripts_say(
     assert {name: getattr(engine.scheduling, name) for name in expected} == expected
 
 
+def test_passes_that_are_replayed_as_graphs_wait_for_no_launches() -> None:
+    engine, run = _engine()._replace(launch_s=0.03), replace(_run(0.01), system="b300_sxm")
+    short = replace(run, model="o/MiniMax", prompt=1024)
+    assert set_up(engine, short).launch_s == 0.0
+    assert set_up(engine, replace(short, prompt=8192)).launch_s == 0.03
+    assert set_up(engine, run).launch_s == 0.03
+
+
 def test_the_best_value_per_device_under_a_limit_is_counted_by_hand() -> None:
     """Requests of 11 tokens, a first token after 0.1 s: 1, 2, 4, 8 at once take 10, 20, 30, 40 ms a
     token, so 55, 73, 110 and 176 tokens/s. The limit is 25 ms, which two rows keep."""

@@ -13,7 +13,13 @@ from gdp.costs.base import roofline
 from gdp.costs.default import resolve_costs, shipped_for
 from gdp.costs.learned import LearnedCosts
 from gdp.costs.measured import network as module
-from gdp.costs.measured.costs import ELEMENTWISE_S, LIBRARY_S, MeasuredCosts, covers
+from gdp.costs.measured.costs import (
+    ELEMENTWISE_S,
+    LIBRARY_S,
+    MeasuredCosts,
+    covers,
+    prompt_launch_s,
+)
 from gdp.costs.measured.devices import silicon_of
 from gdp.costs.measured.graph import graph_kernels
 from gdp.costs.measured.kernels import ARITHMETIC, KINDS, Kernels, features, floor_s
@@ -359,6 +365,18 @@ def test_a_block_of_experts_is_one_kernel_of_an_engine() -> None:
     assert [d.dispatch_s for d in served.with_runtime_overheads(cluster).devices] == [
         cluster.devices[0].dispatch_s, 0.0,
     ]  # fmt: skip
+
+
+def test_an_engine_launches_all_kernels_of_a_block_of_experts() -> None:
+    """A product, attention and a norm; experts are two products and four smaller kernels, though
+    their first op is a small one. Scales by blocks add a kernel before each product."""
+    graph = language_graph()
+    plain_s = 3 * LIBRARY_S + 2 * LIBRARY_S + 4 * ELEMENTWISE_S
+    assert prompt_launch_s(graph) == pytest.approx(plain_s)
+    scales = np.zeros(graph.num_ops)
+    scales[[0, 2, 3]] = [1024**2, 2 * 16 * 1024 * 512, 16 * 1024 * 512]
+    scaled = replace(graph, memory_traffic_bytes=graph.memory_traffic_bytes + 4 / 128**2 * scales)
+    assert prompt_launch_s(scaled) == pytest.approx(plain_s + 3 * LIBRARY_S)
 
 
 def test_products_of_one_input_are_one_product_of_an_engine() -> None:

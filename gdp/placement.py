@@ -85,6 +85,7 @@ class QuestionRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True, om
     granularity: str = ""
     offload: str = ""
     serves: str = ""  # of requests "prompts" or "tokens" alone
+    whole: tuple[str, ...] = ()  # paths of the modules that the granularity kept whole
 
     def machine(self) -> Cluster | None:
         """The cluster, limits included."""

@@ -235,16 +235,20 @@ def _tensor_s(graph: OpGraph, cluster: Cluster, objective: str) -> Float[np.ndar
 
 
 def prepare_placement(question: Question, placement: Placement) -> Prediction:
-    """The problem of a placed model, fused only within devices, and the placement on it; the
-    constraints of the question are not asked.
+    """The problem of a placed model, fused only within devices, and within the modules that the
+    question keeps whole, as its plans are; the constraints of the question are not asked.
 
     Raises:
         PlacementError: The costs give an op no time where it is.
     """
     free, parts = replace(question, constraints=Constraints()), None
+    apart = placement.device
+    if question.constraints.whole:
+        borders = whole_borders(question.constraints, question.graph)
+        apart = np.unique(np.stack([apart, borders]), axis=1, return_inverse=True)[1].reshape(-1)
     if placement.splits:
         parts = divided(question.graph, question.cluster, placement.splits, placement.device)
-    problem = prepare_problem(free, keep_apart=placement.device, parts=parts)
+    problem = prepare_problem(free, keep_apart=apart, parts=parts)
     origin, size = problem.origin, problem.num_ops
     device, rank = np.zeros(size, np.int64), np.zeros(size, np.int64)
     device[origin.group_of] = placement.device

@@ -7,7 +7,7 @@ the file of a placement.
 
 import os
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from gdp.cluster.file import Machine, cluster_toml, load_cluster
@@ -104,6 +104,11 @@ def question_about(
         costs = record.require_costs() if costs is None else costs
         constraints = record.constraints if constraints is None else constraints
         objective = record.objective if objective is None else objective
+        if record.whole:
+            # Kernels of the plan end where these modules do.
+            constraints = of_kind(constraints, Constraints, "constraints")
+            whole = tuple(dict.fromkeys((*constraints.whole, *record.whole)))
+            constraints = replace(constraints, whole=whole)
     graph = load(model, sizes)
     if machine is None:
         raise ArgumentError(

@@ -5,6 +5,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from msgspec import structs
+
 from gdp.clock import Phases
 from gdp.cluster.file import Machine, load_cluster
 from gdp.cluster.reserve import for_runtime
@@ -161,7 +163,9 @@ def answer(question: Question, phases: Phases | None = None) -> Result:
         notes.append(tensor_parallel(graph, question.cluster))
     notes.append(quantisation_note(model, graph))
     record = replace(question, model=model).record()
-    placement = replace(result.placement, question=record)
+    asked = set(question.constraints.whole)
+    whole = tuple(sorted(set(result.question.constraints.whole) - asked))
+    placement = replace(result.placement, question=structs.replace(record, whole=whole))
     phases.ended("pieces")
     return replace(
         result, placement=placement,

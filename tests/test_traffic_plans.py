@@ -69,7 +69,8 @@ def test_copies_are_weighed_against_one_model_on_all_gpus(two: ServedPlan) -> No
     assert (two.layout, two.engine.copies, two.generation.copies) == ("data 2", 2, 2)
     assert two.result.placement.teams == ((1, 2),)
     assert one.request_s is not None
-    assert two.served.request.mean_s == copies.request_s < one.request_s
+    assert two.served.request.mean_s == copies.request_s
+    assert two.served.request.mean_s < one.request_s
     assert two.room == 2 * int(two.engine.cache_tokens / (64 + 16))
     assert any(line.startswith("plans    one GPU: ") for line in two.lines())
     question, traffic = two.result.question, parse_traffic(MANY)
@@ -77,6 +78,8 @@ def test_copies_are_weighed_against_one_model_on_all_gpus(two: ServedPlan) -> No
     assert numbers_of_copies(question, replace(traffic, concurrency=1)) == []
     alone = replace(question, constraints=gdp.Constraints(replicas=False))
     assert numbers_of_copies(alone, traffic) == []
+    unlike = replace(question, cluster=gdp.Cluster.load("cpu+t4+a100"))
+    assert numbers_of_copies(unlike, traffic) == []
 
 
 @pytest.fixture(scope="module")

@@ -2,6 +2,7 @@
 several, and with GPUs of their own for prompts."""
 
 import math
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -129,13 +130,14 @@ def is_worth_it(apart: ServedPlan, joint: ServedPlan) -> bool:
 
 
 def numbers_of_copies(question: Question, traffic: Traffic) -> list[int]:
-    """Numbers of copies beyond one that some GPUs have room for and requests to share: those that
-    leave no GPU over, and powers of two."""
+    """Numbers of copies beyond one that GPUs of one kind have room for and requests to share: those
+    that leave no GPU over, and powers of two."""
     cluster, graph = vllm_cluster(question.cluster), question.graph
     gpus = usable_gpus(cluster)
     weights = int((graph.weight_bytes - graph.cache_bytes)[graph.weight_holders()].sum())
     room = sum(cluster.devices[d].memory_bytes for d in gpus)
-    most = min(len(gpus), traffic.concurrency or len(gpus), room // max(1, weights))
+    alike = max(Counter(cluster.devices[d].kind for d in gpus).values())
+    most = min(alike, traffic.concurrency or alike, room // max(1, weights))
     if not question.constraints.replicas:
         return []
     return [n for n in range(2, most + 1) if len(gpus) % n == 0 or n & (n - 1) == 0]

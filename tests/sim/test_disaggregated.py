@@ -70,7 +70,7 @@ def random_case(seed: int) -> tuple[Traffic, TwoGroups]:
         Arrival(sum(gaps[: i + 1]), rng.randint(1, 900), rng.choice([1, 2, rng.randint(1, 60)]))
         for i in range(count)
     )
-    engines = (
+    reading, writing = (
         ServingEngine(
             step_s=rng.uniform(0.001, 0.01), token_s=rng.choice([1e-4, 3e-5]),
             context_s=rng.choice([0.0, 1e-6]), tokens_at_once=rng.choice([100, 512, 8192]),
@@ -80,7 +80,9 @@ def random_case(seed: int) -> tuple[Traffic, TwoGroups]:
         )
         for _ in range(2)
     )  # fmt: skip
-    groups = TwoGroups(*engines, rng.uniform(0.0, 1e-3), rng.choice([0.0, 1e-5]), seed % 2 == 0)
+    groups = TwoGroups(
+        reading, writing, rng.uniform(0.0, 1e-3), rng.choice([0.0, 1e-5]), seed % 2 == 0
+    )
     return Traffic(requests, rng.choice([0, 1, 2, 7])), groups
 
 

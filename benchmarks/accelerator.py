@@ -31,7 +31,7 @@ import gdp
 from benchmarks.models import TINY, TORCH, torch_model
 from benchmarks.tables import head
 from gdp import solve
-from gdp.api.fit import generation_answer
+from gdp.api.generation import generation_answer
 from gdp.cluster.file import load_cluster
 from gdp.cluster.types import Cluster
 from gdp.graph.op_graph import OpGraph

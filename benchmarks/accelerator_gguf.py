@@ -13,7 +13,7 @@ import gdp
 from benchmarks.accelerator import COSTS, Bench, Row, accelerator_of, failed
 from benchmarks.llamacpp import ModelSize, write_model
 from gdp import solve
-from gdp.api.fit import generation_answer
+from gdp.api.generation import generation_answer
 from gdp.cluster.types import Cluster
 from gdp.cores import num_cores
 from gdp.graph.op_graph import OpGraph

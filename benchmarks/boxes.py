@@ -22,7 +22,7 @@ import click
 
 import gdp
 from benchmarks.measured_world.llama import size_of, write_header
-from gdp.api.fit import GenerationAnswer, generation_answer
+from gdp.api.generation import GenerationAnswer, generation_answer
 from gdp.errors import InfeasibleError
 
 PROMPT, NEW = 2048, 256

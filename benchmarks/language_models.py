@@ -28,7 +28,7 @@ import numpy as np
 
 import gdp
 from benchmarks.tables import head
-from gdp.api.fit import generation_answer
+from gdp.api.generation import generation_answer
 from gdp.api.place import answer, ask
 from gdp.clock import Phases
 from gdp.cluster.presets import cluster_preset

@@ -27,7 +27,7 @@ import gdp
 from benchmarks.tables import between, geomean, head, line
 from benchmarks.tune import spinning
 from gdp import solve
-from gdp.api.fit import generation_answer
+from gdp.api.generation import generation_answer
 from gdp.cluster.presets import device_preset
 from gdp.cluster.types import Cluster, make_cluster
 from gdp.costs.base import CostModel

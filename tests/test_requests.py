@@ -11,7 +11,7 @@ from click.testing import CliRunner
 pytest.importorskip("transformers", reason="transformers is not installed")
 
 import gdp
-from gdp.api.fit import generation_answer
+from gdp.api.generation import generation_answer
 from gdp.cli.main import cli
 from gdp.models import load
 from gdp.question import Question

@@ -42,7 +42,7 @@ from benchmarks.measured_world.llama import (
     write_header,
 )
 from benchmarks.tables import head
-from gdp.api.fit import generation_answer
+from gdp.api.generation import generation_answer
 from gdp.cluster.presets import cluster_preset, device_preset
 from gdp.cluster.types import Cluster, Device, make_cluster
 from gdp.costs.default import DATASHEET

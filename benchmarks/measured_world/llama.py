@@ -34,7 +34,7 @@ import numpy as np
 
 import gdp
 from benchmarks.tables import geomean, head
-from gdp.api.fit import generation_answer
+from gdp.api.generation import generation_answer
 from gdp.cluster.presets import cluster_preset, preset_of_model
 from gdp.cluster.types import Cluster
 from gdp.costs.base import roofline

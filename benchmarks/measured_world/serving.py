@@ -47,7 +47,7 @@ from benchmarks.measured_world.servers import asked_of, set_up
 from benchmarks.measured_world.serving_runs import Predicted, Run, measured_runs
 from benchmarks.tables import head
 from gdp import solve
-from gdp.api.fit import generation_answer
+from gdp.api.generation import generation_answer
 from gdp.api.served import engine_of
 from gdp.cluster.file import load_cluster
 from gdp.cluster.presets import device_names

@@ -8,7 +8,8 @@ import numpy as np
 from jaxtyping import Bool, Int
 
 from gdp import solve
-from gdp.api.fit import faster_machines, generation_of
+from gdp.api.faster import faster_machines
+from gdp.api.generation import generation_of
 from gdp.cluster.file import Machine
 from gdp.cluster.types import UNLIMITED_BYTES, Cluster
 from gdp.constraints import Constraints, allowed_mask, matching, together_ids

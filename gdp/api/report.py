@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from gdp import solve
-from gdp.api.fit import generation_answer
+from gdp.api.generation import generation_answer
 from gdp.api.served import on_vllm, served_on
 from gdp.api.tune import Tuned
 from gdp.cluster.file import Machine

@@ -5,7 +5,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from gdp import solve
-from gdp.api.fit import GenerationAnswer, generation_answer
+from gdp.api.generation import GenerationAnswer, generation_answer
 from gdp.costs.measured.costs import prompt_launch_s
 from gdp.errors import ArgumentError, GdpError
 from gdp.importers.pytorch.config_spec import parse_config_spec

@@ -32,7 +32,8 @@ def explain(
     remembers.
     """
     from gdp.api.explain import explained
-    from gdp.api.fit import faster_machines, generation_of
+    from gdp.api.faster import faster_machines
+    from gdp.api.generation import generation_of
     from gdp.cli.text import generation_text
 
     question, placed = about.question(placement, about.model.given, constraints.read())

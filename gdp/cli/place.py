@@ -39,7 +39,7 @@ def place(
     traffic: str | None, within: str | None, joint: bool, outputs: options.Outputs,
 ) -> None:  # fmt: skip
     """Place a model on a cluster."""
-    from gdp.api.fit import generation_answer
+    from gdp.api.generation import generation_answer
     from gdp.api.place import answer
     from gdp.cli import first_run
     from gdp.cli.text import result_text
@@ -192,7 +192,7 @@ def simulate(about: options.About, placement: str | None, outputs: options.Outpu
     """
     from gdp import solve
     from gdp.api import report as reporting
-    from gdp.api.fit import generation_answer
+    from gdp.api.generation import generation_answer
     from gdp.cli.text import generation_lines
 
     spec, placement = about.model.beside(placement)

@@ -21,7 +21,8 @@ from gdp.terminal import printable
 from gdp.units import format_bytes, format_seconds
 
 if TYPE_CHECKING:
-    from gdp.api.fit import Faster, GenerationAnswer
+    from gdp.api.faster import Faster
+    from gdp.api.generation import GenerationAnswer
 
 
 class Shown(str):

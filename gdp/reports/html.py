@@ -59,8 +59,8 @@ def report_html(
     """The page's text. `result` holds the fields of `Result.to_json`, `measured` those of
     `RunReport.to_json` where the placement was executed, `steady` those of a
     `gdp.measure.cycle.SteadyState` where the pipeline is to be drawn, `generation` those of
-    `gdp.api.fit.GenerationAnswer` where a request was placed, `traffic` those under "traffic" of
-    `gdp.api.served.ServedPlan.to_json` where traffic was simulated."""
+    `gdp.api.generation.GenerationAnswer` where a request was placed, `traffic` those under
+    "traffic" of `gdp.api.served.ServedPlan.to_json` where traffic was simulated."""
     tree = module_tree(view)
     cut = cut_rows(view)
     script, pipelined = _scripts(), find_objective(result["objective"]).pipelined

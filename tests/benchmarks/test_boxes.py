@@ -6,7 +6,7 @@ import pytest
 
 from benchmarks.boxes import BOXES, NETWORKS, least_step_s, network_s, placed
 from benchmarks.measured_world.llama import size_of, write_header
-from gdp.api.fit import generation_answer
+from gdp.api.generation import generation_answer
 
 pytest.importorskip("gguf")
 

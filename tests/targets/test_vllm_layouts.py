@@ -10,7 +10,8 @@ import pytest
 
 import gdp
 from gdp import solve
-from gdp.api.fit import FitRow, _told, generation_answer
+from gdp.api.fit import FitRow, _told
+from gdp.api.generation import generation_answer
 from gdp.cli.fit import fit_text
 from gdp.cluster.types import Cluster, Device, make_cluster
 from gdp.constraints import Constraints, Pin

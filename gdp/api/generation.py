@@ -1,0 +1,283 @@
+"""Requests to language models: first token, tokens per second, memory, and what limits them."""
+
+import math
+from dataclasses import asdict, dataclass, replace
+from typing import Any, NamedTuple
+
+import numpy as np
+from jaxtyping import Bool, Float
+
+from gdp import solve
+from gdp.cluster.types import UNLIMITED_BYTES, Cluster
+from gdp.costs.offload import is_offload
+from gdp.costs.op_offload import offloads, sent_bytes
+from gdp.errors import ArgumentError
+from gdp.graph.generation import NEXT_TOKEN, Request, request_of, run_once
+from gdp.graph.op_graph import OpGraph
+from gdp.placement import Placement
+from gdp.prepare import prepare_placement, requests_in_flight
+from gdp.question import Question
+from gdp.sim.latency import simulate
+from gdp.sim.objectives import Score, find_objective
+from gdp.sim.prediction import Prediction
+from gdp.splits.members import held_graphs
+from gdp.targets.contexts import cache_bytes_on, longest_of_plan, weights_once
+
+LAUNCHED = 0.15
+"""Share of an op's seconds that arithmetic or bytes account for: below, it waits for its launch."""
+CAUSES = {
+    "bandwidth": "reading weights and caches",
+    "arithmetic": "computing",
+    "sending": "sending weights to a GPU and computing there",
+    "dispatch": "launching kernels",
+    "streaming": "streaming weights",
+    "transfers": "moving tensors between devices",
+    "collectives": "adding up parts of ops",
+}
+"""Parts of the time of a phase, and their words."""
+
+
+class TimePart(NamedTuple):
+    """A part of the time of a phase."""
+
+    cause: str  # of `CAUSES`
+    device: str  # "" for tensors between devices
+    share: float
+    together: tuple[str, ...] = ()  # devices that compute each op with it, itself among them
+
+    @property
+    def text(self) -> str:
+        """Work and place in words."""
+        return CAUSES[self.cause] + (f" on {self.place}" if self.device else "")
+
+    @property
+    def place(self) -> str:
+        """The device, or all of the group that computes each op together."""
+        return " and ".join(self.together) or self.device
+
+
+@dataclass(frozen=True)
+class DeviceMemory:
+    """Bytes on one device; `free_bytes` is None where it has no limit."""
+
+    device: str
+    weights_bytes: int
+    cache_bytes: int  # at the end of the request, of all requests in flight
+    activations_bytes: int  # the most at once, beside weights and caches
+    reserve_bytes: int  # kept beside all these for the system, drivers and runtimes
+    free_bytes: int | None
+
+
+@dataclass(frozen=True)
+class GenerationAnswer:
+    """Seconds and bytes of one request. Times are predictions of the simulator."""
+
+    request: Request
+    first_token_s: float  # from the prompt to the first token
+    token_s: float  # of one step at the mean context
+    caches_s: float  # of it, in ops that read caches
+    request_s: float  # the prompt and all steps
+    in_flight: int  # requests at once
+    all_tokens_per_s: float  # written by all of them
+    useful: int  # requests at once from which on more are no faster: some device never waits
+    room: int | None  # requests whose caches the memory has room for; None: no limit
+    shares: tuple[tuple[TimePart, ...], tuple[TimePart, ...]]  # of the prompt and of a step
+    limits: tuple[str, str]  # what most of the time of the prompt and of the steps goes to
+    memory: tuple[DeviceMemory, ...]
+    is_pipeline: bool  # requests at once were asked for
+    context: int  # tokens of each sequence that caches are reserved for
+    longest_context: int | None  # that these devices have room for; None where that is not known
+    stages: int  # devices with caches, or groups of them that compute each op together
+    copies: int  # of the model, each with a batch of its own
+
+    @property
+    def tokens_per_s(self) -> float:
+        """Tokens of one request per second while it decodes, those of its batch together."""
+        return self.request.batch / self.token_s if self.token_s > 0 else math.inf
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain data with the field names of the command line's `--json`."""
+        plain = asdict(self) | {"request": self.request.asked()}
+        for name in ("limits", "shares"):
+            plain[name] = dict(zip(("prompt", "decode"), plain[name], strict=True))
+        plain["shares"] = {
+            phase: [share._asdict() | {"text": share.text} for share in rows]
+            for phase, rows in plain["shares"].items()
+        }
+        return plain | {"tokens_per_s": self.tokens_per_s}
+
+
+def generation_of(question: Question, placement: Placement) -> GenerationAnswer:
+    """The answer of a placement that was made before.
+
+    Raises:
+        ArgumentError: The placement is of no generation.
+    """
+    answer = generation_answer(question, placement, solve.simulate(question, placement))
+    if answer is None:
+        raise ArgumentError(
+            "the placement is of no request (--generate): give --op GLOB or --scope MODULE"
+        )
+    return answer
+
+
+def generation_answer(
+    question: Question, placement: Placement, score: Score
+) -> GenerationAnswer | None:
+    """Seconds and bytes of a request under a placement and its score; None for one phase.
+
+    The prompt and one step are simulated with the links as they are; the score is that of the whole
+    request. R requests of L seconds each that take turns on the devices, the busiest of which needs
+    P seconds for each, finish max(P, L / R) seconds apart at best, and so they do where every step
+    passes each device once: the larger mean of two cycles, the busiest device and the whole way.
+    """
+    graph, cluster = question.graph, question.cluster
+    request = request_of(graph)
+    if request is None:
+        return None
+    once = run_once(graph)
+    predicted = prepare_placement(replace(question, graph=once, objective="latency"), placement)
+    problem, placed = predicted
+    group_of = problem.origin.group_of
+    first = int(group_of[once.op_index[NEXT_TOKEN]])
+    first_s, token_s = phases_s(predicted, once)
+    stepping = np.zeros(problem.num_ops, dtype=bool)
+    stepping[group_of[graph.repeats > 1]] = True
+    stepping[first] = False  # it takes the first token, too
+    shares = _shares(predicted, ~stepping, first_s), _shares(predicted, stepping, token_s)
+    cached = np.flatnonzero(stepping & (problem.graph.cache_bytes > 0))
+    caches_s = float(problem.compute_s[cached, placed.device[cached]].sum())
+    count = requests_in_flight(graph, cluster, question.objective)
+    busiest_s = min(score.period_s, score.latency_s)
+    useful = max(1, math.ceil(score.latency_s / busiest_s * (1 - 1e-9))) if busiest_s else 1
+    flight = count if request.requests else min(count, useful)
+    copies = max((len(team) for team in placement.teams), default=1)
+    is_pipeline = find_objective(question.objective).pipelined or count > 1
+    flight = flight if is_pipeline else copies  # else one each
+    apart_s = max(busiest_s, score.latency_s / flight)
+    memory = _memory(graph, placement, cluster, score, count)
+    homes = placement.homes
+    holding = {homes.get(d, d) for d, row in enumerate(memory) if row.cache_bytes}
+    return GenerationAnswer(
+        request=request, first_token_s=first_s, token_s=token_s,
+        caches_s=min(caches_s, token_s), request_s=score.latency_s,
+        in_flight=flight, useful=useful, room=_room(memory, count),
+        all_tokens_per_s=request.new * request.batch / apart_s if apart_s else math.inf,
+        shares=shares,
+        limits=(
+            _limit(shares[0], "the prompt", "the time to the first token"),
+            _limit(shares[1], "decode", "a step"),
+        ),
+        memory=memory, is_pipeline=is_pipeline,
+        context=request.held,
+        longest_context=longest_of_plan(question, placement, score),
+        stages=max(1, len(holding)), copies=copies,
+    )  # fmt: skip
+
+
+def causes_s(predicted: Prediction) -> dict[str, Float[np.ndarray, "M"]]:
+    """Seconds of each op on its device by cause: of `CAUSES` without transfers."""
+    problem, device = predicted.problem, predicted.assignment.device
+    graph, devices = problem.graph, problem.cluster.devices
+    ops, work = np.arange(problem.num_ops), ~graph.is_io
+    op_s = np.where(work, problem.compute_s[ops, device], 0.0)
+    exchange_s = np.zeros(len(ops))
+    if problem.origin.exchange_s is not None:
+        exchange_s[work] = problem.origin.exchange_s[ops, device][work]
+    op_s = op_s - exchange_s
+    streams = np.array([is_offload(entry) for entry in devices])[device]
+    on_cpu = np.array([entry.is_cpu for entry in devices])[device]
+    sends = (sent_bytes(graph) > 0) & offloads(graph, problem.cluster) & on_cpu & ~streams
+    own = work & ~streams & ~sends
+    rate = np.array([entry.bytes_per_s for entry in devices])[device]
+    speed = np.array([devices[device[op]].speed(graph.detail[op].dtype) for op in ops])
+    moved_s, worked_s = np.zeros((2, len(ops)))
+    moved_s[own] = graph.memory_traffic_bytes[own] / rate[own]
+    worked_s[own] = graph.flop[own] / speed[own]
+    waits = own & (np.maximum(moved_s, worked_s) < LAUNCHED * op_s)
+    reads = moved_s >= worked_s
+    launch_s = np.array([e.dispatch_s if e.dispatch_per == "op" else 0.0 for e in devices])[device]
+    return {
+        "collectives": exchange_s,
+        "dispatch": np.where(work, launch_s, 0.0) + np.where(waits, op_s, 0.0),
+        "streaming": np.where(streams, op_s, 0.0),
+        "sending": np.where(sends, op_s, 0.0),
+        "bandwidth": np.where(own & reads & ~waits, op_s, 0.0),
+        "arithmetic": np.where(own & ~reads & ~waits, op_s, 0.0),
+    }
+
+
+def _shares(
+    predicted: Prediction, mine: Bool[np.ndarray, "M"], whole_s: float
+) -> tuple[TimePart, ...]:
+    """Parts of a phase, the largest first: bandwidth, arithmetic, dispatch or streaming of each
+    device; the rest is transfers. Where devices work at once, parts of the sum of all work."""
+    names = predicted.problem.cluster.device_names
+    causes, device = causes_s(predicted), predicted.assignment.device
+    together = {
+        s.devices[0]: tuple(names[d] for d in s.devices) for s in predicted.assignment.splits
+    }
+    parts = [
+        TimePart(cause, name, float(seconds[mine & (device == d)].sum()), together.get(d, ()))
+        for d, name in enumerate(names)
+        for cause, seconds in causes.items()
+    ]
+    all_s = sum(part.share for part in parts)
+    parts.append(TimePart("transfers", "", max(whole_s - all_s, 0.0)))
+    total_s = max(whole_s, all_s)
+    if total_s <= 0:
+        return ()
+    parts = [part._replace(share=part.share / total_s) for part in parts if part.share > 0]
+    return tuple(sorted(parts, key=lambda part: -part.share))
+
+
+def phases_s(predicted: Prediction, once: OpGraph) -> tuple[float, float]:
+    """Seconds to the first token and of one step, of a graph that runs each phase once."""
+    problem, placed = predicted
+    schedule = simulate(problem, placed.device, placed.rank)
+    first_s = float(schedule.finish_s[int(problem.origin.group_of[once.op_index[NEXT_TOKEN]])])
+    return first_s, max(schedule.latency_s - first_s, 0.0)
+
+
+def _limit(shares: tuple[TimePart, ...], phase: str, whole: str) -> str:
+    """The largest part of the time of a phase, in a sentence."""
+    if not shares:
+        return f"nothing limits {phase}: it takes no time"
+    cause, device, share = shares[0].cause, shares[0].place, shares[0].share
+    what = {
+        "transfers": "the way between devices", "collectives": f"exchange between {device}",
+        "streaming": f"the way of weights on {device}",
+        "sending": f"the way of weights from {device}",
+    }  # fmt: skip
+    limit = what.get(cause, f"{cause} of {device}")
+    return f"{limit} limits {phase}: {share:.0%} of {whole} is {CAUSES[cause]}"
+
+
+def _memory(
+    graph: OpGraph, placement: Placement, cluster: Cluster, score: Score, count: int
+) -> tuple[DeviceMemory, ...]:
+    rows, graphs = [], held_graphs(graph, placement)
+    caches = cache_bytes_on(graphs, placement, cluster, count)
+    held = weights_once(graphs, placement)
+    for d, entry in enumerate(cluster.devices):
+        weights = int((graphs[d].weight_bytes - graphs[d].cache_bytes)[held[d]].sum())
+        cache = int(caches[d])
+        peak = int(score.peak_bytes[d])
+        limited = entry.memory_bytes < UNLIMITED_BYTES
+        rows.append(
+            DeviceMemory(
+                entry.name, weights, cache, max(peak - weights - cache, 0), entry.reserve_bytes,
+                entry.memory_bytes - peak if limited else None,
+            )
+        )  # fmt: skip
+    return tuple(rows)
+
+
+def _room(memory: tuple[DeviceMemory, ...], count: int) -> int | None:
+    """Requests whose caches fit beside what the devices hold anyway."""
+    rooms = [
+        (row.free_bytes + row.cache_bytes) * count // row.cache_bytes
+        for row in memory
+        if row.cache_bytes and row.free_bytes is not None
+    ]
+    return max(0, min(rooms)) if rooms else None

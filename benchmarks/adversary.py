@@ -38,7 +38,7 @@ from gdp.files.writing import write_atomic
 from gdp.methods.base import Answer, Search
 from gdp.methods.exact.method import exact
 from gdp.methods.pipeline.method import pipeline_dp
-from gdp.methods.portfolio import auto
+from gdp.methods.portfolio import auto, heuristic_candidates
 from gdp.methods.search.local_search import local_search
 from gdp.problem.problem import Problem
 from gdp.sim.score import score_of
@@ -108,12 +108,14 @@ def _judged(small: Small, evaluations: int, seed: int, proofs: bool) -> Judged:
     value = _value(problem, answers["auto"], "auto", faults)
     # Problems made anew: what was derived of one is as good as known.
     early = _value(problem, auto(small.problem(), tenth), "auto", faults)
-    # Every heuristic of the table is a candidate.
     others = {
         row.method: _finite(row.value_s) for row in answers["auto"].candidates if row.feasible
     }
     if value > min(others.values(), default=np.inf) * SAME:
         faults.append(f"behind its candidate {min(others, key=others.__getitem__)}")
+    for row in heuristic_candidates(small.problem(), seed):  # `auto` may leave some out
+        if row.feasible:
+            others.setdefault(row.method, _finite(row.value_s))
     rows = [("local_search", local_search), ("pipeline_dp", pipeline_dp)]
     for name, method in [*rows, *([("exact", exact)] if proofs else [])]:
         answers[name] = method(small.problem(), search)

@@ -100,7 +100,9 @@ def test_prompts_share_gpus_where_no_limit_wants_it_otherwise(two: ServedPlan) -
     assert two.served.request.mean_s < apart.request_s
     equal = replace(two, served=replace(two.served))
     assert not is_worth_it(equal, two)  # as good is not enough
-    slower = Spread(1.1 * two.served.request.mean_s, 0.0, 0.0)
+    nearly = Spread(1.09 * two.served.request.mean_s, 0.0, 0.0)
+    assert not is_worth_it(two, replace(two, served=replace(two.served, request=nearly)))
+    slower = Spread(1.2 * two.served.request.mean_s, 0.0, 0.0)
     assert is_worth_it(two, replace(two, served=replace(two.served, request=slower)))
 
 

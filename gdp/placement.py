@@ -85,6 +85,7 @@ class QuestionRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True, om
     granularity: str = ""
     offload: str = ""
     serves: str = ""  # of requests "prompts" or "tokens" alone
+    draft: str = ""  # "K MODEL": a small model beside it that drafts K tokens a pass
     whole: tuple[str, ...] = ()  # paths of the modules that the granularity kept whole
 
     def machine(self) -> Cluster | None:

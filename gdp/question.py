@@ -57,6 +57,7 @@ class Question:
     longest: bool = False  # reserve caches for the longest context that fits
     copies: int = 0  # of a decoder, each for requests of its own; 0: as the objective wants them
     serves: str = ""  # of requests "prompts" or "tokens" alone; "": both
+    draft: str = ""  # "K MODEL": a small model beside it that drafts K tokens a pass
 
     def __post_init__(self) -> None:
         find_objective(self.objective)
@@ -70,6 +71,7 @@ class Question:
             constraints=self.constraints, costs=storable(costs),
             costs_sha256=digest_of(costs) if costs else "", target=self.target or "",
             granularity=self.granularity or "", offload=self.offload or "", serves=self.serves,
+            draft=self.draft,
         )  # fmt: skip
 
 
@@ -129,6 +131,7 @@ def question_about(
         costs,
         of_kind(constraints, Constraints, "constraints"),
         serves=record.serves if record is not None else "",
+        draft=record.draft if record is not None else "",
     )
     return question, placed
 

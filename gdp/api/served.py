@@ -95,6 +95,8 @@ class ServedPlan:
     def layout(self) -> str:
         """Sizes of its layout in words."""
         own = layout_of(self.result, self.generation)
+        if self.engine.drafting is not None:
+            own += f", {self.engine.drafting.tokens} tokens drafted"
         if self.prompts is None:
             return own
         others = layout_of(self.prompts.result, self.prompts.generation)
@@ -203,7 +205,10 @@ def layout_of(result: Result, generation: GenerationAnswer) -> str:
 
 def engine_json(engine: ServingEngine) -> dict[str, Any]:
     """An engine as plain data; without a limit its `cache_tokens` are None."""
-    plain = engine._asdict() | {"scheduling": engine.scheduling._asdict()}
+    drafting = None if engine.drafting is None else engine.drafting._asdict()
+    plain = engine._asdict() | {
+        "scheduling": engine.scheduling._asdict(), "drafting": drafting
+    }  # fmt: skip
     return plain | ({"cache_tokens": None} if math.isinf(engine.cache_tokens) else {})
 
 
@@ -221,6 +226,11 @@ def on_vllm(question: Question) -> Question:
         ArgumentError: The placement is not for vLLM.
     """
     _tokens_at_once(question)
+    if question.draft:
+        raise ArgumentError(
+            "the placement is of a model with another one that drafts: place it again with "
+            "--traffic and --draft"
+        )
     if question.serves:
         raise ArgumentError(
             f"the placement is of the GPUs that serve {question.serves} alone, and traffic is for "

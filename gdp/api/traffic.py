@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from gdp.api.disaggregated import PlanMaker, plan_apart
+from gdp.api.drafting import Draft, with_draft
 from gdp.api.place import answer, ask
 from gdp.api.served import PLANS, ComparedPlan, ServedPlan, near, on_its_passes
 from gdp.cluster.file import Machine
@@ -42,6 +43,7 @@ def serve(
     requests_at_once: int | None = None,
     within: TrafficLimits | str = NO_LIMITS,
     disaggregated: bool = True,
+    draft: Draft | None = None,
 ) -> ServedPlan:
     """Place a language model for vLLM, and simulate the traffic that it serves.
 
@@ -59,6 +61,7 @@ def serve(
         within: Seconds that 95% of the requests are to keep, such as "first=500ms,token=30ms": to
             the first token, and between tokens. Default: no limits.
         disaggregated: Prompts may get GPUs of their own.
+        draft: A small model that drafts tokens, where that is faster.
 
     Returns:
         The plan for as many requests at once as the traffic has or memory allows, with times to the
@@ -91,6 +94,7 @@ def serve(
         requests_at_once=requests_at_once,
         within=within,
         disaggregated=disaggregated,
+        draft=draft,
     )
 
 
@@ -102,6 +106,7 @@ def served_plan(
     requests_at_once: int | None = None,
     within: TrafficLimits = NO_LIMITS,
     disaggregated: bool = True,
+    draft: Draft | None = None,
 ) -> ServedPlan:
     """The plan whose requests take the fewest seconds in the mean, of those that keep the limits;
     where none does, the one that exceeds them least. See `serve`."""
@@ -115,11 +120,20 @@ def served_plan(
         except (ArgumentError, InfeasibleError) as error:
             rows.append(ComparedPlan(f"data {copies}", reason=str(error)))
     best = min(plans, key=lambda plan: plan.value)
-    apart = plan_apart(planner, traffic, best) if disaggregated else None
+    if draft is not None:
+        drafted = [with_draft(planner, traffic, plan, draft) for plan in plans if _drafts(plan)]
+        rows += [plan.compared() for plan in drafted]
+        best = min([best, *drafted], key=lambda plan: plan.value)
+    apart = plan_apart(planner, traffic, best) if disaggregated and draft is None else None
     if apart is not None:
         rows.append(apart.compared())
         best = apart if is_worth_it(apart, best) else best
     return replace(best, compared_with=tuple(rows) if len(rows) > 1 else ())
+
+
+def _drafts(plan: ServedPlan) -> bool:
+    """True where vLLM drafts for a plan: without stages."""
+    return plan.engine.stages == 1
 
 
 def is_worth_it(apart: ServedPlan, joint: ServedPlan) -> bool:

@@ -23,6 +23,7 @@ from gdp.files.writing import (
 from gdp.targets.table import PLANNERS
 
 if TYPE_CHECKING:
+    from gdp.api.drafting import Draft
     from gdp.cluster.types import Cluster
     from gdp.constraints import Constraints
     from gdp.device_maps import DeviceMap
@@ -112,6 +113,23 @@ joint = click.option(
 )  # fmt: skip
 
 
+draft = click.option(
+    "--draft", metavar="MODEL,tokens=K,acceptance=A",
+    help="A small hf: model that drafts K tokens a pass for --traffic, where that is faster; A of "
+    "them are accepted, as vLLM logs.",
+)  # fmt: skip
+
+
+def parsed_draft(text: str | None) -> "Draft | None":
+    """The value of `--draft`; a malformed one is refused by its name."""
+    from gdp.api.drafting import parse_draft
+
+    try:
+        return None if text is None else parse_draft(text)
+    except ArgumentError as error:
+        raise click.UsageError(f"--draft: {error}") from None
+
+
 def parsed_limits(text: str | None) -> "TrafficLimits":
     """The value of `--within`; a malformed one is refused by its name."""
     from gdp.sim.traffic_text import NO_LIMITS, parse_limits
@@ -132,6 +150,29 @@ def parsed_traffic(text: str) -> "Traffic":
         raise click.UsageError(f"--traffic: {error}") from None
 
 
+@dataclass(frozen=True)
+class Serving:
+    """Traffic that a plan is for, and demands on it."""
+
+    traffic: str | None
+    draft: str | None
+    within: str | None
+    joint: bool
+
+    def parsed(self) -> "Traffic":
+        """The requests."""
+        return parsed_traffic(self.traffic or "")
+
+    def require_none(self) -> None:
+        """Raise `UsageError` where an option is given that is for traffic alone."""
+        given = {"--draft": self.draft, "--within": self.within, "--no-disaggregation": self.joint}
+        if name := next((name for name, value in given.items() if value), None):
+            raise click.UsageError(f"{name} is for requests of --traffic: give it, too")
+
+
+serving = pass_one(
+    "serving", Serving, {"traffic": traffic, "draft": draft, "within": within, "joint": joint}
+)
 context = click.option("--context", metavar="N|max", callback=_context, help=CONTEXT_HELP)
 """Of a command that takes no `ModelOptions`."""
 

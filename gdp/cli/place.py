@@ -25,9 +25,7 @@ if TYPE_CHECKING:
 @options.asking(options.place_objective)
 @options.method
 @options.destination
-@options.traffic
-@options.within
-@options.joint
+@options.serving
 @options.outputs(
     placement=options.written("-o", "--output", metavar="P", help="Write the placement (JSON)."),
     report=options.report,
@@ -36,7 +34,7 @@ if TYPE_CHECKING:
 @options.as_json
 def place(
     asking: options.Asking, search: options.MethodOptions, destination: options.Destination,
-    traffic: str | None, within: str | None, joint: bool, outputs: options.Outputs,
+    serving: options.Serving, outputs: options.Outputs,
 ) -> None:  # fmt: skip
     """Place a model on a cluster."""
     from gdp.api.generation import generation_answer
@@ -59,14 +57,10 @@ def place(
         with stages(lines=False) as say:
             return answer(replace(question, search=search.search(placing(say))))
 
-    if traffic is not None:
-        _place_for_traffic(
-            asking, destination.runtime, traffic, within, asked, answered, outputs, not joint
-        )
+    if serving.traffic is not None:
+        _place_for_traffic(asking, destination.runtime, serving, asked, answered, outputs)
         return
-    if within is not None or joint:
-        name = "--within" if within is not None else "--no-disaggregation"
-        raise click.UsageError(f"{name} is for requests of --traffic: give it, too")
+    serving.require_none()
     question = asked()
     outputs.require(spec_of(question.model or ""), *asking.files)
     if destination.runtime is None:
@@ -84,9 +78,9 @@ def place(
 
 
 def _place_for_traffic(
-    asking: options.Asking, runtime: str | None, text: str, within: str | None,
+    asking: options.Asking, runtime: str | None, serving: options.Serving,
     asked: "Callable[..., Question]", answered: "Callable[[Question], Result]",
-    outputs: options.Outputs, disaggregated: bool,
+    outputs: options.Outputs,
 ) -> None:  # fmt: skip
     """Place a language model for an engine that serves traffic."""
     from gdp.api.traffic import served_plan
@@ -99,9 +93,12 @@ def _place_for_traffic(
     if runtime != "vllm" or not spec.startswith(HF_PREFIX):
         raise click.UsageError("--traffic is for hf: models --for vllm")
     asking.model.require_no_sizes("--traffic")
-    traffic, limits = options.parsed_traffic(text), options.parsed_limits(within)
+    traffic, limits = serving.parsed(), options.parsed_limits(serving.within)
+    draft = options.parsed_draft(serving.draft)
     overwrite = outputs.require(spec, *asking.files)
-    plan = served_plan(asked, spec, traffic, answered, within=limits, disaggregated=disaggregated)
+    plan = served_plan(
+        asked, spec, traffic, answered, within=limits, disaggregated=not serving.joint, draft=draft
+    )
     path = outputs.paths.get("placement")
     if plan.prompts is not None and path and not is_stream(path):
         of_prompts = beside(path)

@@ -9,7 +9,8 @@ and t tokens of prompts takes
     max(step_s, token_s * (t + d)) + context_s * (tokens in the caches of those d)
 
 seconds: weights are read once, or arithmetic takes longer; caches are read by each of its own. The
-stages of a pipeline hold as many batches at once, each of which takes a pass from end to end.
+stages of a pipeline hold as many batches at once, each of which takes a pass from end to end. Where
+a small model drafts k tokens a pass, those and one more are checked at once: t + d (k + 1) tokens.
 Copies of the model take requests in turn, each with caches and limits of its own.
 Between two events (a request that arrives, ends, or still reads its prompt) passes are alike but
 for the growing caches, so that their sum is a closed form: O(requests log requests).
@@ -79,6 +80,24 @@ class Scheduling(NamedTuple):
     request_s: float = 0.0  # of the host, before a request is in the queue of the engine
 
 
+class Drafting(NamedTuple):
+    """A small model that proposes tokens, all of which the large one checks in one pass."""
+
+    tokens: int  # proposed in each pass
+    written: float  # tokens that a request gets of a pass, mean: those accepted, and one more
+    # Of the small model, as those of `ServingEngine`:
+    step_s: float
+    token_s: float
+    context_s: float
+
+    @classmethod
+    def of(cls, tokens: int, acceptance: float, draft: "ServingEngine") -> "Drafting":
+        """Each token accepted by itself with a probability below one, up to the first that is not:
+        (1 - a^(k+1)) / (1 - a) tokens of a pass (Leviathan et al., ICML 2023, equation 1)."""
+        written = (1.0 - acceptance ** (tokens + 1)) / (1.0 - acceptance)
+        return cls(tokens, written, draft.step_s, draft.token_s, draft.context_s)
+
+
 class ServingEngine(NamedTuple):
     """Seconds and room of an engine with a model."""
 
@@ -92,6 +111,40 @@ class ServingEngine(NamedTuple):
     copies: int = 1  # of the engine, all else being of one of them; they take requests in turn
     launch_s: float = 0.0  # least of a pass with prompts: the host launches its kernels one by one
     scheduling: Scheduling = Scheduling()
+    drafting: Drafting | None = None
+
+    @property
+    def written(self) -> float:
+        """Tokens that a request gets of a pass."""
+        return 1.0 if self.drafting is None else self.drafting.written
+
+    def passes_of(self, new: int) -> int:
+        """Passes that write so many tokens."""
+        return math.ceil(new / self.written - 1e-9)
+
+    def pass_s(self, prompt_tokens: int, decoding: int, context: float) -> float:
+        """Seconds of one pass over tokens of prompts and so many requests that decode, with so many
+        tokens in their caches; without what its launches take at least."""
+        drafting = self.drafting
+        if drafting is None:
+            work = max(self.step_s, self.token_s * (prompt_tokens + decoding))
+            return work + self.context_s * context
+        checked = prompt_tokens + decoding * (1 + drafting.tokens)
+        seconds = max(self.step_s, self.token_s * checked) + self.context_s * context
+        # The small model reads prompts, too, and as many passes as it proposes tokens follow.
+        seconds += drafting.token_s * prompt_tokens
+        if decoding:
+            step_s = max(drafting.step_s, drafting.token_s * decoding)
+            seconds += drafting.tokens * (step_s + drafting.context_s * context)
+        return seconds
+
+    @property
+    def growth_s(self) -> float:
+        """Seconds by which a pass is longer than the one before, for each request that decodes."""
+        context_s = self.context_s
+        if self.drafting is not None:
+            context_s += self.drafting.tokens * self.drafting.context_s
+        return context_s * self.written
 
 
 @dataclass(frozen=True)
@@ -131,7 +184,7 @@ class RunningBatch:
 
     prompts: deque[tuple[int, int]] = field(default_factory=deque)  # (request, tokens left)
     ends: list[tuple[int, int]] = field(default_factory=list)  # heap of (step, request) that decode
-    context: int = 0  # tokens in the caches of those that decode
+    context: float = 0.0  # tokens in the caches of those that decode
     held: int = 0  # tokens that caches are kept for
     count: int = 0  # steps of decoding so far
     unlooked: int = 0  # steps since the last look at new requests
@@ -198,8 +251,7 @@ def in_steady_state(traffic: Traffic, engine: ServingEngine, seed: int = 0) -> T
     if clients < 2 or traffic.together:
         return traffic
     prompt, new, side = traffic.prompt, traffic.new, math.ceil(clients / engine.copies)
-    step_s = max(engine.step_s, engine.token_s * side)
-    step_s += engine.context_s * side * (prompt + new / 2)
+    step_s = engine.pass_s(0, side, side * (prompt + new / 2)) / engine.written
     life_s = engine.token_s * prompt * side + step_s * new
     begin = np.sort(np.random.default_rng(seed).uniform(0.0, life_s, clients)).tolist()
     first = [r._replace(at_s=r.at_s + t) for r, t in zip(traffic.requests, begin, strict=False)]
@@ -270,12 +322,13 @@ def _lane(
         now, read = run_passes(state, engine, now, clients.due())
         for r in read:
             first[r] = now
-            heapq.heappush(state.ends, (state.count + requests[r].new - 1, r))
+            heapq.heappush(state.ends, (state.count + engine.passes_of(requests[r].new - 1), r))
             state.context += requests[r].prompt + 1
         while state.ends and state.ends[0][0] <= state.count:
             r = heapq.heappop(state.ends)[1]
             ended[r] = now
-            state.context -= requests[r].prompt + requests[r].new
+            passes = engine.passes_of(requests[r].new - 1)
+            state.context -= requests[r].prompt + 1 + engine.written * passes
             state.held -= requests[r].prompt + requests[r].new
             heapq.heappush(clients.free, now)
     times = zip(clients.asked, started, first, ended, strict=True)
@@ -289,14 +342,13 @@ def run_passes(
     decoding, scheduling = len(state.ends), engine.scheduling
     tokens, read = _prompts(state, engine)
     if tokens and not scheduling.mixed:
-        end_s = now + max(engine.step_s, engine.launch_s, engine.token_s * tokens)
+        end_s = now + max(engine.launch_s, engine.pass_s(tokens, 0, 0.0))
         state.unlooked, state.chosen_s = 0, now if scheduling.ahead else end_s
         return end_s, read
-    work = max(engine.step_s, engine.token_s * (tokens + decoding))
-    first_s = work + engine.context_s * state.context
+    first_s = engine.pass_s(tokens, decoding, state.context)
     if tokens:
         first_s = max(first_s, engine.launch_s)
-    grows_s = engine.context_s * decoding  # each pass longer than the one before
+    grows_s = engine.growth_s * decoding  # each pass longer than the one before
     passes = 1
     if not state.prompts and not read:
         passes = state.ends[0][0] - state.count
@@ -307,7 +359,7 @@ def run_passes(
     last_s = first_s + grows_s * (passes - 1)
     now += passes * (first_s + last_s) / 2
     state.count += passes
-    state.context += decoding * passes
+    state.context += decoding * passes * engine.written
     state.unlooked = 0 if tokens else (state.unlooked + passes) % scheduling.look_passes
     state.chosen_s = now - last_s if scheduling.ahead else now
     return now, read
@@ -316,7 +368,8 @@ def run_passes(
 def _prompts(state: RunningBatch, engine: ServingEngine) -> tuple[int, list[int]]:
     """(tokens of prompts in the next pass, requests that are read to their end by it)."""
     scheduling, decoding = engine.scheduling, len(state.ends)
-    beside = decoding if scheduling.mixed else 0
+    checked = 1 if engine.drafting is None else 1 + engine.drafting.tokens
+    beside = decoding * checked if scheduling.mixed else 0
     left, chunks = max(0, engine.tokens_at_once - beside), list[int]()
     for _, unread in state.prompts:
         whole = not scheduling.cuts and unread <= engine.tokens_at_once

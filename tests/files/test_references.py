@@ -86,8 +86,9 @@ DECISIONS = {
     "learn.recipe.DataConfig": {"corpus": DATA, "instances": TEXT, "labels": DATA},
     "learn.recipe.Recipe": {"name": TEXT, "start": DATA},
     "placement.QuestionRecord": {
-        "cluster": TEXT, "costs": DATA, "costs_sha256": TEXT, "dims": TEXT, "granularity": TEXT,
-        "model": CODE, "objective": TEXT, "offload": TEXT, "target": TEXT,
+        "cluster": TEXT, "costs": DATA, "costs_sha256": TEXT, "dims": TEXT, "draft": TEXT,
+        "granularity": TEXT, "model": CODE, "objective": TEXT, "offload": TEXT, "serves": TEXT,
+        "target": TEXT, "whole": TEXT,
     },
     "placement._File": {"devices": TEXT, "graph_digest": TEXT, "made_by": TEXT, "ops": TEXT},
     "policy.policy.KeptPlacement": {"device": TEXT, "digest": TEXT, "rank": TEXT},
@@ -279,7 +280,8 @@ def test_no_text_of_a_placement_leads_anywhere(hostile: str, placed: dict[str, A
     (folder / "secret.txt").write_text("secret")
     os.mkfifo(folder / "pipe")
     placed["question"] |= {"costs": "", "costs_sha256": "0", "dims": {"a": 1}, "target": "",
-                           "granularity": "", "offload": "", "objective": "latency"}  # fmt: skip
+                           "granularity": "", "offload": "", "objective": "latency", "serves": "",
+                           "draft": "", "whole": []}  # fmt: skip
     text = hostile.format(folder=folder.resolve())
     question = placed["question"]
     assert question.keys() >= set(DECISIONS["placement.QuestionRecord"])

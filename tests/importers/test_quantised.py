@@ -400,9 +400,9 @@ def test_the_command_line_appends_the_scheme_to_the_spec() -> None:
 
     from gdp.cli.options import ModelOptions
 
-    asked = ModelOptions("hf:x", (), "causal-lm", None, 16, False, None, None, "nf4")
+    asked = ModelOptions("hf:x", (), "causal-lm", None, 16, False, None, None, "nf4", None, None)
     assert asked.spec == "hf:x?task=causal-lm&sequence=16&quantize=nf4"
     with pytest.raises(click.UsageError, match="--quantize is for hf:CONFIG models"):
-        ModelOptions("model.onnx", (), None, None, None, False, None, None, "nf4")
+        ModelOptions("model.onnx", (), None, None, None, False, None, None, "nf4", None, None)
     with pytest.raises(click.UsageError, match="for hf:CONFIG models"):
-        ModelOptions("model.gguf", (), None, None, None, False, None, None, "nf4")
+        ModelOptions("model.gguf", (), None, None, None, False, None, None, "nf4", None, None)

@@ -8,6 +8,7 @@ import pytest
 from gdp.errors import ArgumentError
 from gdp.sim.traffic import (
     Arrival,
+    Drafting,
     Scheduling,
     ServingEngine,
     Traffic,
@@ -28,6 +29,9 @@ def slow(traffic: Traffic, engine: ServingEngine) -> list[tuple[float, float, fl
     free = [0.0] * (traffic.concurrency or len(todo))
     queue, active, now, up = [], [], 0.0, 0
     plan, chosen, since, waited = engine.scheduling, 0.0, 0, 0
+    drafts, per_pass, small = 0, 1.0, (0.0, 0.0, 0.0)
+    if engine.drafting is not None:
+        drafts, per_pass, *small = engine.drafting
 
     def ready() -> float:
         """When the next request is in the queue."""
@@ -48,7 +52,7 @@ def slow(traffic: Traffic, engine: ServingEngine) -> list[tuple[float, float, fl
             active.append(queue.pop(0))
         decoding = [r for r in active if r["read"] == r["prompt"]]
         context = sum(r["prompt"] + r["written"] for r in decoding)
-        beside = len(decoding) if plan.mixed else 0
+        beside = len(decoding) * (1 + drafts) if plan.mixed else 0
         left, chunks = max(0, engine.tokens_at_once - beside), []
         for r in active:
             if r not in decoding:
@@ -65,10 +69,13 @@ def slow(traffic: Traffic, engine: ServingEngine) -> list[tuple[float, float, fl
         begin = now
         if tokens and not plan.mixed:
             decoding = []
-            now += max(engine.step_s, engine.launch_s, engine.token_s * tokens)
+            work = max(engine.step_s, engine.token_s * tokens) + small[1] * tokens
+            now += max(work, engine.launch_s)
         else:
-            work = max(engine.step_s, engine.token_s * (tokens + len(decoding)))
-            work += engine.context_s * context
+            work = max(engine.step_s, engine.token_s * (tokens + len(decoding) * (1 + drafts)))
+            work += engine.context_s * context + small[1] * tokens
+            for _ in range(drafts if decoding else 0):
+                work += max(small[0], small[1] * len(decoding)) + small[2] * context
             now += max(work, engine.launch_s) if tokens else work
         since = 0 if tokens else (since + 1) % plan.look_passes
         chosen = begin if plan.ahead else now
@@ -77,8 +84,8 @@ def slow(traffic: Traffic, engine: ServingEngine) -> list[tuple[float, float, fl
             if chunk and r["read"] == r["prompt"]:
                 r["written"], r["first"] = 1, now
         for r in decoding:
-            r["written"] += 1
-        for r in [r for r in active if r["written"] == r["new"]]:
+            r["written"] += per_pass
+        for r in [r for r in active if r["written"] >= r["new"] - 1e-9]:
             r["last"] = now
             active.remove(r)
             free.append(now)
@@ -106,6 +113,10 @@ def random_case(seed: int) -> tuple[Traffic, ServingEngine]:
             wait_tokens=rng.choice([100, 460]), request_s=rng.choice([0.0, 0.0307]),
         )  # fmt: skip
         engine = engine._replace(scheduling=scheduling, launch_s=rng.choice([0.0, 0.02]))
+    if seed % 4 == 1:
+        small = engine._replace(step_s=rng.choice([0.0, 0.002]), token_s=1e-5)
+        drafting = Drafting.of(rng.choice([1, 3, 8]), rng.choice([0.0, 0.6, 0.95]), small)
+        engine = engine._replace(drafting=drafting)
     return Traffic(requests, rng.choice([0, 0, 1, 2, 7])), engine
 
 
@@ -207,7 +218,11 @@ def test_a_faster_engine_or_more_room_serves_no_later(seed: int) -> None:
     traffic, engine = random_case(seed)
     traffic = Traffic(traffic.requests)  # of clients that wait, an order may come out worse
     before = serve(traffic, engine).seconds
+    small = engine.drafting
     faster = engine._replace(
+        drafting=small and small._replace(
+            step_s=small.step_s / 2, token_s=small.token_s / 2, context_s=small.context_s / 2
+        ),
         step_s=engine.step_s / 2, token_s=engine.token_s / 2, context_s=engine.context_s / 2,
         launch_s=engine.launch_s / 2,
         scheduling=engine.scheduling._replace(request_s=engine.scheduling.request_s / 2),

@@ -56,6 +56,8 @@ SIDE_PORT, MOST_GPUS = 5600, 8
 """First port on which servers tell each other where their caches are, and ports of each."""
 _LAYER = re.compile(r"^(.*?)\.(\d+)(?=\.|$)")
 """List of layers and number of the layer, of a module path."""
+_DRAFT = re.compile(r"(\d{1,2}) (?:hf:)?+(?!-)([^\s?]+)(?:\?\S*)?")
+"""Tokens and model of a draft. Arguments are split at spaces, and none may be a flag of its own."""
 _SMALL = 0.01
 """Of a layer's weights: smaller modules, such as norms and rotary tables, follow their rank."""
 
@@ -100,6 +102,7 @@ class VllmOptions:
     mixture: bool = False  # the model has experts, which copies in one server would share
     port: int = 0  # of the server; 0: vLLM's own
     serves: str = ""  # of requests "prompts" or "tokens" alone
+    draft: str = ""  # "K MODEL": a small model that drafts K tokens a pass
 
     @property
     def servers(self) -> "tuple[VllmOptions, ...]":
@@ -144,6 +147,22 @@ class VllmOptions:
             *(["--quantization", method] if method else []),
             *(["--port", str(self.port)] if self.port else []),
             *(SENDS_CACHES if self.serves else []),
+            *(self._drafting() if self.draft else []),
+        ]  # fmt: skip
+
+    def _drafting(self) -> list[str]:
+        """Arguments of speculative decoding."""
+        told = _DRAFT.fullmatch(self.draft)
+        if told is None:
+            raise PlacementError(
+                f"a model that drafts must be told as 'K MODEL' without spaces in MODEL, got "
+                f"{self.draft!r}"
+            )
+        tokens, model = told.groups()
+        return [
+            "--speculative-config.method", "draft_model", "--speculative-config.model", model,
+            "--speculative-config.num_speculative_tokens", tokens,
+            "--speculative-config.draft_tensor_parallel_size", str(self.tensor),
         ]  # fmt: skip
 
     def why(self) -> dict[str, str]:
@@ -182,6 +201,12 @@ class VllmOptions:
             )
         if self.experts:
             reasons["--enable-expert-parallel"] = "each of these has whole experts"
+        if self.draft:
+            reasons["--speculative-config"] = (
+                "a small model drafts so many tokens a pass, on the same GPUs and divided alike; "
+                "its memory is part of --gpu-memory-utilization, and --max-model-len counts the "
+                "caches of the large model alone: lower it where vLLM says so"
+            )
         if self.serves:
             reasons["--kv-transfer-config"] = (
                 f"these GPUs serve {self.serves} and others the rest: the caches of prompts are "
@@ -237,6 +262,7 @@ def vllm_options(
     quantize: str = "",
     at_once: int = 0,
     serves: str = "",
+    draft: str = "",
 ) -> VllmOptions:
     """The options of a placement of a request.
 
@@ -249,6 +275,7 @@ def vllm_options(
         quantize: Scheme of `--quantize` that the plan stands on; "" for none.
         at_once: Tokens of one pass that the plan stands on; 0 for none.
         serves: "prompts" or "tokens" where other GPUs serve the rest of each request; "" for both.
+        draft: "K MODEL", where a small model drafts K tokens a pass; "" for none.
 
     Raises:
         PlacementError: vLLM cannot follow the placement, in one line with the reason.
@@ -288,7 +315,7 @@ def vllm_options(
     return VllmOptions(
         partition, tuple(int(numbers[d] or 0) for d in used), share, int(most), quantize, at_once,
         tensor, data, any(split.experts for split in placement.splits),
-        not EXPERTS.isdisjoint(graph.op_types), serves=serves,
+        not EXPERTS.isdisjoint(graph.op_types), serves=serves, draft=draft,
     )  # fmt: skip
 
 

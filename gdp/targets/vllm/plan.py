@@ -124,5 +124,5 @@ def options_of(job: ExportJob) -> VllmOptions:
     scheme = "" if spec.quantize == "none" else spec.quantize
     return vllm_options(
         job.question.graph, job.placement, machine, peak_bytes, longest, scheme,
-        spec.max_num_batched_tokens, job.question.serves,
+        spec.max_num_batched_tokens, job.question.serves, job.question.draft,
     )  # fmt: skip

@@ -1,0 +1,159 @@
+"""Plans with a small model that drafts tokens: `gdp.serve(draft=)` and `gdp place --draft`."""
+
+import json
+import math
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+import gdp
+from gdp.api.drafting import Draft, parse_draft
+from gdp.api.served import ServedPlan
+from gdp.cli.main import cli
+from gdp.sim.traffic import Arrival, Drafting, ServingEngine, Traffic, serve
+from gdp.targets.vllm.export import VllmOptions
+from tests.generating_configs import generating_config
+
+ENGINE = ServingEngine(0.010, 0.001, 1e-5, 64, 8, math.inf)
+SMALL = ServingEngine(0.002, 0.0001, 1e-6, 64, 8, math.inf)
+
+
+def test_tokens_of_a_pass_are_those_accepted_in_a_row_and_one_more() -> None:
+    """Of two tokens, each accepted half of the time: 0, 1 or 2 of them with 1/2, 1/4, 1/4."""
+    assert Drafting.of(2, 0.5, SMALL).written == pytest.approx(1 + 1 / 4 + 2 / 4)
+    assert Drafting.of(3, 0.0, SMALL).written == 1.0
+
+
+def test_a_request_with_drafts_by_hand() -> None:
+    """Three tokens drafted, one accepted of each pass in the mean: two of a pass, and 4 passes for
+    the 8 tokens behind the first one."""
+    drafting = Drafting(3, 2.0, *SMALL[:3])
+    (request,) = Traffic((Arrival(0.0, 20, 9),)).requests
+    served = serve(Traffic((request,)), ENGINE._replace(drafting=drafting))
+    reads = max(0.010, 0.001 * 20) + 0.0001 * 20
+    contexts = [21 + 2 * i for i in range(4)]
+    passes = [
+        max(0.010, 0.001 * (1 + 3)) + 1e-5 * c + 3 * (max(0.002, 0.0001) + 1e-6 * c)
+        for c in contexts
+    ]
+    assert served.first_token.mean_s == pytest.approx(reads)
+    assert served.request.mean_s == pytest.approx(reads + sum(passes))
+    assert served.token.mean_s == pytest.approx(sum(passes) / 8)
+
+
+def test_drafts_that_are_never_accepted_cost_their_passes() -> None:
+    plain = Traffic(tuple(Arrival(0.01 * i, 16, 12) for i in range(6)))
+    alone = serve(plain, ENGINE)
+    drafted = serve(plain, ENGINE._replace(drafting=Drafting.of(2, 0.0, SMALL)))
+    assert drafted.request.mean_s > alone.request.mean_s
+    free = Drafting(2, 1.0, 0.0, 0.0, 0.0)
+    same = serve(plain, ENGINE._replace(drafting=free, token_s=0.0))
+    assert same == serve(plain, ENGINE._replace(token_s=0.0))
+
+
+def test_many_requests_wait_for_arithmetic_where_one_waits_for_weights() -> None:
+    """Drafting gains for one client, and loses where a pass checks more tokens than it has time."""
+    drafting = Drafting.of(4, 0.5, SMALL._replace(step_s=0.001))
+    gains = []
+    for clients in (1, 8):
+        traffic = Traffic(tuple(Arrival(0.0, 4, 40) for _ in range(4 * clients)), clients)
+        engines = ENGINE._replace(token_s=0.002), ENGINE._replace(token_s=0.002, drafting=drafting)
+        alone, drafted = (serve(traffic, engine) for engine in engines)
+        gains.append(alone.request.mean_s / drafted.request.mean_s)
+    assert gains[0] > 1.2
+    assert gains[1] < 1.0
+
+
+@pytest.mark.parametrize(("text", "said"), [
+    ("", "must look like"), ("small", "must look like"), ("small,tokens=4", "must look like"),
+    ("small,tokens=x,acceptance=0.5", "with numbers"),
+    ("small,tokens=4,acceptance=nan", "with numbers"),
+    ("small,tokens=4,acceptance=1", "below 1"), ("small,tokens=65,acceptance=0.5", "from 1 to 64"),
+    ("small,tokens=4,acceptance=0.5,k=1", "must look like"),
+])  # fmt: skip
+def test_bad_drafts_are_refused(text: str, said: str) -> None:
+    with pytest.raises(gdp.ArgumentError, match=said):
+        parse_draft(text)
+
+
+@pytest.fixture(scope="module")
+def configs(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, str]:
+    """A model, and one of half its layers."""
+    pytest.importorskip("transformers")
+    paths = []
+    for name, layers in (("large", 6), ("small", 1)):
+        folder = tmp_path_factory.mktemp(name)
+        config = generating_config("llama") | {"num_hidden_layers": layers}
+        (folder / "config.json").write_text(json.dumps(config))
+        paths.append(f"hf:{folder}")
+    return paths[0], paths[1]
+
+
+@pytest.fixture(scope="module")
+def plan(configs: tuple[str, str]) -> ServedPlan:
+    draft = Draft(configs[1], 3, 0.9)
+    return gdp.serve(configs[0], "cpu+t4", "concurrency=1,prompt=64,new=33,requests=3", draft=draft)
+
+
+def test_the_small_model_is_on_the_same_gpu_with_caches_of_its_own(plan: ServedPlan) -> None:
+    alone, drafted = plan.compared_with
+    assert drafted.layout == "one GPU, 3 tokens drafted" == plan.layout
+    assert alone.request_s is not None
+    assert plan.served.request.mean_s < alone.request_s
+    assert plan.engine.drafting is not None
+    assert plan.engine.drafting.step_s < plan.engine.step_s
+    # A layer more keeps a sixth of what the six of the model keep.
+    (row,) = (row for row in plan.generation.memory if row.cache_bytes)
+    of_token = row.cache_bytes / (64 + 33)
+    assert row.free_bytes is not None
+    room = (row.free_bytes + row.cache_bytes) / of_token
+    assert plan.engine.cache_tokens == pytest.approx(room * 6 / 7, rel=0.01)
+
+
+def test_the_command_exports_the_draft(
+    configs: tuple[str, str], tmp_path: Path, plan: ServedPlan
+) -> None:
+    path, out = tmp_path / "p.json", tmp_path / "out"
+    large, small = configs
+    words = ["place", large, "--cluster", "cpu+t4", "--for", "vllm", "-o", str(path), "--json"]
+    words += ["--traffic", "concurrency=1,prompt=64,new=33,requests=3"]
+    done = CliRunner().invoke(cli, [*words, "--draft", f"{small},tokens=3,acceptance=0.9"])
+    assert done.exit_code == 0, done.output
+    traffic = json.loads(done.stdout)["traffic"]
+    assert traffic["layout"] == plan.layout
+    assert traffic["engine"]["drafting"]["tokens"] == 3
+    done = CliRunner().invoke(cli, ["export", str(path), "--to", "vllm", "-o", str(out)])
+    assert done.exit_code == 0, done.output
+    arguments = (out / "arguments.txt").read_text().split()
+    told = dict(zip(arguments[::2], arguments[1::2], strict=True))
+    assert told["--speculative-config.model"] == small.removeprefix("hf:")
+    assert told["--speculative-config.num_speculative_tokens"] == "3"
+    assert told["--speculative-config.draft_tensor_parallel_size"] == "1"
+    page = CliRunner().invoke(
+        cli, ["report", str(path), "--traffic", "concurrency=1,prompt=64,new=33", "-o",
+              str(tmp_path / "p.html")],
+    )  # fmt: skip
+    assert page.exit_code == 1
+    assert "another one that drafts" in str(page.exception)
+    alone = CliRunner().invoke(cli, ["place", large, "--draft", f"{small},tokens=3,acceptance=0"])
+    assert alone.exit_code == 2
+    assert "--draft is for requests of --traffic" in alone.output
+
+
+@pytest.mark.parametrize("text", [
+    "3 x --trust-remote-code", "3 --trust-remote-code", "3 hf:--trust-remote-code", "x small", "3 ",
+    "3 a\nb",
+])  # fmt: skip
+def test_a_file_adds_no_arguments(text: str) -> None:
+    options = VllmOptions((2,), (0,), 0.9, 64, draft=text)
+    with pytest.raises(gdp.PlacementError, match="must be told as 'K MODEL'"):
+        options.arguments()
+
+
+def test_a_draft_without_room_is_refused(configs: tuple[str, str]) -> None:
+    cluster = gdp.Cluster.load("cpu+t4")
+    small = Path(__file__).parents[1] / "examples" / "llama-7b"
+    draft = Draft(f"hf:{small}", 3, 0.9)
+    with pytest.raises(gdp.ArgumentError, match="has no room"):
+        gdp.serve(configs[0], cluster, "concurrency=64,prompt=8000,new=33,requests=64", draft=draft)

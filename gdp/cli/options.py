@@ -151,7 +151,7 @@ def parsed_traffic(text: str) -> "Traffic":
 
 
 @dataclass(frozen=True)
-class Serving:
+class TrafficOptions:
     """Traffic that a plan is for, and demands on it."""
 
     traffic: str | None
@@ -171,7 +171,9 @@ class Serving:
 
 
 serving = pass_one(
-    "serving", Serving, {"traffic": traffic, "draft": draft, "within": within, "joint": joint}
+    "serving",
+    TrafficOptions,
+    {"traffic": traffic, "draft": draft, "within": within, "joint": joint},
 )
 context = click.option("--context", metavar="N|max", callback=_context, help=CONTEXT_HELP)
 """Of a command that takes no `ModelOptions`."""

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 @options.as_json
 def place(
     asking: options.Asking, search: options.MethodOptions, destination: options.Destination,
-    serving: options.Serving, outputs: options.Outputs,
+    serving: options.TrafficOptions, outputs: options.Outputs,
 ) -> None:  # fmt: skip
     """Place a model on a cluster."""
     from gdp.api.generation import generation_answer
@@ -78,7 +78,7 @@ def place(
 
 
 def _place_for_traffic(
-    asking: options.Asking, runtime: str | None, serving: options.Serving,
+    asking: options.Asking, runtime: str | None, serving: options.TrafficOptions,
     asked: "Callable[..., Question]", answered: "Callable[[Question], Result]",
     outputs: options.Outputs,
 ) -> None:  # fmt: skip

@@ -120,34 +120,21 @@ draft = click.option(
 )  # fmt: skip
 
 
-def parsed_draft(text: str | None) -> "Draft | None":
-    """The value of `--draft`; a malformed one is refused by its name."""
-    from gdp.api.drafting import parse_draft
-
+@contextlib.contextmanager
+def _refused_as(flag: str) -> Iterator[None]:
+    """Refuse a malformed value by the name of its option."""
     try:
-        return None if text is None else parse_draft(text)
+        yield
     except ArgumentError as error:
-        raise click.UsageError(f"--draft: {error}") from None
-
-
-def parsed_limits(text: str | None) -> "TrafficLimits":
-    """The value of `--within`; a malformed one is refused by its name."""
-    from gdp.sim.traffic_text import NO_LIMITS, parse_limits
-
-    try:
-        return NO_LIMITS if text is None else parse_limits(text)
-    except ArgumentError as error:
-        raise click.UsageError(f"--within: {error}") from None
+        raise click.UsageError(f"{flag}: {error}") from None
 
 
 def parsed_traffic(text: str) -> "Traffic":
-    """The value of `--traffic`; a malformed one is refused by its name."""
+    """The value of `--traffic`; raises `UsageError` for a malformed one."""
     from gdp.sim.traffic_text import parse_traffic
 
-    try:
+    with _refused_as("--traffic"):
         return parse_traffic(text)
-    except ArgumentError as error:
-        raise click.UsageError(f"--traffic: {error}") from None
 
 
 @dataclass(frozen=True)
@@ -159,9 +146,16 @@ class TrafficOptions:
     within: str | None
     joint: bool
 
-    def parsed(self) -> "Traffic":
-        """The requests."""
-        return parsed_traffic(self.traffic or "")
+    def parsed(self) -> "tuple[Traffic, TrafficLimits, Draft | None]":
+        """Requests, limits and the model that drafts; raises `UsageError` for malformed ones."""
+        from gdp.api.drafting import parse_draft
+        from gdp.sim.traffic_text import NO_LIMITS, parse_limits
+
+        traffic = parsed_traffic(self.traffic or "")
+        with _refused_as("--within"):
+            limits = NO_LIMITS if self.within is None else parse_limits(self.within)
+        with _refused_as("--draft"):
+            return traffic, limits, None if self.draft is None else parse_draft(self.draft)
 
     def require_none(self) -> None:
         """Raise `UsageError` where an option is given that is for traffic alone."""

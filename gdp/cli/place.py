@@ -93,8 +93,7 @@ def _place_for_traffic(
     if runtime != "vllm" or not spec.startswith(HF_PREFIX):
         raise click.UsageError("--traffic is for hf: models --for vllm")
     asking.model.require_no_sizes("--traffic")
-    traffic, limits = serving.parsed(), options.parsed_limits(serving.within)
-    draft = options.parsed_draft(serving.draft)
+    traffic, limits, draft = serving.parsed()
     overwrite = outputs.require(spec, *asking.files)
     plan = served_plan(
         asked, spec, traffic, answered, within=limits, disaggregated=not serving.joint, draft=draft

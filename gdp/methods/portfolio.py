@@ -280,7 +280,7 @@ def _search_early(
     if problem.num_ops >= _TRADED_OPS:
         return
     few = replace(search, seed=inner_seed(search.seed, 1), evaluations=trade.short, progress=None)
-    early = improve(problem, [replace(start, evaluations=0)], few, clock)
+    early = improve(problem, [replace(start, evaluations=0)], few, clock, raises=True)
     pool.spent += early.evaluations
     pool.early = replace(early, evaluations=0)
     if early.value_s < start.value_s * (1.0 - _TRADED_GAIN):

@@ -132,6 +132,17 @@ def test_search_has_the_work_of_slow_heuristics_where_it_gains(objective: str) -
         assert score(problem, answer.assignment.device, answer.assignment.rank).value_s == found
 
 
+def test_an_interrupt_of_the_short_search_ends_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(*args: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("gdp.methods.search.local_search._search_levels", interrupted)
+    answer = auto(random_problem(0, 70, 3, "latency"), Search(seconds=None, evaluations=40))
+    assert answer.reason == "interrupted"
+    assert answer.assignment is not None
+    assert "multilevel" not in {row.method for row in answer.candidates}
+
+
 def test_one_candidate_leaves_seconds_to_those_behind_it(monkeypatch) -> None:
     """Of ten candidates the first ones may take half of what is left each, once something fits, the
     next one as much as each of those that wait, the last one all; the baseline comes late."""

@@ -114,10 +114,13 @@ def improve(
     search: Search,
     clock: Clock,
     config: SearchConfig | None = None,
+    *,
+    raises: bool = False,
 ) -> Evaluated:
     """The best placement found from scored starts within the clock and `search.evaluations`.
 
-    The evaluations of the starts count; the result's are those of the starts and the search.
+    The evaluations of the starts count; the result's are those of the starts and the search. Ctrl-C
+    ends it with the best so far; where it `raises`, as others would run after it, it goes on up.
     """
     config = config or SearchConfig()
     budget = Budget(clock, search, config, sum(start.evaluations for start in starts))
@@ -137,6 +140,8 @@ def improve(
         best = min(best, *starts)
         best = _search_levels(problem, starts, search, budget, best, config)
     except KeyboardInterrupt:
+        if raises:
+            raise
         LOG.info("interrupted; the best placement so far is kept")
         best = min(best, budget.best or best)
     return replace(best, evaluations=budget.used)

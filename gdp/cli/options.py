@@ -96,7 +96,8 @@ CONTEXT_HELP = (
 traffic = click.option(
     "--traffic", metavar="concurrency=32,prompt=2048,new=256",
     help="Requests that share the engine, instead of one: so many clients, or rate=2.5 requests a "
-    "second; sizes may be ranges (512..2048). hf: models --for vllm.",
+    "second; sizes may be ranges (512..2048); or a table of requests, FILE.csv with the columns "
+    "at_s, prompt and new. hf: models --for vllm.",
 )  # fmt: skip
 
 

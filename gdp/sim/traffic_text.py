@@ -8,6 +8,7 @@ import numpy as np
 
 from gdp.errors import ArgumentError
 from gdp.sim.traffic import ROUNDS, Arrival, ServedTraffic, Traffic
+from gdp.sim.traffic_file import SUFFIX, read_traffic
 
 OF_A_RATE = 500
 """Requests of traffic with a rate where nobody said how many."""
@@ -21,7 +22,8 @@ def parse_traffic(text: str) -> Traffic:
     `concurrency=C` clients that ask again once they are answered, or `rate=R` requests a second
     whose arrivals are random (exponential distances); `prompt` and `new` a number of tokens or
     A..B, drawn evenly; `requests` how many in all, `seed` of the draws; `start=together` where all
-    clients begin at once, by default at random times (`in_steady_state`).
+    clients begin at once, by default at random times (`in_steady_state`). Or the path of a table
+    of requests (`read_traffic`), which ends with ".csv".
 
     Raises:
         ArgumentError: The text has another form.
@@ -30,6 +32,8 @@ def parse_traffic(text: str) -> Traffic:
     >>> traffic.concurrency, len(traffic.requests), traffic.requests[0].new
     (4, 8, 50)
     """
+    if text.endswith(SUFFIX):
+        return read_traffic(text)
     given: dict[str, str] = {}
     for part in text.replace(" ", "").split(","):
         name, is_given, value = part.partition("=")

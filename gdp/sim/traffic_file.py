@@ -1,0 +1,56 @@
+"""Traffic from a file: a table (CSV) with a row for each request."""
+
+import csv
+import io
+import math
+import os
+
+from gdp.errors import ArgumentError
+from gdp.files.reading import Kind, read_text
+from gdp.sim.traffic import Arrival, Traffic
+from gdp.units import whole_number
+
+SUFFIX = ".csv"
+COLUMNS = ("at_s", "prompt", "new")
+_KIND = Kind("table of requests", ArgumentError)
+_MOST = 1_000_000  # rows, and tokens of one request
+
+
+def read_traffic(path: str | os.PathLike[str]) -> Traffic:
+    """The requests of a file in the order of their arrival.
+
+    Its first row names the columns: `at_s`, seconds since the first request (without it all arrive
+    at once), `prompt` and `new`, tokens that are read and written. Others are not read.
+
+    Raises:
+        ArgumentError: The file cannot be read, or a row is no request; the message names the row.
+    """
+    rows = csv.DictReader(io.StringIO(read_text(path, _KIND)))
+    try:
+        named = rows.fieldnames or ()
+        if missing := [name for name in COLUMNS[1:] if name not in named]:
+            raise ArgumentError(
+                f"{path}: the first row must name the columns {', '.join(COLUMNS)}; {missing[0]} "
+                "misses"
+            )
+        arrivals = [_arrival(path, rows.line_num, row) for row in rows]
+    except csv.Error as error:
+        raise ArgumentError(f"{path}: {error}") from None
+    if not 1 <= len(arrivals) <= _MOST:
+        raise ArgumentError(f"{path} has {len(arrivals)} requests; give 1 to {_MOST}")
+    return Traffic(tuple(sorted(arrivals)))
+
+
+def _arrival(path: str | os.PathLike[str], line: int, row: dict[str, str | None]) -> Arrival:
+    """The request of a row."""
+    prompt, new = (whole_number((row[name] or "").strip()) for name in COLUMNS[1:])
+    try:
+        at_s = float(row.get("at_s") or 0.0)
+    except ValueError:
+        at_s = math.nan
+    if prompt is None or new is None or max(prompt, new) > _MOST or not 0 <= at_s < math.inf:
+        raise ArgumentError(
+            f"{path}, line {line}: a request needs at_s of at least 0, and prompt and new from 1 "
+            f"to {_MOST} tokens"
+        )
+    return Arrival(at_s, prompt, new)

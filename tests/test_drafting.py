@@ -151,9 +151,12 @@ def test_a_file_adds_no_arguments(text: str) -> None:
         options.arguments()
 
 
-def test_a_draft_without_room_is_refused(configs: tuple[str, str]) -> None:
+def test_a_draft_without_room_leaves_the_model_alone(configs: tuple[str, str]) -> None:
     cluster = gdp.Cluster.load("cpu+t4")
     small = Path(__file__).parents[1] / "examples" / "llama-7b"
     draft = Draft(f"hf:{small}", 3, 0.9)
-    with pytest.raises(gdp.ArgumentError, match="has no room"):
-        gdp.serve(configs[0], cluster, "concurrency=64,prompt=8000,new=33,requests=64", draft=draft)
+    traffic = "concurrency=64,prompt=8000,new=33,requests=64"
+    plan = gdp.serve(configs[0], cluster, traffic, draft=draft)
+    assert plan.engine.drafting is None
+    assert plan.compared_with[-1].layout == "one GPU with drafts"
+    assert "has no room" in plan.compared_with[-1].reason

@@ -21,8 +21,7 @@ from gdp.errors import ArgumentError, ModelError
 from gdp.models import Generation
 from gdp.placement import Split, make_placement
 from gdp.prepare import requests_in_flight
-from gdp.question import Question
-from gdp.sim.traffic import Drafting, Traffic, in_steady_state, serve
+from gdp.sim.traffic import Drafting, ServingEngine, Traffic, in_steady_state, serve
 from gdp.units import format_bytes, whole_number
 
 MOST_TOKENS = 64
@@ -31,9 +30,9 @@ MOST_TOKENS = 64
 
 @dataclass(frozen=True)
 class Draft:
-    """A small model, the tokens that it proposes in a pass, and the share of these that the large
-    one accepts (`acceptance`), each by itself up to the first that it does not: what vLLM logs as
-    the draft acceptance rate of the first position."""
+    """A small model, the tokens that it proposes in a pass, and the probability that the large one
+    accepts a token behind accepted ones (`acceptance`): the first of vLLM's acceptance rates per
+    position, not their mean."""
 
     model: str | Path
     tokens: int
@@ -91,14 +90,15 @@ def with_draft(planner: PlanMaker, traffic: Traffic, plan: ServedPlan, draft: Dr
             divide as the large one, or has no room beside it.
     """
     if plan.engine.stages > 1:
-        raise ArgumentError("vLLM drafts for no pipeline of stages: leave out --draft")
-    small = _beside(planner, plan, draft)
-    engine = engine_of(small, _question_of(planner, plan, draft))
-    room = _room(plan, small)
+        raise ArgumentError("vLLM drafts for no pipeline of stages")
+    small, engine = _beside(planner, plan, draft)
     drafting = Drafting.of(draft.tokens, draft.acceptance, engine)
-    own = plan.engine._replace(cache_tokens=room, drafting=drafting)
+    own = plan.engine._replace(
+        cache_tokens=_room(plan, small), drafting=drafting,
+        launch_s=plan.engine.launch_s + engine.launch_s,
+    )  # fmt: skip
     served = serve(in_steady_state(traffic, own), own)
-    placed, text = plan.result.placement, draft_text(draft)
+    placed, text = plan.result.placement, f"{draft.tokens} {draft.model}"
     record = placed.question
     remembered = None if record is None else msgspec.structs.replace(record, draft=text)
     result = replace(
@@ -108,21 +108,16 @@ def with_draft(planner: PlanMaker, traffic: Traffic, plan: ServedPlan, draft: Dr
     return replace(plan, result=result, engine=own, served=served)
 
 
-def draft_text(draft: Draft) -> str:
-    """The small model and its tokens as the file of a placement has them."""
-    return f"{draft.tokens} {draft.model}"
-
-
-def _question_of(planner: PlanMaker, plan: ServedPlan, draft: Draft) -> Question:
-    request = plan.generation.request
-    return planner.asked(Generation(draft.model, request.prompt, request.new, request.batch))
-
-
-def _beside(planner: PlanMaker, plan: ServedPlan, draft: Draft) -> GenerationAnswer:
-    """The request of the small model on the GPUs of one copy of the large one, divided alike."""
-    question, placed = _question_of(planner, plan, draft), plan.result.placement
-    graph, cluster = question.graph, plan.result.question.cluster
-    question = replace(question, cluster=cluster)
+def _beside(
+    planner: PlanMaker, plan: ServedPlan, draft: Draft
+) -> tuple[GenerationAnswer, ServingEngine]:
+    """The request of the small model on the GPUs of one copy of the large one, divided alike, and
+    its engine."""
+    request, placed = plan.generation.request, plan.result.placement
+    cluster = plan.result.question.cluster
+    small = Generation(draft.model, request.prompt, request.new, request.batch)
+    question = replace(planner.asked(small), cluster=cluster)
+    graph = question.graph
     counts = np.bincount(placed.device[~plan.result.question.graph.is_io])
     lead = int(counts.argmax())
     splits = tuple(Split(s.devices) for s in placed.splits if s.devices[0] == lead)
@@ -137,7 +132,7 @@ def _beside(planner: PlanMaker, plan: ServedPlan, draft: Draft) -> GenerationAns
     answer = generation_answer(question, placement, score)
     if answer is None:
         raise ArgumentError(f"--draft {draft.model} is no model that writes tokens")
-    return answer
+    return answer, engine_of(answer, question)
 
 
 def _room(plan: ServedPlan, small: GenerationAnswer) -> float:

@@ -13,7 +13,7 @@ from gdp.api.traffic import served_plan
 from gdp.cluster.file import Machine, load_cluster
 from gdp.constraints import Constraints
 from gdp.costs.base import CostModel
-from gdp.errors import InfeasibleError
+from gdp.errors import ArgumentError, InfeasibleError
 from gdp.methods.base import Search
 from gdp.models import Generation, with_options
 from gdp.question import Question
@@ -94,7 +94,7 @@ def fit_traffic(
         row = TrafficRow(machine.name, scheme)
         try:
             plan = served_plan(question_of, spec, traffic, disaggregated=False)
-        except InfeasibleError as error:
+        except (ArgumentError, InfeasibleError) as error:  # not even one request has room
             rows.append(replace(row, limit=str(error)))
             continue
         rows.append(_told(row, plan, Generation(spec, traffic.prompt, traffic.new)))

@@ -121,19 +121,18 @@ def served_plan(
             rows.append(ComparedPlan(f"data {copies}", reason=str(error)))
     best = min(plans, key=lambda plan: plan.value)
     if draft is not None:
-        drafted = [with_draft(planner, traffic, plan, draft) for plan in plans if _drafts(plan)]
-        rows += [plan.compared() for plan in drafted]
-        best = min([best, *drafted], key=lambda plan: plan.value)
+        for plan in tuple(plans):
+            try:
+                plans.append(with_draft(planner, traffic, plan, draft))
+                rows.append(plans[-1].compared())
+            except (ArgumentError, InfeasibleError) as error:
+                rows.append(ComparedPlan(f"{plan.layout} with drafts", reason=str(error)))
+        best = min(plans, key=lambda plan: plan.value)
     apart = plan_apart(planner, traffic, best) if disaggregated and draft is None else None
     if apart is not None:
         rows.append(apart.compared())
         best = apart if is_worth_it(apart, best) else best
     return replace(best, compared_with=tuple(rows) if len(rows) > 1 else ())
-
-
-def _drafts(plan: ServedPlan) -> bool:
-    """True where vLLM drafts for a plan: without stages."""
-    return plan.engine.stages == 1
 
 
 def is_worth_it(apart: ServedPlan, joint: ServedPlan) -> bool:

@@ -8,6 +8,7 @@ from click.core import ParameterSource
 
 from gdp.cli import options
 from gdp.cli.show import show, stages
+from gdp.cli.traffic import parsed_traffic, traffic_option
 from gdp.targets.table import PLANNERS
 
 if TYPE_CHECKING:
@@ -62,7 +63,7 @@ def _schemes(context: click.Context, parameter: click.Parameter, value: str) -> 
 @click.option(
     "--for", "target", type=click.Choice(tuple(PLANNERS)), help="Rows that this runtime can follow."
 )
-@options.traffic
+@traffic_option
 @options.max_memory
 @options.reserve
 @click.option("--seconds", type=float, default=1.0, show_default=True, help="Search of each row.")
@@ -101,7 +102,7 @@ def fit(
     with stages() as say, listening(say):
         if traffic is not None:
             rows = fit_traffic(
-                model, machines, options.parsed_traffic(traffic), quantize=quantize, costs=costs,
+                model, machines, parsed_traffic(traffic), quantize=quantize, costs=costs,
                 progress=say,
             )  # fmt: skip
             text = functools.partial(traffic_text, rows)

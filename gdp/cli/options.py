@@ -23,7 +23,6 @@ from gdp.files.writing import (
 from gdp.targets.table import PLANNERS
 
 if TYPE_CHECKING:
-    from gdp.api.drafting import Draft
     from gdp.cluster.types import Cluster
     from gdp.constraints import Constraints
     from gdp.device_maps import DeviceMap
@@ -32,8 +31,6 @@ if TYPE_CHECKING:
     from gdp.models import Model
     from gdp.placement import Placement
     from gdp.question import Question
-    from gdp.sim.traffic import Traffic
-    from gdp.sim.traffic_text import TrafficLimits
     from gdp.tasks import Engine
 
 Decorator = Callable[[Callable[..., None]], Callable[..., None]]
@@ -92,83 +89,6 @@ def _context(context: click.Context, parameter: click.Parameter, value: str | No
 CONTEXT_HELP = (
     "Tokens of each sequence that caches are reserved for, apart from those that are timed; max: "
     "the longest context that fits, in gdp place and gdp fit."
-)
-traffic = click.option(
-    "--traffic", metavar="concurrency=32,prompt=2048,new=256",
-    help="Requests that share the engine, instead of one: so many clients, or rate=2.5 requests a "
-    "second; sizes may be ranges (512..2048); or a table of requests, FILE.csv with the columns "
-    "at_s, prompt and new. hf: models --for vllm.",
-)  # fmt: skip
-
-
-within = click.option(
-    "--within", metavar="first=500ms,token=30ms",
-    help="Seconds to the first token and between tokens that 95% of the requests of --traffic "
-    "are to keep.",
-)  # fmt: skip
-
-
-joint = click.option(
-    "--no-disaggregation", "joint", is_flag=True,
-    help="All GPUs serve prompts and tokens of --traffic: none of them prompts alone.",
-)  # fmt: skip
-
-
-draft = click.option(
-    "--draft", metavar="MODEL,tokens=K,acceptance=A",
-    help="A small hf: model that drafts K tokens a pass for --traffic, where that is faster; A of "
-    "them are accepted, as vLLM logs.",
-)  # fmt: skip
-
-
-@contextlib.contextmanager
-def _refused_as(flag: str) -> Iterator[None]:
-    """Refuse a malformed value by the name of its option."""
-    try:
-        yield
-    except ArgumentError as error:
-        raise click.UsageError(f"{flag}: {error}") from None
-
-
-def parsed_traffic(text: str) -> "Traffic":
-    """The value of `--traffic`; raises `UsageError` for a malformed one."""
-    from gdp.sim.traffic_text import parse_traffic
-
-    with _refused_as("--traffic"):
-        return parse_traffic(text)
-
-
-@dataclass(frozen=True)
-class TrafficOptions:
-    """Traffic that a plan is for, and demands on it."""
-
-    traffic: str | None
-    draft: str | None
-    within: str | None
-    joint: bool
-
-    def parsed(self) -> "tuple[Traffic, TrafficLimits, Draft | None]":
-        """Requests, limits and the model that drafts; raises `UsageError` for malformed ones."""
-        from gdp.api.drafting import parse_draft
-        from gdp.sim.traffic_text import NO_LIMITS, parse_limits
-
-        traffic = parsed_traffic(self.traffic or "")
-        with _refused_as("--within"):
-            limits = NO_LIMITS if self.within is None else parse_limits(self.within)
-        with _refused_as("--draft"):
-            return traffic, limits, None if self.draft is None else parse_draft(self.draft)
-
-    def require_none(self) -> None:
-        """Raise `UsageError` where an option is given that is for traffic alone."""
-        given = {"--draft": self.draft, "--within": self.within, "--no-disaggregation": self.joint}
-        if name := next((name for name, value in given.items() if value), None):
-            raise click.UsageError(f"{name} is for requests of --traffic: give it, too")
-
-
-serving = pass_one(
-    "serving",
-    TrafficOptions,
-    {"traffic": traffic, "draft": draft, "within": within, "joint": joint},
 )
 context = click.option("--context", metavar="N|max", callback=_context, help=CONTEXT_HELP)
 """Of a command that takes no `ModelOptions`."""

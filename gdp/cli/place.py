@@ -9,6 +9,7 @@ import click
 from gdp.cli import options
 from gdp.cli.program import STARTED_S
 from gdp.cli.show import placing, show, stages
+from gdp.cli.traffic import TrafficOptions, parsed_traffic, traffic_option, traffic_options
 from gdp.clock import COMPILE, Phases, waiting_for
 from gdp.errors import InfeasibleError
 from gdp.terminal import printable_lines
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
 @options.asking(options.place_objective)
 @options.method
 @options.destination
-@options.serving
+@traffic_options
 @options.outputs(
     placement=options.written("-o", "--output", metavar="P", help="Write the placement (JSON)."),
     report=options.report,
@@ -34,7 +35,7 @@ if TYPE_CHECKING:
 @options.as_json
 def place(
     asking: options.Asking, search: options.MethodOptions, destination: options.Destination,
-    serving: options.TrafficOptions, outputs: options.Outputs,
+    serving: TrafficOptions, outputs: options.Outputs,
 ) -> None:  # fmt: skip
     """Place a model on a cluster."""
     from gdp.api.generation import generation_answer
@@ -78,7 +79,7 @@ def place(
 
 
 def _place_for_traffic(
-    asking: options.Asking, runtime: str | None, serving: options.TrafficOptions,
+    asking: options.Asking, runtime: str | None, serving: TrafficOptions,
     asked: "Callable[..., Question]", answered: "Callable[[Question], Result]",
     outputs: options.Outputs,
 ) -> None:  # fmt: skip
@@ -217,7 +218,7 @@ def simulate(about: options.About, placement: str | None, outputs: options.Outpu
 @click.command()
 @click.argument("placement")
 @options.about(options.named_model)
-@options.traffic
+@traffic_option
 @options.outputs(report=options.required(metavar="R.html"))
 @options.as_json
 def report(
@@ -228,7 +229,7 @@ def report(
     from gdp.api.served import on_vllm, served_on
     from gdp.solve import evaluate
 
-    path, requests = outputs.paths["report"], traffic and options.parsed_traffic(traffic)
+    path, requests = outputs.paths["report"], traffic and parsed_traffic(traffic)
     outputs.require(about.model.given, placement, about.cluster.cluster, about.costs)
     question, placed = about.question(placement, about.model.given)
     question = on_vllm(question) if requests else question

@@ -373,6 +373,7 @@ def _image(builder: _ModelBuilder, width: int) -> int:
         "file": encoder.path, "patches": encoder.patches, "width": encoder.width,
         "inner": encoder.inner, "heads": encoder.heads, "blocks": encoder.blocks,
     }  # fmt: skip
+    # No more embeddings than patches; projectors that join patches make fewer.
     graph, made = builder.graph, min(encoder.patches, builder.tokens) * width * ACTIVATION_BYTES
     op = graph.add_op(
         PROJECTOR, IMAGE_ENCODER, reads=[pixels], flop=encoder.flop,

@@ -8,6 +8,7 @@ stream. For 8464 patches of 1152 numbers with 4304 inside it prints a buffer of 
 Qwen3.6 27B), this is 250.5.
 """
 
+import math
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -80,9 +81,7 @@ def _products_flop(header: GgufHeader, patches: int, width: int) -> float:
     for name, tensor in header.tensors.items():
         if len(tensor.dims) < 2 or "position_embd" in name:
             continue
-        size = 1.0
-        for count in tensor.dims:
-            size *= count
         joined = name.startswith("mm.") and tensor.dims[0] > width
-        total += 2.0 * patches * size * (width / tensor.dims[0] if joined else 1.0)
+        share = width / tensor.dims[0] if joined else 1.0
+        total += 2.0 * patches * math.prod(tensor.dims) * share
     return total

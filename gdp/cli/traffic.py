@@ -1,0 +1,92 @@
+"""Options of traffic, and the object that `gdp place` gets of them."""
+
+import contextlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import click
+
+from gdp.cli.options import pass_one
+from gdp.errors import ArgumentError
+
+if TYPE_CHECKING:
+    from gdp.api.drafting import Draft
+    from gdp.sim.traffic import Traffic
+    from gdp.sim.traffic_text import TrafficLimits
+
+traffic_option = click.option(
+    "--traffic", metavar="concurrency=32,prompt=2048,new=256",
+    help="Requests that share the engine, instead of one: so many clients, or rate=2.5 requests a "
+    "second; sizes may be ranges (512..2048); or a table of requests, FILE.csv with the columns "
+    "at_s, prompt and new. hf: models --for vllm.",
+)  # fmt: skip
+
+
+_within = click.option(
+    "--within", metavar="first=500ms,token=30ms",
+    help="Seconds to the first token and between tokens that 95% of the requests of --traffic "
+    "are to keep.",
+)  # fmt: skip
+
+
+_joint = click.option(
+    "--no-disaggregation", "joint", is_flag=True,
+    help="All GPUs serve prompts and tokens of --traffic: none of them prompts alone.",
+)  # fmt: skip
+
+
+_draft = click.option(
+    "--draft", metavar="MODEL,tokens=K,acceptance=A",
+    help="A small hf: model that drafts K tokens a pass for --traffic, where that is faster; A is "
+    "the first of the acceptance rates per position that vLLM logs.",
+)  # fmt: skip
+
+
+@contextlib.contextmanager
+def _refused_as(flag: str) -> Iterator[None]:
+    """Refuse a malformed value by the name of its option."""
+    try:
+        yield
+    except ArgumentError as error:
+        raise click.UsageError(f"{flag}: {error}") from None
+
+
+def parsed_traffic(text: str) -> "Traffic":
+    """The value of `--traffic`; raises `UsageError` for a malformed one."""
+    from gdp.sim.traffic_text import parse_traffic
+
+    with _refused_as("--traffic"):
+        return parse_traffic(text)
+
+
+@dataclass(frozen=True)
+class TrafficOptions:
+    """Traffic that a plan is for, and demands on it."""
+
+    traffic: str | None
+    draft: str | None
+    within: str | None
+    joint: bool
+
+    def parsed(self) -> "tuple[Traffic, TrafficLimits, Draft | None]":
+        """Requests, limits and the model that drafts; raises `UsageError` for malformed ones."""
+        from gdp.api.drafting import parse_draft
+        from gdp.sim.traffic_text import NO_LIMITS, parse_limits
+
+        traffic = parsed_traffic(self.traffic or "")
+        with _refused_as("--within"):
+            limits = NO_LIMITS if self.within is None else parse_limits(self.within)
+        with _refused_as("--draft"):
+            return traffic, limits, None if self.draft is None else parse_draft(self.draft)
+
+    def require_none(self) -> None:
+        """Raise `UsageError` where an option is given that is for traffic alone."""
+        given = {"--draft": self.draft, "--within": self.within, "--no-disaggregation": self.joint}
+        if name := next((name for name, value in given.items() if value), None):
+            raise click.UsageError(f"{name} is for requests of --traffic: give it, too")
+
+
+traffic_options = pass_one("serving", TrafficOptions, {
+    "traffic": traffic_option, "draft": _draft, "within": _within, "joint": _joint,
+})  # fmt: skip

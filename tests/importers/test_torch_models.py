@@ -261,7 +261,6 @@ def test_what_a_module_prints_goes_to_stderr(capsys: pytest.CaptureFixture[str])
     assert (said.out, "in forward" in said.err) == ("", True)
 
 
-@pytest.mark.filterwarnings("ignore:.*torch.jit.trace.*:DeprecationWarning")
 def test_functions_and_scripted_modules_are_placed() -> None:
     net = Mlp()
     graph = trace_torch(lambda x: net(x) * 2, (torch.ones(2, 8),))

@@ -156,12 +156,9 @@ def _boundary(
 def _blocked(graph: OpGraph, cut: Bool[np.ndarray, "E"]) -> Bool[np.ndarray, "N"]:
     """Ops whose outputs are in a blocked layout: those that make it, and those that keep it."""
     blocked = np.array([t in BLOCKED for t in graph.op_types], dtype=bool)
-    makers: list[list[int]] = [[] for _ in range(graph.num_ops)]
+    makers, _ = graph.neighbours()
     plain_input = np.zeros(graph.num_ops, dtype=bool)
-    maker, reader = graph.edges
-    np.logical_or.at(plain_input, reader, cut)
-    for a, b in zip(maker.tolist(), reader.tolist(), strict=True):
-        makers[b].append(a)
+    np.logical_or.at(plain_input, graph.edges[1], cut)
     for op, op_type in enumerate(graph.op_types):  # in topological order
         if op_type in _PASSING and makers[op] and not plain_input[op]:
             blocked[op] = all(blocked[a] for a in makers[op])

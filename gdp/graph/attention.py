@@ -59,11 +59,7 @@ class Flow:
 
     def __init__(self, graph: OpGraph) -> None:
         self.graph = graph
-        self.readers: list[list[int]] = [[] for _ in range(graph.num_ops)]
-        self.makers: list[list[int]] = [[] for _ in range(graph.num_ops)]
-        for maker, reader in zip(*(ends.tolist() for ends in graph.edges), strict=True):
-            self.readers[maker].append(reader)
-            self.makers[reader].append(maker)
+        self.makers, self.readers = graph.neighbours()
         self.of_positions = self._of_positions()
 
     def _of_positions(self) -> Bool[np.ndarray, "N"]:

@@ -37,18 +37,11 @@ class _Latent(NamedTuple):
 def with_absorbed_latents(graph: OpGraph) -> OpGraph:
     """The graph of a step whose attention is fused, with attention over latents; others as they
     are."""
-    flow = _makers(graph)
+    makers, _ = graph.neighbours()
     for op, kind in enumerate(graph.op_types):
-        if kind == FUSED and (latent := _latent_of(graph, flow, op)):
+        if kind == FUSED and (latent := _latent_of(graph, makers, op)):
             graph = _absorbed(graph, latent)
     return graph
-
-
-def _makers(graph: OpGraph) -> list[list[int]]:
-    makers: list[list[int]] = [[] for _ in range(graph.num_ops)]
-    for maker, reader in zip(*(ends.tolist() for ends in graph.edges), strict=True):
-        makers[reader].append(maker)
-    return makers
 
 
 def _latent_of(graph: OpGraph, makers: list[list[int]], op: int) -> _Latent | None:

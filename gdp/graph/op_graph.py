@@ -206,6 +206,16 @@ class OpGraph:
         """(source op, destination op) of every use."""
         return self.producer[self.use_tensor], self.use_op
 
+    def neighbours(self) -> tuple[list[list[int]], list[list[int]]]:
+        """By op, the makers of the tensors that it reads, and the readers of those that it makes;
+        an op for each use."""
+        makers: list[list[int]] = [[] for _ in range(self.num_ops)]
+        readers: list[list[int]] = [[] for _ in range(self.num_ops)]
+        for maker, reader in zip(*(ends.tolist() for ends in self.edges), strict=True):
+            makers[reader].append(maker)
+            readers[maker].append(reader)
+        return makers, readers
+
 
 class GraphBuilder:
     """An `OpGraph` under construction: ops, the tensors that they make, and who reads these.

@@ -33,6 +33,7 @@ from gdp.methods.pipeline.method import compile_pipelines, replicated_pipeline
 from gdp.methods.repair import repair
 from gdp.methods.scoring import (
     Evaluated,
+    as_answer,
     compile_once,
     is_compiling,
     proven_misfit,
@@ -41,7 +42,7 @@ from gdp.methods.scoring import (
     unsupported,
 )
 from gdp.methods.search.budget import PROGRAM_WORK_S
-from gdp.methods.search.local_search import as_answer, compile_for_large, improve, local_search
+from gdp.methods.search.local_search import compile_for_large, improve, local_search
 from gdp.methods.search.replica_groups import search_teams
 from gdp.methods.shares import (
     CANDIDATE_SHARE,

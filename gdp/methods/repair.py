@@ -19,13 +19,13 @@ from gdp.methods.base import Answer, Assignment, Search
 from gdp.methods.priorities import ranks_to_try
 from gdp.methods.scoring import (
     Evaluated,
+    as_answer,
     best_of,
     best_priority_rule,
     best_two,
     expand,
     group_cache_bytes,
     group_weight_bytes,
-    missing_text,
     proven_misfit,
 )
 from gdp.problem.arrays import arrays_of
@@ -69,13 +69,7 @@ def repair_and_select(
             reason=f"{name} overflowed device memory; its placement was repaired",
             evaluations=fixed.evaluations,
         )
-    return Answer(
-        None,
-        reason=f"{name} found no placement that fits; the closest misses "
-        f"{missing_text(problem, fixed.assignment)}",
-        evaluations=fixed.evaluations,
-        closest=fixed.assignment,
-    )
+    return as_answer(problem, fixed, name)
 
 
 def repair(

@@ -202,6 +202,19 @@ def missing_text(problem: Problem, assignment: Assignment) -> str:
     return ", ".join(parts) or shared_overflow(problem.cluster, peak) or "0 bytes"
 
 
+def as_answer(problem: Problem, best: Evaluated, name: str) -> Answer:
+    """A scored assignment as an answer: None, with the bytes missing, where it does not fit."""
+    if best.overflow_bytes == 0:
+        return Answer(best.assignment, evaluations=best.evaluations)
+    return Answer(
+        None,
+        reason=f"{name} found no placement that fits; the closest misses "
+        f"{missing_text(problem, best.assignment)}",
+        evaluations=best.evaluations,
+        closest=best.assignment,
+    )
+
+
 def proven_misfit(problem: Problem) -> str | None:
     """Why no placement at all can fit, or None where these arguments do not show it.
 

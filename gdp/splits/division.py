@@ -151,11 +151,7 @@ class _Search:
 
     def __init__(self, graph: OpGraph) -> None:
         self.graph = graph
-        self.readers: list[list[int]] = [[] for _ in range(graph.num_ops)]
-        self.makers: list[list[int]] = [[] for _ in range(graph.num_ops)]
-        for maker, reader in zip(*(ends.tolist() for ends in graph.edges), strict=True):
-            self.readers[maker].append(reader)
-            self.makers[reader].append(maker)
+        self.makers, self.readers = graph.neighbours()
         self.is_linear = linear_products(graph)
         self.is_experts = np.array([kind in EXPERTS for kind in graph.op_types])
         if graph.source == "gguf":

@@ -13,6 +13,7 @@ from jaxtyping import Bool, Float, Int
 
 from gdp.cluster.types import Cluster
 from gdp.costs.measured.collectives import LIBRARY, collective_s
+from gdp.errors import ModelError
 from gdp.graph.op_graph import OpGraph
 from gdp.placement import Placement, Split
 from gdp.splits.division import Division, division_of
@@ -22,6 +23,15 @@ ENGINES = {"gguf": LIBRARY}
 """Engine whose collectives are counted, by the source of a graph; of others vLLM's."""
 known_division = functools.lru_cache(maxsize=4)(division_of)
 """`division_of` of graphs that are asked for again and again."""
+
+
+def why_undivided(graph: OpGraph) -> str:
+    """Why gdp does not know how the layers of a graph divide; "" where it does."""
+    try:
+        known_division(graph)
+    except ModelError as error:
+        return str(error)
+    return ""
 
 
 @dataclass(frozen=True, eq=False)

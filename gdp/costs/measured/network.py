@@ -11,6 +11,7 @@ one of which only the descriptor is known. Inference is NumPy; training is `pret
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 from jaxtyping import Float, Int
@@ -23,6 +24,22 @@ LAYERS = ("1", "2", "3")
 _AT_ONCE = 8192  # kernels
 _MOST_EXACT = 20_000  # kernels up to which each is asked about
 _STEP = 1 / 32  # standard deviations of an input, which are one where kernels are more
+
+
+class Inputs(NamedTuple):
+    """Kernels as the network reads them. Axes: K kernels, D devices, F and G inputs, V modes."""
+
+    shown: Float[np.ndarray, "K F"]
+    floor: Float[np.ndarray, "K"]  # log seconds of the roofline
+    device: Int[np.ndarray, "K"]  # of the D
+    told: Float[np.ndarray, "D G"]  # descriptors
+    vectors: Float[np.ndarray, "D V"]
+
+    def some(self, kernels: slice | Int[np.ndarray, "U"]) -> "Inputs":
+        """The inputs of a part of the kernels."""
+        return self._replace(
+            shown=self.shown[kernels], floor=self.floor[kernels], device=self.device[kernels]
+        )
 
 
 @dataclass(frozen=True, eq=False)
@@ -42,27 +59,19 @@ class KernelNetwork:
         """Log seconds of kernels, each on one of the devices."""
         shown, floor = features(kernels, silicon, device)
         told = np.array([s.descriptor() for s in silicon])
+        inputs = Inputs(shown, floor, device, told, vectors)
         if len(device) <= _MOST_EXACT:
-            return self._in_parts(shown, floor, told, vectors, device)
+            return self._in_parts(inputs)
         first, which = _alike(shown / self.weights["shown_scale"], device)
-        logs = self._in_parts(shown[first], floor[first], told, vectors, device[first])
+        logs = self._in_parts(inputs.some(first))
         return floor + (logs - floor[first])[which]
 
-    def _in_parts(
-        self,
-        shown: Float[np.ndarray, "K F"],
-        floor: Float[np.ndarray, "K"],
-        told: Float[np.ndarray, "D G"],
-        vectors: Float[np.ndarray, "D V"],
-        device: Int[np.ndarray, "K"],
-    ) -> Float[np.ndarray, "K"]:
+    def _in_parts(self, inputs: Inputs) -> Float[np.ndarray, "K"]:
         """`forward` of so many kernels at once that their hidden units stay in a cache."""
-        logs = np.empty(len(device))
-        for first in range(0, len(device), _AT_ONCE):
+        logs = np.empty(len(inputs.device))
+        for first in range(0, len(logs), _AT_ONCE):
             part = slice(first, first + _AT_ONCE)
-            logs[part] = forward(
-                self.weights, shown[part], floor[part], told, vectors, device[part]
-            )
+            logs[part] = forward(self.weights, inputs.some(part))
         return logs
 
 
@@ -80,16 +89,9 @@ def _alike(
     return np.unique((steps * factors).sum(axis=1), return_index=True, return_inverse=True)[1:]
 
 
-def forward(
-    weights: Mapping[str, np.ndarray],
-    shown: Float[np.ndarray, "K F"],
-    floor: Float[np.ndarray, "K"],
-    told: Float[np.ndarray, "D G"],
-    vectors: Float[np.ndarray, "D V"],
-    device: Int[np.ndarray, "K"],
-) -> Float[np.ndarray, "K"]:
-    """Log seconds from inputs, log roofline, descriptors and vectors of devices, and the device of
-    each kernel."""
+def forward(weights: Mapping[str, np.ndarray], inputs: Inputs) -> Float[np.ndarray, "K"]:
+    """Log seconds of kernels."""
+    shown, floor, device, told, vectors = inputs
     told = (told - weights["told_mean"]) / weights["told_scale"]
     hidden = (shown - weights["shown_mean"]) / weights["shown_scale"]
     for i in LAYERS:

@@ -31,7 +31,7 @@ from gdp.methods.annealing.moves_kernels import NUM_KINDS, any_group, below, pro
 from gdp.problem.arrays import Arrays
 from gdp.problem.weights_kernels import hold_weights
 from gdp.sim.kernels.evaluate import evaluate, evaluate_with, overflow, pipeline_peaks
-from gdp.sim.kernels.events import transfer_time
+from gdp.sim.kernels.events import sending_s
 
 
 class Loads(NamedTuple):
@@ -123,9 +123,7 @@ def processor_at(m, loads, d):
 @no_type_check
 def add_send(m, loads, t, source, to, sign):
     """Count (or, with sign -1, no longer count) a transfer and its two buffers."""
-    seconds = transfer_time(
-        m.latency_s[source, to], m.sent_bytes[t], m.bytes_per_s[source, to], m.round_to
-    )
+    seconds = sending_s(m, t, source, to)
     if m.channel[source, to] >= 0:
         loads.channel_s[m.channel[source, to]] += sign * seconds
     if m.processor[source] >= 0 and m.processor[source] == m.processor[to]:

@@ -18,7 +18,7 @@ import numpy as np
 from gdp.kernels.options import INNER, INNER_INLINE
 from gdp.kernels.struct import as_struct
 from gdp.methods.annealing.moves_kernels import uniform
-from gdp.sim.kernels.events import transfer_time
+from gdp.sim.kernels.events import sending_s
 
 DRAWS = 4  # moves drawn for each that is simulated
 UNSCORED = 0.3  # share of steps whose move is drawn without a score
@@ -73,14 +73,6 @@ def log2_lines(z):
     bits = np.float64(1.0 + abs(z)).view(np.int64)
     value = np.float64(bits) * (1.0 / 4503599627370496.0) - 1023.0
     return value if z >= 0.0 else -value
-
-
-@numba.njit(**INNER_INLINE)
-@no_type_check
-def sending_s(m, t, source, to):
-    return transfer_time(
-        m.latency_s[source, to], m.sent_bytes[t], m.bytes_per_s[source, to], m.round_to
-    )
 
 
 @numba.njit(**INNER)

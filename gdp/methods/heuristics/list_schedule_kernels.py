@@ -16,7 +16,7 @@ from gdp.kernels.options import BARE, INNER, INNER_INLINE
 from gdp.kernels.struct import as_struct
 from gdp.problem.arrays import Arrays
 from gdp.problem.weights_kernels import added_bytes, holder
-from gdp.sim.kernels.events import transfer_time
+from gdp.sim.kernels.events import sending_s
 
 MAX_GAPS = 512  # idle gaps remembered per device; the earliest are forgotten first
 TIE = 1e-9  # relative: ends that are this close are drawn between by `critical_plan`
@@ -90,14 +90,6 @@ def new_plan(a):
 
 @numba.njit(**INNER_INLINE)
 @no_type_check
-def send_seconds(a, t, src, dst):
-    return transfer_time(
-        a.latency_s[src, dst], a.sent_bytes[t], a.bytes_per_s[src, dst], a.round_to
-    )
-
-
-@numba.njit(**INNER_INLINE)
-@no_type_check
 def free_from(channel_s, channel, at):
     """From when, not before a time, a transfer can start: at once where there is no channel."""
     return at if channel < 0 else max(at, channel_s[channel])
@@ -129,7 +121,7 @@ def ready_seconds(a, plan, i, d, queues, channel_s):
             begin = plan.finish_s[a.producer[t]]
             if queues:
                 begin = free_from(channel_s, a.channel[src, d], begin)
-            arrival = begin + send_seconds(a, t, src, d)
+            arrival = begin + sending_s(a, t, src, d)
             if queues:
                 keep_busy(channel_s, a.channel[src, d], arrival)
         ready = max(ready, arrival)
@@ -254,7 +246,7 @@ def place_op(a, plan, i, d, insertion, queues):
             begin = plan.finish_s[a.producer[t]]
             if queues:
                 begin = free_from(plan.channel_s, a.channel[src, d], begin)
-            arrival = begin + send_seconds(a, t, src, d)
+            arrival = begin + sending_s(a, t, src, d)
             keep_busy(plan.channel_s, a.channel[src, d], arrival)
             plan.arrival_s[t, d] = arrival
             plan.live_bytes[d] += a.held_bytes[t]
@@ -336,7 +328,7 @@ def sent_seconds(a, plan, i, d):
         t = a.in_tensor[x]
         source = plan.device[a.producer[t]]
         if source < a.compute_s.shape[1] and plan.arrival_s[t, d] == np.inf:
-            seconds += send_seconds(a, t, source, d)
+            seconds += sending_s(a, t, source, d)
     return seconds
 
 

@@ -26,9 +26,9 @@ from gdp.methods.priorities import upward_rank
 from gdp.methods.repair import repair
 from gdp.methods.scoring import (
     Evaluated,
+    as_answer,
     best_of,
     compile_once,
-    missing_text,
     proven_misfit,
     score_all,
     unsupported,
@@ -93,19 +93,6 @@ def compile_for_large(problem: Problem) -> None:
         return as_answer(tiny, improve(tiny, first, search, Clock(None), config), "windows")
 
     compile_once("windows", small, problem.objective)
-
-
-def as_answer(problem: Problem, best: Evaluated, name: str) -> Answer:
-    """A scored assignment as an answer: None, with the bytes missing, where it does not fit."""
-    if best.overflow_bytes == 0:
-        return Answer(best.assignment, evaluations=best.evaluations)
-    return Answer(
-        None,
-        reason=f"{name} found no placement that fits; the closest misses "
-        f"{missing_text(problem, best.assignment)}",
-        evaluations=best.evaluations,
-        closest=best.assignment,
-    )
 
 
 def improve(

@@ -8,7 +8,7 @@ import numpy as np
 from gdp.kernels.options import BARE, INNER, INNER_INLINE
 from gdp.sim.engine import OPENS
 from gdp.sim.kernels.direct import run_latency
-from gdp.sim.kernels.events import run_events, set_order, transfer_time
+from gdp.sim.kernels.events import run_events, sending_s, set_order
 
 SUM, SCRATCH, NEXT_START, NEXT_FINISH = 0, 1, 2, 3  # columns of Workspace.hold
 
@@ -53,10 +53,7 @@ def serial(a, w, device):
             to = device[a.use_op[u]]
             if to != home and a.processor[to] == own and w.sent_to[to] != tensor:
                 w.sent_to[to] = tensor
-                w.processor_s[own] += transfer_time(
-                    a.latency_s[home, to], a.sent_bytes[tensor], a.bytes_per_s[home, to],
-                    a.round_to,
-                )  # fmt: skip
+                w.processor_s[own] += sending_s(a, tensor, home, to)
     longest_s = 0.0
     for k in range(len(w.processor_s)):
         longest_s = max(longest_s, w.processor_s[k])
@@ -360,10 +357,7 @@ def period(a, w, device):
             to = device[a.use_op[u]]
             if to != home and w.sent_to[to] != tensor:
                 w.sent_to[to] = tensor
-                w.channel_s[a.channel[home, to]] += transfer_time(
-                    a.latency_s[home, to], a.sent_bytes[tensor], a.bytes_per_s[home, to],
-                    a.round_to,
-                )  # fmt: skip
+                w.channel_s[a.channel[home, to]] += sending_s(a, tensor, home, to)
     longest_s = 0.0
     for i in range(len(w.busy_s)):
         longest_s = max(longest_s, w.busy_s[i])

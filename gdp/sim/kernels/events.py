@@ -31,6 +31,16 @@ as_struct(EngineArrays, Workspace)
 
 transfer_time = numba.njit(**INNER_INLINE)(send_time)
 
+
+@numba.njit(**INNER_INLINE)
+@typing.no_type_check
+def sending_s(a, t, source, to):
+    """Seconds of a tensor on the link from one device to another."""
+    return transfer_time(
+        a.latency_s[source, to], a.sent_bytes[t], a.bytes_per_s[source, to], a.round_to
+    )
+
+
 U0, U1, U2 = np.uint64(0), np.uint64(1), np.uint64(2)
 PLACED = np.uint64(2 * MAX_DEVICES - 1)  # in an op's state: 2 * device + opens
 PAYS_SHIFT = np.uint64(PAYS.bit_length() - 1)

@@ -16,14 +16,13 @@ from gdp import solve
 from gdp.constraints import allowed_mask
 from gdp.costs.offload import resident
 from gdp.errors import ArgumentError, InfeasibleError, ModelError
-from gdp.graph.op_graph import OpGraph
 from gdp.methods.base import Candidate
 from gdp.placement import Placement, Split, make_placement
 from gdp.prepare import prepare_problem
 from gdp.question import Question
 from gdp.result import Result
 from gdp.splits.division import Pieces
-from gdp.splits.members import known_division
+from gdp.splits.members import known_division, why_undivided
 from gdp.units import format_bytes
 
 MOVES = 32
@@ -50,7 +49,7 @@ def plan_tensor_parallel(question: Question) -> Result:
     alone_s = np.where(problem.graph.is_io[:, None], 0.0, problem.compute_s).sum(axis=0)
     order = sorted(usable, key=lambda d: (alone_s[d], d))
     tried = [_Tried(question, _placed(question, d, ())) for d in order]
-    why = _undivided(question.graph)
+    why = why_undivided(question.graph)
     for count in range(2, len(order) + 1) if not why else ():
         tried += _divided(question, sorted(order[:count]), alone_s)
     fitting = [one for one in tried if one.score.feasible]
@@ -108,15 +107,6 @@ def _usable(question: Question) -> list[int]:
     if not free:
         raise InfeasibleError("the constraints leave no device for all ops; relax a pin")
     return cards or free
-
-
-def _undivided(graph: OpGraph) -> str:
-    """Why the layers of a graph do not divide; "" where they do."""
-    try:
-        known_division(graph)
-    except ModelError as error:
-        return str(error)
-    return ""
 
 
 def _placed(question: Question, lead: int, splits: tuple[Split, ...]) -> Placement:

@@ -18,7 +18,6 @@ from gdp.cluster.types import Cluster
 from gdp.constraints import allowed_mask
 from gdp.errors import ModelError
 from gdp.graph.fuse import fuse
-from gdp.graph.op_graph import OpGraph
 from gdp.methods.base import Candidate
 from gdp.methods.intervals import Row
 from gdp.placement import Placement, Split
@@ -89,15 +88,6 @@ class Simulated:
             str(self.degrees), score.latency_s, score.period_s, score.value_s, score.feasible,
             self.seconds, reason,
         )  # fmt: skip
-
-
-def why_undivided(graph: OpGraph) -> str:
-    """Why gdp does not know how the layers of a decoder divide; "" where it does."""
-    try:
-        known_division(graph)
-    except ModelError as error:
-        return str(error)
-    return ""
 
 
 def simulated(question: Question, found: Sequence[LayoutEstimate]) -> list[Simulated]:

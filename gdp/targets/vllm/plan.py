@@ -12,6 +12,7 @@ from gdp.models import Model, as_served
 from gdp.ops.vllm import BATCHED_TOKENS, BATCHED_TOKENS_LARGE, LARGE_BYTES
 from gdp.question import Question
 from gdp.result import Result
+from gdp.splits.members import why_undivided
 from gdp.targets.target import ExportJob
 from gdp.targets.vllm.export import (
     VllmOptions,
@@ -29,7 +30,6 @@ from gdp.targets.vllm.layouts import (
     simulated,
     told_layout,
     usable_gpus,
-    why_undivided,
 )
 
 

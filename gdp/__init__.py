@@ -85,7 +85,7 @@ _WHERE = {
     "report": "gdp.api.report",
     "run": "gdp.api.run",
     "save_placement": "gdp.placement",
-    "serve": "gdp.api.traffic",
+    "serve": "gdp.api.traffic.serve",
     "simulate": "gdp.api.simulate",
     "trace": "gdp.importers.jax.trace",
     "trace_torch": "gdp.importers.pytorch.model",

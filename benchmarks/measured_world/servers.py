@@ -26,7 +26,7 @@ from typing import NamedTuple, Protocol
 
 import numpy as np
 
-from gdp.api.served import VLLM
+from gdp.api.traffic.plan import VLLM
 from gdp.sim.traffic import ROUNDS, Arrival, Scheduling, ServingEngine, Traffic
 
 SHORTEST = 0.8

@@ -48,7 +48,7 @@ from benchmarks.measured_world.serving_runs import Predicted, Run, measured_runs
 from benchmarks.tables import head
 from gdp import solve
 from gdp.api.generation import generation_answer
-from gdp.api.served import engine_of
+from gdp.api.traffic.plan import engine_of
 from gdp.cluster.file import load_cluster
 from gdp.cluster.presets import device_names
 from gdp.cluster.reserve import for_runtime

@@ -7,7 +7,7 @@ from typing import Any
 
 from gdp import solve
 from gdp.api.generation import generation_answer
-from gdp.api.served import on_vllm, served_on
+from gdp.api.traffic.plan import on_vllm, served_on
 from gdp.api.tune import Tuned
 from gdp.cluster.file import Machine
 from gdp.constraints import Constraints

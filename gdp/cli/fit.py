@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from gdp.api.fit import FitRow
-    from gdp.api.fit_traffic import TrafficRow
+    from gdp.api.traffic.fit import TrafficRow
     from gdp.sim.traffic import Spread
 
 
@@ -85,7 +85,7 @@ def fit(
     """
     from gdp.api.fit import fit as fit_rows
     from gdp.api.fit import fit_picture
-    from gdp.api.fit_traffic import fit_traffic
+    from gdp.api.traffic.fit import fit_traffic
     from gdp.cluster.types import Cluster
     from gdp.files.writing import write_atomic
     from gdp.methods.base import Search

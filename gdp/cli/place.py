@@ -84,7 +84,7 @@ def _place_for_traffic(
     outputs: options.Outputs,
 ) -> None:  # fmt: skip
     """Place a language model for an engine that serves traffic."""
-    from gdp.api.traffic import served_plan
+    from gdp.api.traffic.serve import served_plan
     from gdp.cli.text import result_text
     from gdp.files.writing import check_file_writable, is_stream
     from gdp.models import HF_PREFIX
@@ -226,7 +226,7 @@ def report(
 ) -> None:
     """Write an HTML report of a placement."""
     from gdp.api import report as reporting
-    from gdp.api.served import on_vllm, served_on
+    from gdp.api.traffic.plan import on_vllm, served_on
     from gdp.solve import evaluate
 
     path, requests = outputs.paths["report"], traffic and parsed_traffic(traffic)

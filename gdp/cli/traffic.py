@@ -11,7 +11,7 @@ from gdp.cli.options import pass_one
 from gdp.errors import ArgumentError
 
 if TYPE_CHECKING:
-    from gdp.api.drafting import Draft
+    from gdp.api.traffic.drafting import Draft
     from gdp.sim.traffic import Traffic
     from gdp.sim.traffic_text import TrafficLimits
 
@@ -71,7 +71,7 @@ class TrafficOptions:
 
     def parsed(self) -> "tuple[Traffic, TrafficLimits, Draft | None]":
         """Requests, limits and the model that drafts; raises `UsageError` for malformed ones."""
-        from gdp.api.drafting import parse_draft
+        from gdp.api.traffic.drafting import parse_draft
         from gdp.sim.traffic_text import NO_LIMITS, parse_limits
 
         traffic = parsed_traffic(self.traffic or "")

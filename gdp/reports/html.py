@@ -60,7 +60,7 @@ def report_html(
     `RunReport.to_json` where the placement was executed, `steady` those of a
     `gdp.measure.cycle.SteadyState` where the pipeline is to be drawn, `generation` those of
     `gdp.api.generation.GenerationAnswer` where a request was placed, `traffic` those under
-    "traffic" of `gdp.api.served.ServedPlan.to_json` where traffic was simulated."""
+    "traffic" of `gdp.api.traffic.plan.ServedPlan.to_json` where traffic was simulated."""
     tree = module_tree(view)
     cut = cut_rows(view)
     script, pipelined = _scripts(), find_objective(result["objective"]).pipelined

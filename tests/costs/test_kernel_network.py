@@ -94,9 +94,9 @@ def test_of_many_kernels_those_alike_are_asked_about_once(monkeypatch: pytest.Mo
     asked: list[int] = []
     honest = module.forward
 
-    def counted(weights, shown, *rest):
-        asked.append(len(shown))
-        return honest(weights, shown, *rest)
+    def counted(weights, inputs):
+        asked.append(len(inputs.shown))
+        return honest(weights, inputs)
 
     monkeypatch.setattr(module, "forward", counted)
     monkeypatch.setattr(module, "_MOST_EXACT", 100)

@@ -7,10 +7,10 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
-from gdp.api.disaggregated import PlanMaker, plan_apart
-from gdp.api.drafting import Draft, with_draft
 from gdp.api.place import answer, ask
-from gdp.api.served import PLANS, ComparedPlan, ServedPlan, near, on_its_passes
+from gdp.api.traffic.disaggregated import PlanMaker, plan_apart
+from gdp.api.traffic.drafting import Draft, with_draft
+from gdp.api.traffic.plan import PLANS, ComparedPlan, ServedPlan, near, on_its_passes
 from gdp.cluster.file import Machine
 from gdp.constraints import Constraints
 from gdp.costs.base import CostModel

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from gdp.api.place import ask, quantisation_note
-from gdp.api.served import ServedPlan
-from gdp.api.traffic import served_plan
+from gdp.api.traffic.plan import ServedPlan
+from gdp.api.traffic.serve import served_plan
 from gdp.cluster.file import Machine, load_cluster
 from gdp.constraints import Constraints
 from gdp.costs.base import CostModel

@@ -8,8 +8,8 @@ import pytest
 from click.testing import CliRunner
 
 import gdp
-from gdp.api.drafting import Draft, parse_draft
-from gdp.api.served import ServedPlan
+from gdp.api.traffic.drafting import Draft, parse_draft
+from gdp.api.traffic.plan import ServedPlan
 from gdp.cli.main import cli
 from gdp.sim.traffic import Arrival, Drafting, ServingEngine, Traffic, serve
 from gdp.targets.vllm.export import VllmOptions
@@ -153,7 +153,7 @@ def test_a_file_adds_no_arguments(text: str) -> None:
 
 def test_a_draft_without_room_leaves_the_model_alone(configs: tuple[str, str]) -> None:
     cluster = gdp.Cluster.load("cpu+t4")
-    small = Path(__file__).parents[1] / "examples" / "llama-7b"
+    small = Path(__file__).parents[2] / "examples" / "llama-7b"
     draft = Draft(f"hf:{small}", 3, 0.9)
     traffic = "concurrency=64,prompt=8000,new=33,requests=64"
     plan = gdp.serve(configs[0], cluster, traffic, draft=draft)

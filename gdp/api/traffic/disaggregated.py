@@ -16,7 +16,7 @@ from typing import NamedTuple
 import numpy as np
 
 from gdp.api.generation import GenerationAnswer
-from gdp.api.served import PromptsGroup, ServedPlan, engine_on
+from gdp.api.traffic.plan import PromptsGroup, ServedPlan, engine_on
 from gdp.cluster.types import NO_CHANNEL, Cluster
 from gdp.constraints import Pin, allowed_mask
 from gdp.errors import ArgumentError, InfeasibleError

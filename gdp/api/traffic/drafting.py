@@ -14,9 +14,9 @@ import msgspec
 import numpy as np
 
 from gdp import solve
-from gdp.api.disaggregated import PlanMaker
 from gdp.api.generation import GenerationAnswer, generation_answer
-from gdp.api.served import ServedPlan, engine_of
+from gdp.api.traffic.disaggregated import PlanMaker
+from gdp.api.traffic.plan import ServedPlan, engine_of
 from gdp.errors import ArgumentError, ModelError
 from gdp.models import Generation
 from gdp.placement import Split, make_placement

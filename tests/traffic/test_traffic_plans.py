@@ -13,8 +13,8 @@ import pytest
 from click.testing import CliRunner
 
 import gdp
-from gdp.api.served import PromptsGroup, ServedPlan, served_on
-from gdp.api.traffic import is_worth_it, numbers_of_copies
+from gdp.api.traffic.plan import PromptsGroup, ServedPlan, served_on
+from gdp.api.traffic.serve import is_worth_it, numbers_of_copies
 from gdp.cli.main import cli
 from gdp.sim.traffic import Arrival, Spread
 from gdp.sim.traffic_text import parse_traffic

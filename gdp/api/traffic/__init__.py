@@ -1,0 +1,1 @@
+"""Plans for engines that serve traffic: many requests that share the machine."""

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from gdp.api.run import export as export
     from gdp.api.run import run as run
     from gdp.api.simulate import simulate as simulate
+    from gdp.api.traffic.serve import serve as serve
     from gdp.api.tune import tune as tune
     from gdp.cluster.types import Cluster as Cluster
     from gdp.cluster.types import Device as Device

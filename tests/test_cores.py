@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from gdp.cli.options import _engine
+from gdp.cli.options.machines import _engine
 from gdp.cluster.detect import local_cluster
 from gdp.cluster.presets import device_preset
 from gdp.cluster.types import make_cluster

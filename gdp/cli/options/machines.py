@@ -1,0 +1,112 @@
+"""Options that say which machine, with which limits, and where independent tasks run."""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import click
+
+from gdp.cli.options.decorators import alone, option, pass_dataclass, pass_one, prefix_errors
+from gdp.errors import ClusterError
+
+if TYPE_CHECKING:
+    from gdp.cluster.types import Cluster
+    from gdp.device_maps import DeviceMap
+    from gdp.placement import Placement
+    from gdp.tasks import Engine
+
+
+@dataclass(frozen=True)
+class ClusterOptions:
+    """A cluster, and limits of its memory."""
+
+    cluster: str | None = option(
+        "--cluster",
+        metavar="CLUSTER",
+        help="TOML file, or preset such as cpu+2xt4-pcie4 or 2xcpu-core; default: this machine.",
+    )
+    max_memory: tuple[str, ...] = option(
+        "--max-memory", metavar="0=20GiB,cpu=30GiB", multiple=True,
+        help="Memory limits by device; may be repeated.",
+    )  # fmt: skip
+    reserve: tuple[str, ...] = option(
+        "--reserve", metavar="SIZE|0=2GiB,cpu=8GiB", multiple=True,
+        help="Memory kept free of each accelerator or device, for drivers and runtimes; default: "
+        "what `gdp devices` shows. 0: none.",
+    )  # fmt: skip
+
+    def load(self) -> "Cluster":
+        """The file, preset or this machine, under the memory limits; raises `ClusterError`."""
+        from gdp.cluster.types import Cluster
+
+        return self._limited(Cluster.load(self.cluster))
+
+    def _limited(self, cluster: "Cluster") -> "Cluster":
+        return limited([cluster], self.max_memory, self.reserve)[0]
+
+    def of(self, placed: "Placement | DeviceMap") -> "Cluster":
+        """The cluster that a placement was made for, this machine where it does not say, under its
+        own limits and reserves unless `--max-memory` or `--reserve` set others; raises
+        `PlacementError` where another cluster is given."""
+        from gdp.cluster.types import Cluster
+
+        question = getattr(placed, "question", None)
+        machine = None if question is None else question.machine()
+        if question is None or machine is None:
+            return self.load()
+        if self.cluster is not None:
+            question.require_cluster(Cluster.load(self.cluster))
+        return self._limited(machine)
+
+
+def limited(
+    clusters: "Iterable[Cluster]", max_memory: Sequence[str], reserve: Sequence[str]
+) -> "list[Cluster]":
+    """Clusters under the values of `--max-memory` and `--reserve`, each under those of the devices
+    that it has; raises `ClusterError` where none has a device that is named."""
+    from gdp.cluster.file import parse_max_memory, with_max_memory
+    from gdp.cluster.reserve import parse_reserve, with_reserve
+
+    clusters = list(clusters)
+    for flag, texts, parse, limit in (
+        ("--reserve", reserve, parse_reserve, with_reserve),
+        ("--max-memory", max_memory, parse_max_memory, with_max_memory),
+    ):
+        with prefix_errors(flag):
+            sizes = parse(",".join(texts)) if texts else {}
+            own = [{key: sizes[key] for key in sizes if _has(c, key)} for c in clusters]
+            if unknown := {key: sizes[key] for key in sizes if not any(key in o for o in own)}:
+                limit(clusters[0], unknown)  # raises
+            clusters = [limit(c, mine) for c, mine in zip(clusters, own, strict=True)]
+    return clusters
+
+
+def _has(cluster: "Cluster", key: str) -> bool:
+    """True where a cluster has the device that a key of a limit means."""
+    from gdp.cluster.types import devices_of_key
+
+    try:
+        return bool(devices_of_key(cluster, key, ""))
+    except ClusterError:
+        return False
+
+
+cluster = pass_dataclass("cluster", ClusterOptions)
+max_memory, reserve = alone(ClusterOptions, "max_memory"), alone(ClusterOptions, "reserve")
+"""Of a command that takes several clusters: what `limited` takes."""
+
+
+def _engine(processes: int | None, ray: str | None) -> "Engine":
+    from gdp.cores import num_cores
+    from gdp.tasks import Engine
+
+    return Engine(processes or num_cores(), ray)
+
+
+engine = pass_one("engine", _engine, {
+    "processes": click.option("--processes", type=click.IntRange(1),
+                              help="On this machine; default: one a core."),
+    "ray": click.option("--ray", metavar="ADDRESS",
+                        help='A Ray cluster instead: HOST:PORT, "auto", or "local" for one here.'),
+})  # fmt: skip
+"""Processes or Ray cluster for independent tasks."""

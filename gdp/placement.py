@@ -8,6 +8,7 @@ import dataclasses
 import hashlib
 import logging
 import os
+import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -38,6 +39,10 @@ COST_FILES = ("costs.npz", "gdp.json", "meta.json", "recipe.toml")
 """Files of a folder of costs, sorted; see `gdp.costs.cost_file`."""
 _Rank = Annotated[int, msgspec.Meta(ge=-(2**62), le=2**62)]
 _Index = Annotated[int, msgspec.Meta(ge=0, le=2**31)]
+MOST_DRAFT_TOKENS = 64
+"""Tokens that a small model proposes in a pass, at most."""
+_DraftTokens = Annotated[int, msgspec.Meta(ge=1, le=MOST_DRAFT_TOKENS)]
+_DRAFT_TEXT = re.compile(r"(\d{1,2}) (.+)")
 _Share = Annotated[int, msgspec.Meta(ge=1, le=2**31)]
 
 Teams = tuple[tuple[int, ...], ...]
@@ -71,6 +76,13 @@ class Split(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return len(set(self.parts)) == 1
 
 
+class DraftModel(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A small model beside the one that is placed, which drafts tokens for it."""
+
+    model: str  # its configuration, with or without "hf:"
+    tokens: _DraftTokens  # that it proposes in a pass
+
+
 class QuestionRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
     """A `gdp.question.Question` in the file of a placement, which keeps the digest of the graph."""
 
@@ -85,17 +97,35 @@ class QuestionRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True, om
     granularity: str = ""
     offload: str = ""
     serves: str = ""  # of requests "prompts" or "tokens" alone
-    draft: str = ""  # "K MODEL": a small model beside it that drafts K tokens a pass
+    draft: DraftModel | str | None = None  # in older files a text, "K MODEL"; see `draft_model`
     whole: tuple[str, ...] = ()  # paths of the modules that the granularity kept whole
 
     def machine(self) -> Cluster | None:
         """The cluster, limits included."""
         return cluster_of_toml(self.cluster, "the placement's cluster") if self.cluster else None
 
+    @property
+    def draft_model(self) -> DraftModel | None:
+        """The small model that drafts; raises `PlacementError` where an older file's text of it is
+        malformed."""
+        if not isinstance(self.draft, str):
+            return self.draft
+        if not self.draft:
+            return None
+        told = _DRAFT_TEXT.fullmatch(self.draft)
+        if told is None or not 1 <= int(told[1]) <= MOST_DRAFT_TOKENS:
+            raise PlacementError(
+                f"the placement has the draft {self.draft!r}, which must be an object such as "
+                '{"model": "hf:small", "tokens": 4}'
+            )
+        return DraftModel(told[2], int(told[1]))
+
     def located(self, folder: Path) -> "QuestionRecord":
         """The question with paths that are found in a folder and not here made to lead there."""
-        model, costs = _found(self.model, folder), _found(self.costs, folder)
-        return replace(self, model=model, costs=costs)
+        model, costs, draft = _found(self.model, folder), _found(self.costs, folder), None
+        if self.draft_model is not None:
+            draft = replace(self.draft_model, model=_found(self.draft_model.model, folder))
+        return replace(self, model=model, costs=costs, draft=draft)
 
     def require_costs(self) -> str | None:
         """The costs, None for the default; raises `PlacementError` where their files changed."""

@@ -22,6 +22,7 @@ from gdp.graph.op_graph import OpGraph
 from gdp.methods.base import Search
 from gdp.models import Model, is_code, is_onnx, load, spec_of
 from gdp.placement import (
+    DraftModel,
     Placed,
     Placement,
     QuestionRecord,
@@ -57,7 +58,7 @@ class Question:
     longest: bool = False  # reserve caches for the longest context that fits
     copies: int = 0  # of a decoder, each for requests of its own; 0: as the objective wants them
     serves: str = ""  # of requests "prompts" or "tokens" alone; "": both
-    draft: str = ""  # "K MODEL": a small model beside it that drafts K tokens a pass
+    draft: DraftModel | None = None  # a small model beside it
 
     def __post_init__(self) -> None:
         find_objective(self.objective)
@@ -131,7 +132,7 @@ def question_about(
         costs,
         of_kind(constraints, Constraints, "constraints"),
         serves=record.serves if record is not None else "",
-        draft=record.draft if record is not None else "",
+        draft=record.draft_model if record is not None else None,
     )
     return question, placed
 

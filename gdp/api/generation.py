@@ -1,9 +1,11 @@
 """Requests to language models: first token, tokens per second, memory, and what limits them."""
 
 import math
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any, NamedTuple
 
+import msgspec
 import numpy as np
 from jaxtyping import Bool, Float
 
@@ -11,10 +13,11 @@ from gdp import solve
 from gdp.cluster.types import UNLIMITED_BYTES, Cluster
 from gdp.costs.offload import is_offload
 from gdp.costs.op_offload import offloads, sent_bytes
-from gdp.errors import ArgumentError
+from gdp.errors import ArgumentError, ModelError
 from gdp.graph.generation import NEXT_TOKEN, Request, request_of, run_once
 from gdp.graph.op_graph import OpGraph
-from gdp.placement import Placement
+from gdp.models import spec_of
+from gdp.placement import DraftModel, Placement
 from gdp.prepare import prepare_placement, requests_in_flight
 from gdp.question import Question
 from gdp.sim.latency import simulate
@@ -22,6 +25,7 @@ from gdp.sim.objectives import Score, find_objective
 from gdp.sim.prediction import Prediction
 from gdp.splits.members import held_graphs
 from gdp.targets.contexts import cache_bytes_on, longest_of_plan, weights_once
+from gdp.targets.vllm.draft import beside
 
 LAUNCHED = 0.15
 """Share of an op's seconds that arithmetic or bytes account for: below, it waits for its launch."""
@@ -66,6 +70,13 @@ class DeviceMemory:
     activations_bytes: int  # the most at once, beside weights and caches
     reserve_bytes: int  # kept beside all these for the system, drivers and runtimes
     free_bytes: int | None
+    draft_bytes: int = 0  # weights and caches of a small model that drafts
+    draft_cache_bytes: int = 0  # its caches, a part of these
+
+    @property
+    def growing_bytes(self) -> int:
+        """All that grows with the tokens that requests hold."""
+        return self.cache_bytes + self.draft_cache_bytes
 
 
 @dataclass(frozen=True)
@@ -89,6 +100,7 @@ class GenerationAnswer:
     longest_context: int | None  # that these devices have room for; None where that is not known
     stages: int  # devices with caches, or groups of them that compute each op together
     copies: int  # of the model, each with a batch of its own
+    draft: DraftModel | None = None  # whose bytes are in `memory`
 
     @property
     def tokens_per_s(self) -> float:
@@ -97,7 +109,8 @@ class GenerationAnswer:
 
     def to_json(self) -> dict[str, Any]:
         """Plain data with the field names of the command line's `--json`."""
-        plain = asdict(self) | {"request": self.request.asked()}
+        draft = None if self.draft is None else msgspec.structs.asdict(self.draft)
+        plain = asdict(self) | {"request": self.request.asked(), "draft": draft}
         for name in ("limits", "shares"):
             plain[name] = dict(zip(("prompt", "decode"), plain[name], strict=True))
         plain["shares"] = {
@@ -158,7 +171,7 @@ def generation_answer(
     memory = _memory(graph, placement, cluster, score, count)
     homes = placement.homes
     holding = {homes.get(d, d) for d, row in enumerate(memory) if row.cache_bytes}
-    return GenerationAnswer(
+    answer = GenerationAnswer(
         request=request, first_token_s=first_s, token_s=token_s,
         caches_s=min(caches_s, token_s), request_s=score.latency_s,
         in_flight=flight, useful=useful, room=_room(memory, count),
@@ -173,6 +186,69 @@ def generation_answer(
         longest_context=longest_of_plan(question, placement, score),
         stages=max(1, len(holding)), copies=copies,
     )  # fmt: skip
+    if question.draft is None:
+        return answer
+    _, small = draft_answer(question, placement)
+    return with_draft_memory(answer, small, question.draft, count)
+
+
+def draft_answer(question: Question, placement: Placement) -> tuple[Question, GenerationAnswer]:
+    """The request to the small model that drafts, on the GPUs of the large one: its question and
+    its answer.
+
+    Raises:
+        ArgumentError: vLLM has no small model beside this placement, or it does not divide as the
+            large one, or writes no tokens.
+    """
+    small, placed = beside(question, placement)
+    try:
+        score = solve.simulate(small, placed)
+    except ModelError as error:
+        raise ArgumentError(
+            f"vLLM divides the model that drafts as the other one: {error}"
+        ) from None
+    answer = generation_answer(small, placed, score)
+    if answer is None:
+        raise ArgumentError(f"--draft {spec_of(small.model)} is no model that writes tokens")
+    return small, answer
+
+
+def with_draft_memory(
+    answer: GenerationAnswer, small: GenerationAnswer, draft: DraftModel, count: int
+) -> GenerationAnswer:
+    """The answer with the weights and caches of a small model beside it, and the room that is left.
+
+    Where caches of the requests that were planned for have no room beside it, `free_bytes` is
+    negative: fewer of them run at once.
+
+    Args:
+        answer: Of the large model.
+        small: Of the same request to the small one, on the same devices.
+        draft: The small one.
+        count: Requests whose caches both have.
+    """
+    memory = []
+    for row, other in zip(answer.memory, small.memory, strict=True):
+        more = other.weights_bytes + other.cache_bytes
+        left = None if row.free_bytes is None else row.free_bytes - more
+        memory.append(
+            replace(row, free_bytes=left, draft_bytes=more, draft_cache_bytes=other.cache_bytes)
+        )
+    rows, longest = tuple(memory), answer.longest_context
+    if longest is not None:
+        longest = min(longest, int(min(rooms(rows), default=math.inf) * answer.context))
+    return replace(
+        answer, memory=rows, room=_room(rows, count), longest_context=longest, draft=draft
+    )
+
+
+def rooms(memory: Sequence[DeviceMemory]) -> list[float]:
+    """By device with caches and a limit, the room for caches in multiples of those planned for."""
+    return [
+        (row.free_bytes + row.growing_bytes) / row.growing_bytes
+        for row in memory
+        if row.growing_bytes and row.free_bytes is not None
+    ]
 
 
 def causes_s(predicted: Prediction) -> dict[str, Float[np.ndarray, "M"]]:
@@ -275,9 +351,9 @@ def _memory(
 
 def _room(memory: tuple[DeviceMemory, ...], count: int) -> int | None:
     """Requests whose caches fit beside what the devices hold anyway."""
-    rooms = [
-        (row.free_bytes + row.cache_bytes) * count // row.cache_bytes
+    counts = [
+        (row.free_bytes + row.growing_bytes) * count // row.growing_bytes
         for row in memory
-        if row.cache_bytes and row.free_bytes is not None
+        if row.growing_bytes and row.free_bytes is not None
     ]
-    return max(0, min(rooms)) if rooms else None
+    return max(0, min(counts)) if counts else None

@@ -151,6 +151,11 @@ def generation_lines(answer: "GenerationAnswer") -> list[str]:
         lines.append(
             f"in all   {answer.all_tokens_per_s:.1f} tokens/s, {'; '.join([flight, *more])}"
         )
+    if answer.draft is not None:
+        gpus = ", ".join(row.device for row in answer.memory if row.draft_bytes)
+        lines.append(
+            f"drafts   of {answer.draft.tokens} tokens a pass by {answer.draft.model} on {gpus}"
+        )
     if answer.longest_context is not None:
         lines.append(
             f"context  of {answer.context} tokens has its caches; this plan has room for "
@@ -186,16 +191,18 @@ def generation_text(answer: "GenerationAnswer", faster: "Sequence[Faster]" = ())
 
 
 def memory_table(answer: "GenerationAnswer") -> Shown:
-    """A row per device: weights, cache, activations, reserve, free."""
+    """A row per device: weights, cache, activations, a model that drafts, reserve, free."""
+    drafts = ["draft"] if answer.draft is not None else []
     rows = [
         [
             row.device, format_bytes(row.weights_bytes), format_bytes(row.cache_bytes),
-            format_bytes(row.activations_bytes), format_bytes(row.reserve_bytes),
+            format_bytes(row.activations_bytes), *(format_bytes(row.draft_bytes) for _ in drafts),
+            format_bytes(row.reserve_bytes),
             "no limit" if row.free_bytes is None else format_bytes(row.free_bytes),
         ]
         for row in answer.memory
     ]  # fmt: skip
-    return table(["device", "weights", "cache", "activations", "reserve", "free"], rows)
+    return table(["device", "weights", "cache", "activations", *drafts, "reserve", "free"], rows)
 
 
 def _deviation(result: Result) -> list[str]:

@@ -215,7 +215,8 @@ def generation_rows(answer: Mapping[str, Any], cluster: Cluster) -> dict[str, An
         )
     ]  # fmt: skip
     seen = {part["text"]: part for phase in phases for part in phase["parts"]}
-    held = ("weights", "cache", "activations", "reserve")
+    draft = ("draft",) if answer["draft"] is not None else ()
+    held = ("weights", "cache", "activations", *draft, "reserve")
     memory = []
     for row in answer["memory"]:
         whole = sum(row[f"{kind}_bytes"] for kind in held) + max(row["free_bytes"] or 0, 0)

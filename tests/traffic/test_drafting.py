@@ -3,6 +3,7 @@
 import json
 import math
 from pathlib import Path
+from typing import Any
 
 import pytest
 from click.testing import CliRunner
@@ -11,8 +12,10 @@ import gdp
 from gdp.api.traffic.drafting import Draft, parse_draft
 from gdp.api.traffic.plan import ServedPlan
 from gdp.cli.main import cli
+from gdp.placement import DraftModel
 from gdp.sim.traffic import Arrival, Drafting, ServingEngine, Traffic, serve
 from gdp.targets.vllm.export import VllmOptions
+from gdp.units import format_bytes
 from tests.generating_configs import generating_config
 
 ENGINE = ServingEngine(0.010, 0.001, 1e-5, 64, 8, math.inf)
@@ -105,10 +108,26 @@ def test_the_small_model_is_on_the_same_gpu_with_caches_of_its_own(plan: ServedP
     assert plan.engine.drafting.step_s < plan.engine.step_s
     # A layer more keeps a sixth of what the six of the model keep.
     (row,) = (row for row in plan.generation.memory if row.cache_bytes)
-    of_token = row.cache_bytes / (64 + 33)
+    assert row.draft_cache_bytes * 6 == row.cache_bytes
+    assert row.draft_bytes > row.draft_cache_bytes
     assert row.free_bytes is not None
-    room = (row.free_bytes + row.cache_bytes) / of_token
-    assert plan.engine.cache_tokens == pytest.approx(room * 6 / 7, rel=0.01)
+    room = row.free_bytes + row.cache_bytes + row.draft_cache_bytes
+    of_token = row.cache_bytes / (64 + 33) * 7 / 6
+    assert plan.engine.cache_tokens == pytest.approx(room / of_token)
+    assert plan.generation.room == room * 6 // (7 * row.cache_bytes)
+
+
+def test_the_small_model_takes_of_what_the_large_one_leaves(
+    configs: tuple[str, str], plan: ServedPlan
+) -> None:
+    """Its weights are those that it has alone."""
+    traffic = "concurrency=1,prompt=64,new=33,requests=3"
+    large, small = (gdp.serve(model, "cpu+t4", traffic).generation.memory[1] for model in configs)
+    both = plan.generation.memory[1]
+    assert both.draft_bytes == small.weights_bytes + small.cache_bytes
+    assert large.free_bytes is not None
+    assert both.free_bytes == large.free_bytes - both.draft_bytes
+    assert plan.generation.memory[0].draft_bytes == 0
 
 
 def test_the_command_exports_the_draft(
@@ -123,6 +142,7 @@ def test_the_command_exports_the_draft(
     traffic = json.loads(done.stdout)["traffic"]
     assert traffic["layout"] == plan.layout
     assert traffic["engine"]["drafting"]["tokens"] == 3
+    _tells_of_the_draft(path, small, json.loads(done.stdout)["generation"])
     done = CliRunner().invoke(cli, ["export", str(path), "--to", "vllm", "-o", str(out)])
     assert done.exit_code == 0, done.output
     arguments = (out / "arguments.txt").read_text().split()
@@ -141,13 +161,53 @@ def test_the_command_exports_the_draft(
     assert "--draft is for requests of --traffic" in alone.output
 
 
-@pytest.mark.parametrize("text", [
-    "3 x --trust-remote-code", "3 --trust-remote-code", "3 hf:--trust-remote-code", "x small", "3 ",
-    "3 a\nb",
+def _tells_of_the_draft(path: Path, small: str, answer: dict[str, Any]) -> None:
+    """The file of the placement, `gdp explain`, `gdp simulate` and the page have its memory."""
+    assert json.loads(path.read_text())["question"]["draft"] == {"model": small, "tokens": 3}
+    assert answer["draft"] == {"model": small, "tokens": 3}
+    draft_bytes = answer["memory"][1]["draft_bytes"]
+    assert draft_bytes > 0
+    for verb in ("explain", "simulate"):
+        told = json.loads(CliRunner().invoke(cli, [verb, str(path), "--json"]).stdout)
+        rows = told["generation"]["memory"]
+        assert [row["draft_bytes"] for row in rows] == [0, draft_bytes]
+    text = CliRunner().invoke(cli, ["explain", str(path)]).stdout
+    assert f"of 3 tokens a pass by {small} on t4" in " ".join(text.split())
+    assert format_bytes(draft_bytes) in text
+    page = path.with_suffix(".html")
+    assert CliRunner().invoke(cli, ["report", str(path), "-o", str(page)]).exit_code == 0
+    assert f'<td data-label="draft">{format_bytes(draft_bytes)}</td>' in page.read_text()
+
+
+def test_older_files_hold_the_small_model_as_a_text(
+    configs: tuple[str, str], tmp_path: Path, plan: ServedPlan
+) -> None:
+    path = tmp_path / "p.json"
+    gdp.save_placement(plan.result.placement, path)
+    plain = json.loads(path.read_text())
+    plain["question"]["draft"] = f"3 {configs[1]}"
+    path.write_text(json.dumps(plain))
+    record = gdp.load_placement(path).question
+    assert record is not None
+    assert record.draft == record.draft_model == DraftModel(configs[1], 3)
+    for text in ("x small", "3 ", "65 small", "small"):
+        plain["question"]["draft"] = text
+        path.write_text(json.dumps(plain))
+        with pytest.raises(gdp.PlacementError, match="must be an object such as"):
+            gdp.load_placement(path)
+    for bad in ({"model": "a", "tokens": 0}, {"model": "a", "tokens": 3, "k": 1}, {"tokens": 3}):
+        plain["question"]["draft"] = bad
+        path.write_text(json.dumps(plain))
+        with pytest.raises(gdp.PlacementError, match="draft"):
+            gdp.load_placement(path)
+
+
+@pytest.mark.parametrize("model", [
+    "x --trust-remote-code", "--trust-remote-code", "hf:--trust-remote-code", "", "a\nb",
 ])  # fmt: skip
-def test_a_file_adds_no_arguments(text: str) -> None:
-    options = VllmOptions((2,), (0,), 0.9, 64, draft=text)
-    with pytest.raises(gdp.PlacementError, match="must be told as 'K MODEL'"):
+def test_a_file_adds_no_arguments(model: str) -> None:
+    options = VllmOptions((2,), (0,), 0.9, 64, draft=DraftModel(model, 3))
+    with pytest.raises(gdp.PlacementError, match="must have no spaces"):
         options.arguments()
 
 

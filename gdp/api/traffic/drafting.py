@@ -1,31 +1,23 @@
-"""A small model that drafts tokens for a large one (speculative decoding), beside it on its GPUs.
+"""Plans with a small model that drafts tokens for a large one (speculative decoding).
 
-vLLM divides the small model as the large one (for the method `draft_model` both must have one
-`tensor_parallel_size`), so that both are on all GPUs of a copy, and keep caches of a token there.
 Whether drafting pays depends on how many requests run side by side: checking k + 1 tokens costs
 nothing while a pass waits for weights, and k + 1 times as much once it waits for arithmetic.
 """
 
 import math
+import os
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 import msgspec
-import numpy as np
 
-from gdp import solve
-from gdp.api.generation import GenerationAnswer, generation_answer
-from gdp.api.traffic.disaggregated import PlanMaker
+from gdp.api.generation import GenerationAnswer, draft_answer, with_draft_memory
 from gdp.api.traffic.plan import ServedPlan, engine_of
-from gdp.errors import ArgumentError, ModelError
-from gdp.models import Generation
-from gdp.placement import Split, make_placement
+from gdp.errors import ArgumentError
+from gdp.placement import MOST_DRAFT_TOKENS, DraftModel
 from gdp.prepare import requests_in_flight
-from gdp.sim.traffic import Drafting, ServingEngine, Traffic, in_steady_state, serve
+from gdp.sim.traffic import Drafting, Traffic, in_steady_state, serve
 from gdp.units import format_bytes, whole_number
-
-MOST_TOKENS = 64
-"""Proposed in a pass, at most."""
 
 
 @dataclass(frozen=True)
@@ -39,8 +31,10 @@ class Draft:
     acceptance: float
 
     def __post_init__(self) -> None:
-        if not 1 <= self.tokens <= MOST_TOKENS:
-            raise ArgumentError(f"draft tokens must be from 1 to {MOST_TOKENS}, got {self.tokens}")
+        if not 1 <= self.tokens <= MOST_DRAFT_TOKENS:
+            raise ArgumentError(
+                f"draft tokens must be from 1 to {MOST_DRAFT_TOKENS}, got {self.tokens}"
+            )
         if not 0.0 <= self.acceptance < 1.0:
             raise ArgumentError(
                 f"acceptance must be at least 0 and below 1, got {self.acceptance:g}"
@@ -76,11 +70,10 @@ def parse_draft(text: str) -> Draft:
     return Draft(model, tokens, acceptance)
 
 
-def with_draft(planner: PlanMaker, traffic: Traffic, plan: ServedPlan, draft: Draft) -> ServedPlan:
+def with_draft(traffic: Traffic, plan: ServedPlan, draft: Draft) -> ServedPlan:
     """The plan with a small model beside it: other seconds of a pass, and less room for caches.
 
     Args:
-        planner: Asks for plans of the large model.
         traffic: Requests.
         plan: Of the large model alone, in which all GPUs serve prompts and tokens.
         draft: The small model.
@@ -89,67 +82,32 @@ def with_draft(planner: PlanMaker, traffic: Traffic, plan: ServedPlan, draft: Dr
         ArgumentError: The plan has stages, which vLLM does not draft for; the small model does not
             divide as the large one, or has no room beside it.
     """
-    if plan.engine.stages > 1:
-        raise ArgumentError("vLLM drafts for no pipeline of stages")
-    small, engine = _beside(planner, plan, draft)
-    drafting = Drafting.of(draft.tokens, draft.acceptance, engine)
-    own = plan.engine._replace(
-        cache_tokens=_room(plan, small), drafting=drafting,
-        launch_s=plan.engine.launch_s + engine.launch_s,
-    )  # fmt: skip
-    served = serve(in_steady_state(traffic, own), own)
-    placed, text = plan.result.placement, f"{draft.tokens} {draft.model}"
-    record = placed.question
-    remembered = None if record is None else msgspec.structs.replace(record, draft=text)
-    result = replace(
-        plan.result, question=replace(plan.result.question, draft=text),
-        placement=replace(placed, question=remembered),
-    )  # fmt: skip
-    return replace(plan, result=result, engine=own, served=served)
-
-
-def _beside(
-    planner: PlanMaker, plan: ServedPlan, draft: Draft
-) -> tuple[GenerationAnswer, ServingEngine]:
-    """The request of the small model on the GPUs of one copy of the large one, divided alike, and
-    its engine."""
-    request, placed = plan.generation.request, plan.result.placement
-    cluster = plan.result.question.cluster
-    small = Generation(draft.model, request.prompt, request.new, request.batch)
-    question = replace(planner.asked(small), cluster=cluster)
-    graph = question.graph
-    counts = np.bincount(placed.device[~plan.result.question.graph.is_io])
-    lead = int(counts.argmax())
-    splits = tuple(Split(s.devices) for s in placed.splits if s.devices[0] == lead)
-    device = np.where(graph.is_io, cluster.host, lead)
-    placement = make_placement(graph, cluster, device, made_by="gdp vllm, draft", splits=splits)
-    try:
-        score = solve.simulate(question, placement)
-    except ModelError as error:
-        raise ArgumentError(
-            f"vLLM divides the model that drafts as the other one: {error}"
-        ) from None
-    answer = generation_answer(question, placement, score)
-    if answer is None:
-        raise ArgumentError(f"--draft {draft.model} is no model that writes tokens")
-    return answer, engine_of(answer, question)
-
-
-def _room(plan: ServedPlan, small: GenerationAnswer) -> float:
-    """Tokens that caches of both models have room for on the fullest GPU of a copy."""
-    question = plan.result.question
+    model = DraftModel(os.fspath(draft.model), draft.tokens)
+    question, placed = replace(plan.result.question, draft=model), plan.result.placement
+    small_question, small = draft_answer(question, placed)
     count = requests_in_flight(question.graph, question.cluster, question.objective)
-    own, other = (answer.request.batch * answer.request.held for answer in (plan.generation, small))
-    rooms, missing = [], 0
-    for row, beside in zip(plan.generation.memory, small.memory, strict=True):
-        if row.free_bytes is None or not row.cache_bytes or not beside.weights_bytes:
-            continue
-        left = row.free_bytes + row.cache_bytes - beside.weights_bytes
-        of_token = row.cache_bytes / (count * own) + beside.cache_bytes / other
-        rooms.append(left / of_token)
-        missing = max(missing, -left)
-    if missing:
+    generation = with_draft_memory(plan.generation, small, model, count)
+    _require_room(generation)
+    engine = engine_of(small, small_question)
+    own = plan.engine._replace(
+        cache_tokens=engine_of(generation, question).cache_tokens,
+        drafting=Drafting.of(draft.tokens, draft.acceptance, engine),
+        launch_s=plan.engine.launch_s + engine.launch_s,
+    )
+    served = serve(in_steady_state(traffic, own), own)
+    record = placed.question
+    remembered = None if record is None else msgspec.structs.replace(record, draft=model)
+    result = replace(plan.result, question=question, placement=replace(placed, question=remembered))
+    return replace(plan, result=result, generation=generation, engine=own, served=served)
+
+
+def _require_room(answer: GenerationAnswer) -> None:
+    """Raise `ArgumentError` where weights leave no room for a single token."""
+    missing = max(
+        -(row.free_bytes + row.growing_bytes) if row.free_bytes is not None else 0
+        for row in answer.memory
+    )
+    if missing > 0:
         raise ArgumentError(
             f"the model that drafts has no room: {format_bytes(missing)} are missing on a GPU"
         )
-    return min(rooms, default=math.inf)

@@ -5,7 +5,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from gdp import solve
-from gdp.api.generation import GenerationAnswer, generation_answer
+from gdp.api.generation import GenerationAnswer, generation_answer, rooms
 from gdp.costs.measured.costs import prompt_launch_s
 from gdp.errors import ArgumentError, GdpError
 from gdp.importers.pytorch.config_spec import parse_config_spec
@@ -331,11 +331,7 @@ def engine_of(answer: GenerationAnswer, question: Question) -> ServingEngine:
         ArgumentError: The model is not computed as an engine computes it.
     """
     request, at_once = answer.request, _tokens_at_once(question)
-    rooms = [
-        (row.free_bytes + row.cache_bytes) / row.cache_bytes
-        for row in answer.memory
-        if row.cache_bytes and row.free_bytes is not None
-    ]
+    room = min(rooms(answer.memory), default=math.inf)
     count = requests_in_flight(question.graph, question.cluster, question.objective)
     sequences = request.batch * count
     mean_context = request.prompt + request.new / 2
@@ -345,7 +341,7 @@ def engine_of(answer: GenerationAnswer, question: Question) -> ServingEngine:
         context_s=answer.caches_s / (request.batch * mean_context),
         tokens_at_once=at_once,
         requests_at_once=SEQUENCES_LARGE if has_large_gpus(question.cluster) else SEQUENCES,
-        cache_tokens=min(rooms) * sequences * request.held if rooms else math.inf,
+        cache_tokens=room * sequences * request.held,
         stages=answer.stages,
         copies=answer.copies,
         launch_s=prompt_launch_s(question.graph) / answer.stages,

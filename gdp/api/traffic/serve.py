@@ -123,7 +123,7 @@ def served_plan(
     if draft is not None:
         for plan in tuple(plans):
             try:
-                plans.append(with_draft(planner, traffic, plan, draft))
+                plans.append(with_draft(traffic, plan, draft))
                 rows.append(plans[-1].compared())
             except (ArgumentError, InfeasibleError) as error:
                 rows.append(ComparedPlan(f"{plan.layout} with drafts", reason=str(error)))

@@ -30,7 +30,7 @@ from gdp.errors import PlacementError
 from gdp.files.writing import OWN_FILES_ONLY, OverwritePolicy, indented_json, new_contents
 from gdp.graph.generation import STEP, request_of
 from gdp.graph.op_graph import OpGraph
-from gdp.placement import Placement
+from gdp.placement import DraftModel, Placement
 from gdp.splits.members import held_graphs
 from gdp.units import format_seconds
 
@@ -56,8 +56,8 @@ SIDE_PORT, MOST_GPUS = 5600, 8
 """First port on which servers tell each other where their caches are, and ports of each."""
 _LAYER = re.compile(r"^(.*?)\.(\d+)(?=\.|$)")
 """List of layers and number of the layer, of a module path."""
-_DRAFT = re.compile(r"(\d{1,2}) (?:hf:)?+(?!-)([^\s?]+)(?:\?\S*)?")
-"""Tokens and model of a draft. Arguments are split at spaces, and none may be a flag of its own."""
+_DRAFT = re.compile(r"(?:hf:)?+(?!-)([^\s?]+)(?:\?\S*)?")
+"""A model that drafts. Arguments are split at spaces, and none may be a flag of its own."""
 _SMALL = 0.01
 """Of a layer's weights: smaller modules, such as norms and rotary tables, follow their rank."""
 
@@ -102,7 +102,7 @@ class VllmOptions:
     mixture: bool = False  # the model has experts, which copies in one server would share
     port: int = 0  # of the server; 0: vLLM's own
     serves: str = ""  # of requests "prompts" or "tokens" alone
-    draft: str = ""  # "K MODEL": a small model that drafts K tokens a pass
+    draft: DraftModel | None = None
 
     @property
     def servers(self) -> "tuple[VllmOptions, ...]":
@@ -147,21 +147,20 @@ class VllmOptions:
             *(["--quantization", method] if method else []),
             *(["--port", str(self.port)] if self.port else []),
             *(SENDS_CACHES if self.serves else []),
-            *(self._drafting() if self.draft else []),
+            *([] if self.draft is None else self._drafting(self.draft)),
         ]  # fmt: skip
 
-    def _drafting(self) -> list[str]:
+    def _drafting(self, draft: DraftModel) -> list[str]:
         """Arguments of speculative decoding."""
-        told = _DRAFT.fullmatch(self.draft)
-        if told is None:
+        name = _DRAFT.fullmatch(draft.model)
+        if name is None:
             raise PlacementError(
-                f"a model that drafts must be told as 'K MODEL' without spaces in MODEL, got "
-                f"{self.draft!r}"
+                "the name of a model that drafts must have no spaces and not begin with '-', got "
+                f"{draft.model!r}"
             )
-        tokens, model = told.groups()
         return [
-            "--speculative-config.method", "draft_model", "--speculative-config.model", model,
-            "--speculative-config.num_speculative_tokens", tokens,
+            "--speculative-config.method", "draft_model", "--speculative-config.model", name[1],
+            "--speculative-config.num_speculative_tokens", str(draft.tokens),
             "--speculative-config.draft_tensor_parallel_size", str(self.tensor),
         ]  # fmt: skip
 
@@ -201,7 +200,7 @@ class VllmOptions:
             )
         if self.experts:
             reasons["--enable-expert-parallel"] = "each of these has whole experts"
-        if self.draft:
+        if self.draft is not None:
             reasons["--speculative-config"] = (
                 "a small model drafts so many tokens a pass, on the same GPUs and divided alike; "
                 "its memory is part of --gpu-memory-utilization, and --max-model-len counts the "
@@ -262,7 +261,7 @@ def vllm_options(
     quantize: str = "",
     at_once: int = 0,
     serves: str = "",
-    draft: str = "",
+    draft: DraftModel | None = None,
 ) -> VllmOptions:
     """The options of a placement of a request.
 
@@ -275,7 +274,7 @@ def vllm_options(
         quantize: Scheme of `--quantize` that the plan stands on; "" for none.
         at_once: Tokens of one pass that the plan stands on; 0 for none.
         serves: "prompts" or "tokens" where other GPUs serve the rest of each request; "" for both.
-        draft: "K MODEL", where a small model drafts K tokens a pass; "" for none.
+        draft: A small model that drafts tokens.
 
     Raises:
         PlacementError: vLLM cannot follow the placement, in one line with the reason.

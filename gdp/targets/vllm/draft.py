@@ -1,0 +1,60 @@
+"""A small model that drafts tokens (speculative decoding), where vLLM has it: beside the large one.
+
+vLLM divides the small model as the large one (for the method `draft_model` both must have one
+`tensor_parallel_size`), so that both are on all GPUs of a copy, and keep caches of a token there.
+"""
+
+from dataclasses import replace
+
+import numpy as np
+
+from gdp.constraints import Constraints
+from gdp.errors import ArgumentError
+from gdp.graph.generation import request_of
+from gdp.importers.pytorch.config_spec import parse_config_spec
+from gdp.models import HF_PREFIX, Generation, as_served, load, spec_of
+from gdp.placement import Placement, make_placement
+from gdp.prepare import room_bytes
+from gdp.question import Question
+
+
+def beside(question: Question, placement: Placement) -> tuple[Question, Placement]:
+    """The request of a plan to the small model of its question, on the GPUs of the large one.
+
+    Args:
+        question: Of a request (`--generate`), with a `draft`.
+        placement: Of the large model.
+
+    Raises:
+        ArgumentError: There is no request, or the large model is in stages.
+    """
+    request, draft, cluster = request_of(question.graph), question.draft, question.cluster
+    if request is None or draft is None:
+        raise ArgumentError("a small model drafts for a request to a language model (--generate)")
+    leads = np.unique(placement.device[question.graph.weight_bytes > 0])
+    if len(leads) != 1:
+        raise ArgumentError("vLLM drafts for no pipeline of stages")
+    lead = int(leads[0])
+    model = as_served(
+        Generation(
+            draft.model, request.prompt, request.new, request.batch, request.requests or None,
+            request.context or None,
+        ),
+        _tokens_at_once(question),
+    )  # fmt: skip
+    graph = load(model, room_bytes=room_bytes(cluster, Constraints()))
+    teams = tuple(team for team in placement.teams if team[0] == lead)
+    leading = {lead, *(d for team in teams for d in team)}
+    small = make_placement(
+        graph, cluster, np.where(graph.is_io, cluster.host, lead), made_by="gdp vllm, draft",
+        teams=teams, splits=tuple(s for s in placement.splits if s.devices[0] in leading),
+    )  # fmt: skip
+    return replace(
+        question, graph=graph, model=model, dims={}, constraints=Constraints(), draft=None
+    ), small
+
+
+def _tokens_at_once(question: Question) -> int:
+    """Tokens of a pass of the large model, which are those of the engine."""
+    spec = spec_of(question.model or "")
+    return parse_config_spec(spec).max_num_batched_tokens if spec.startswith(HF_PREFIX) else 0

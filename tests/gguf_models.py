@@ -2,6 +2,7 @@
 all placements of them that llama.cpp's flags can say."""
 
 import itertools
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -97,6 +98,18 @@ def box(*gpu_bytes: int, cpu_bytes: int = 64 * MIB) -> Cluster:
     ]
     cpu = Device("cpu", "cpu", {"default": 1e11}, 10e9, cpu_bytes)
     return make_cluster("box", [cpu, *gpus], default_latency_s=1e-6)
+
+
+def quick(*rates: float, link: float = 1e12, size: int = 64 * MIB) -> Cluster:
+    """GPUs of these bytes a second, and links that hardly cost anything unless they are told to."""
+    plain = box(*(size for _ in rates))
+    gpus = (
+        replace(d, bytes_per_s=r, flop_per_s={"default": 100 * r})
+        for d, r in zip(plain.devices[1:], rates, strict=True)
+    )
+    return make_cluster(
+        "quick", [plain.devices[0], *gpus], default_bytes_per_s=link, default_latency_s=1e-9
+    )
 
 
 def sayable(graph: OpGraph, cluster: Cluster) -> list[Placement]:

@@ -23,6 +23,7 @@ from gdp.errors import ModelError
 from gdp.graph.generation import STEP
 from gdp.graph.linear_attention import CONVOLUTION, KEY_HEADS, VALUE_HEADS
 from gdp.graph.op_graph import INPUT, OUTPUT, UNREAD, OpGraph
+from gdp.ops.llamacpp import IMAGE_ENCODER
 from gdp.ops.table import ELEMENTWISE_OPS, VIEWS
 
 _CHEAP = VIEWS | ELEMENTWISE_OPS
@@ -408,8 +409,8 @@ class _Search:
         spared = np.zeros(graph.num_ops, dtype=bool)
         spared[list(self.latent)] = True
         spared |= np.array([kind == UNREAD for kind in graph.op_types])
-        if graph.source == "gguf":  # llama.cpp keeps the embedding on the processor
-            spared |= np.array([kind == "Gather" for kind in graph.op_types])
+        if graph.source == "gguf":  # the embedding is on the processor, an encoder on one device
+            spared |= np.array([kind in ("Gather", IMAGE_ENCODER) for kind in graph.op_types])
         whole = (role == Role.WHOLE) & ~spared
         held = np.where(whole, graph.weight_bytes - graph.cache_bytes, 0)
         if held.sum() > _SMALL * (graph.weight_bytes - graph.cache_bytes).sum():

@@ -5,7 +5,7 @@ of them, each with its own share, and its collectives besides.
 """
 
 import functools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -15,6 +15,7 @@ from gdp.cluster.types import Cluster
 from gdp.costs.measured.collectives import LIBRARY, collective_s
 from gdp.errors import ModelError
 from gdp.graph.op_graph import OpGraph
+from gdp.ops.llamacpp import IMAGE_ENCODER
 from gdp.placement import Placement, Split
 from gdp.splits.division import Division, division_of
 from gdp.splits.sharding import Exchange, Shares, exchanges, member_graph
@@ -75,7 +76,7 @@ def divided(
     n = graph.num_ops
     where = np.full(n, splits[0].devices[0]) if device is None else device
     held = _held(graph, splits, where)
-    others = {d: held(d) for s in splits if not s.is_even for d in s.devices[1:]}
+    others = {d: held(d) for d in _further(graph, splits, where)}
     exchange_s = np.zeros((n, cluster.num_devices))
     told = exchanges(division)
     engine = ENGINES.get(graph.source, "vllm")
@@ -91,9 +92,24 @@ def held_graphs(graph: OpGraph, placement: Placement) -> tuple[OpGraph, ...]:
     if not placement.splits:
         return (graph,) * count
     held = _held(graph, placement.splits, placement.device)
-    others = {d: held(d) for s in placement.splits if not s.is_even for d in s.devices[1:]}
+    others = {d: held(d) for d in _further(graph, placement.splits, placement.device)}
     first = held(placement.splits[0].devices[0])
     return tuple(others.get(d, first) for d in range(count))
+
+
+def _alone(graph: OpGraph) -> Bool[np.ndarray, "N"]:
+    """Ops that one device computes and holds, also where it is the first member of a split."""
+    return np.array([kind == IMAGE_ENCODER for kind in graph.op_types])
+
+
+def _further(
+    graph: OpGraph, splits: Sequence[Split], device: Int[np.ndarray, "N"]
+) -> Iterator[int]:
+    """Further members of splits, of those that hold other parts than the first."""
+    lone = set(device[_alone(graph)].tolist())
+    for split in splits:
+        if not split.is_even or split.devices[0] in lone:
+            yield from split.devices[1:]
 
 
 def _held(
@@ -110,9 +126,21 @@ def _held(
             shares = Shares(split.parts, split.experts)
             which[device == split.devices[0]] = len(graphs)
             graphs.append(_member(division, shares, 0 if split.is_even else rank))
+            if rank:
+                which[_alone(graph) & (device == split.devices[0])] = len(graphs)
+                graphs.append(_nothing(graph))
         return _picked(graphs, which)
 
     return held
+
+
+def _nothing(graph: OpGraph) -> OpGraph:
+    """The graph as a device has it that neither computes nor holds any of it."""
+    zero = np.zeros_like(graph.weight_bytes)
+    return replace(
+        graph, flop=np.zeros_like(graph.flop), weight_bytes=zero, cache_bytes=zero,
+        memory_traffic_bytes=np.zeros_like(graph.memory_traffic_bytes),
+    )  # fmt: skip
 
 
 @functools.lru_cache(maxsize=32)

@@ -6,12 +6,13 @@ import numpy as np
 import pytest
 
 import gdp
+from gdp.api.generation import generation_of
 from gdp.errors import ModelError
 from gdp.importers.gguf_projector import read_projector
 from gdp.ops.llamacpp import PROJECTOR
 from gdp.ops.rule import SOFTMAX_FLOP
 from gdp.targets.llamacpp.flags import flags_of
-from tests.gguf_models import MIB, box, write_gguf, write_projector
+from tests.gguf_models import MIB, box, quick, write_gguf, write_projector
 
 ONCE = gdp.Search(seconds=None, evaluations=10)
 
@@ -99,6 +100,47 @@ def test_blocks_have_the_memory_that_the_encoder_leaves(tmp_path: Path) -> None:
     assert result.score.feasible
     on_gpu = {graph.scope[op] for op in np.flatnonzero(result.placement.device == 1)}
     assert 1 < len(on_gpu & {f"blk.{i}" for i in range(6)}) < 6
+
+
+@pytest.mark.parametrize(("rates", "size", "home"), [
+    ((1e11, 1e11), 64, 1), ((1.6e11, 1e11), 64, 1),
+    ((1e11, 1e11), 2, 0),  # no GPU has room for it
+    ((1e11, 1e10, 1e11), 64, 1),
+])  # fmt: skip
+def test_one_gpu_encodes_beside_a_tensor_split(
+    tmp_path: Path, rates: tuple[float, ...], size: int, home: int
+) -> None:
+    """Its bytes and its seconds are those of one device, whatever the shares of the others."""
+    model, file = write_gguf(tmp_path / "m.gguf"), tmp_path / "mm.gguf"
+    encoder = read_projector(write_projector(file, width=256, inner=1024))
+    cluster = quick(*rates, size=size * MIB)
+    spec = f"{model}?prompt=64&new=64"
+    plain, seen = (
+        gdp.place(own, cluster, target="llamacpp", search=ONCE)
+        for own in (spec, f"{spec}&mmproj={file}")
+    )
+    assert seen.placement.splits == plain.placement.splits != ()
+    graph = gdp.load(f"{spec}&mmproj={file}")
+    assert seen.placement.device[graph.op_index[PROJECTOR]] == home
+    assert seen.score.feasible
+    more = seen.score.peak_bytes - plain.score.peak_bytes
+    image_bytes = 16 * 256 * 4  # embeddings of the patches, which token_embd reads on the CPU
+    assert encoder.held_bytes <= more[home] <= encoder.held_bytes + image_bytes
+    others = [d for d in range(1, cluster.num_devices) if d != home]
+    assert not more[others].any()
+    device = cluster.devices[home]
+    roofline_s = max(
+        encoder.flop / device.speed("float16"), encoder.traffic_bytes / device.bytes_per_s
+    )
+    read_s = image_bytes / cluster.devices[0].bytes_per_s
+    assert seen.value_s - plain.value_s == pytest.approx(roofline_s + read_s, rel=0.005)
+    rows = generation_of(seen.question, seen.placement).memory
+    own = generation_of(plain.question, plain.placement).memory
+    held = [a.weights_bytes - b.weights_bytes for a, b in zip(rows, own, strict=True)]
+    assert held == [encoder.held_bytes if d == home else 0 for d in range(cluster.num_devices)]
+    arguments = flags_of(graph, seen.placement, cluster).arguments()
+    assert "tensor" in arguments
+    assert arguments[-1] == (f"CUDA{home - 1}" if home else "--no-mmproj-offload")
 
 
 def test_a_gpu_encodes_no_sooner_than_its_peak(tmp_path: Path) -> None:

@@ -1,7 +1,6 @@
 """Tensor splits of llama.cpp: shares by hand, plans that are never worse, and their flags."""
 
 import json
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -12,7 +11,7 @@ import gdp
 from gdp import solve
 from gdp.cli.main import cli
 from gdp.cluster.file import write_cluster
-from gdp.cluster.types import Cluster, make_cluster
+from gdp.cluster.types import Cluster
 from gdp.constraints import Constraints, parse_pin
 from gdp.costs.op_offload import sent_bytes
 from gdp.errors import ModelError, PlacementError
@@ -27,19 +26,7 @@ from gdp.targets.llamacpp.flags import flags_of, slots_of
 from gdp.targets.llamacpp.pipeline import saved_s
 from gdp.targets.llamacpp.plan import _pipelined, plan_llamacpp
 from gdp.targets.llamacpp.tensor import _rounded, why_no_tensor_split
-from tests.gguf_models import INNER, MIB, WIDTH, box, write_gguf
-
-
-def quick(*rates: float, link: float = 1e12, size: int = 64 * MIB) -> Cluster:
-    """GPUs of these bytes a second, and links that hardly cost anything unless they are told to."""
-    plain = box(*(size for _ in rates))
-    gpus = (
-        replace(d, bytes_per_s=r, flop_per_s={"default": 100 * r})
-        for d, r in zip(plain.devices[1:], rates, strict=True)
-    )
-    return make_cluster(
-        "quick", [plain.devices[0], *gpus], default_bytes_per_s=link, default_latency_s=1e-9
-    )
+from tests.gguf_models import INNER, MIB, WIDTH, box, quick, write_gguf
 
 
 def model(folder: Path, query: str = "decode&sequence=64", **more: object) -> OpGraph:

@@ -99,9 +99,14 @@ def tensor_plans(question: Question, slots: Slots, rest: Int[np.ndarray, "N"]) -
     units = known_division(question.graph).units
     keys = min((unit.keys for unit in units if unit.keys), default=1)
     found = []
+    encoder = rest[slots.projector]
+    room_bytes = question.cluster.memory_bytes.copy()
+    np.subtract.at(room_bytes, encoder, question.graph.weight_bytes[slots.projector])
     for chosen in _sets(question.cluster, gpus):
+        if np.isin(encoder, chosen[1:]).any():
+            continue  # ops of one member alone are told of the first one only
         tried: dict[tuple[int, ...], TensorPlan] = {}
-        for parts in _proportions(question.cluster, chosen, keys):
+        for parts in _proportions(question.cluster, chosen, keys, room_bytes):
             _try(question, slots, rest, chosen, parts, tried)
         best = min(tried.values(), key=_rank, default=None)
         if best is not None and len(chosen) <= _MOST_GPUS:
@@ -145,14 +150,17 @@ def _sets(cluster: Cluster, gpus: Sequence[int]) -> Iterator[tuple[int, ...]]:
                 yield tuple(sorted(chosen))
 
 
-def _proportions(cluster: Cluster, chosen: Sequence[int], keys: int) -> Iterable[tuple[int, ...]]:
-    """Shares to begin with: equal ones, and those of bandwidth, FLOP/s and memory."""
+def _proportions(
+    cluster: Cluster, chosen: Sequence[int], keys: int, room_bytes: Int[np.ndarray, "D"]
+) -> Iterable[tuple[int, ...]]:
+    """Shares to begin with: equal ones, and those of bandwidth, FLOP/s and room beside an image
+    encoder."""
     devices = [cluster.devices[d] for d in chosen]
     rates = (
         [1.0 for _ in devices],
         [device.bytes_per_s for device in devices],
         [device.speed("float16") for device in devices],
-        [float(device.memory_bytes) for device in devices],
+        [float(max(room_bytes[d], 1)) for d in chosen],
     )
     found = dict.fromkeys(
         _rounded(np.array(rate), steps) for rate in rates for steps in (keys, STEPS)

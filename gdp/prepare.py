@@ -4,7 +4,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import replace
 
 import numpy as np
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 
 from gdp.cluster.types import Cluster
 from gdp.constraints import Constraints, allowed_mask, together_ids, whole_borders
@@ -45,15 +45,9 @@ def prepare_problem(
     constraints = question.constraints
     allowed = allowed_mask(constraints, graph, cluster)
     together = together_ids(constraints, graph)
-    labels = np.unique(allowed, axis=0, return_inverse=True)[1].reshape(-1)
-    if constraints.whole:
-        # Ops fused across the border of two such modules would tie the modules together.
-        borders = whole_borders(constraints, graph)
-        labels = np.unique(np.stack([labels, borders]), axis=1, return_inverse=True)[1].reshape(-1)
-    if keep_apart is not None:
-        labels = np.unique(np.stack([labels, keep_apart]), axis=1, return_inverse=True)[1]
+    labels = _apart(question, allowed, keep_apart)
     graph = _with_all_caches(question if parts is None else replace(question, graph=parts.graph))
-    kernels = fused = fuse(graph, apart=labels.reshape(-1).astype(np.int64))
+    kernels = fused = fuse(graph, apart=labels)
     if keep_apart is None and (graph.repeats != 1).any():
         apart = class_parts(graph, fused, merge_ids(graph.colocate, together))
         fused = fused if apart is None else fuse(graph, apart=apart)
@@ -90,6 +84,22 @@ def prepare_problem(
             fused.group_of, label, model, kernels is not fused, slack_s, exchange_s, members
         ),
     )
+
+
+def _apart(
+    question: Question, allowed: Bool[np.ndarray, "N D"],
+    keep_apart: Int[np.ndarray, "N"] | None = None,
+) -> Int[np.ndarray, "N"]:  # fmt: skip
+    """Labels of ops, of which those of different ones are not merged: by the devices that they may
+    have, by the modules that stay whole, and as the caller wants it."""
+    label = np.unique(allowed, axis=0, return_inverse=True)[1].reshape(-1)
+    whole = question.constraints.whole
+    # Ops fused across the border of two such modules would tie the modules together.
+    borders = whole_borders(question.constraints, question.graph) if whole else None
+    for more in (borders, keep_apart):
+        if more is not None:
+            label = np.unique(np.stack([label, more]), axis=1, return_inverse=True)[1].reshape(-1)
+    return label.astype(np.int64)
 
 
 def _of_members(

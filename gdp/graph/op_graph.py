@@ -8,7 +8,7 @@ import functools
 import hashlib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 from jaxtyping import Bool, Float, Int, Shaped
@@ -317,14 +317,7 @@ def make_graph(
     producer, size_bytes = np.array(tensors, dtype=np.int64).reshape(-1, 2).T
     pairs = np.array(uses, dtype=np.int64).reshape(-1, 2)
     _check_ids(name, n, t, producer, pairs)
-    key = distinct(pairs[:, 0] * n + pairs[:, 1])
-    pairs = np.stack([key // max(n, 1), key % max(n, 1)], axis=1)
-    order = _op_order(name, op_names, producer[pairs[:, 0]], pairs[:, 1])
-    position = inverse(order)
-    # Tensors are renumbered by producer, so that an op's tensors are contiguous.
-    by_producer = np.lexsort((np.arange(t), position[producer] if t else producer))
-    use_op, use_tensor = position[pairs[:, 1]], inverse(by_producer)[pairs[:, 0]]
-    by_op = np.lexsort((use_tensor, use_op))
+    order, by_producer, producer, use_tensor, use_op = _in_order(name, op_names, producer, pairs)
     zeros, own = np.zeros(n), np.arange(n)
     if source is None:
         source = source_by_ops(op_types, (each.attributes for each in detail or ()))
@@ -337,9 +330,9 @@ def make_graph(
         weight_bytes=_filled(weight_bytes, zeros, np.int64)[order],
         weight_id=_filled(weight_id, own, np.int64)[order],
         tensor_bytes=size_bytes[by_producer],
-        producer=position[producer[by_producer]] if t else producer,
-        use_tensor=use_tensor[by_op],
-        use_op=use_op[by_op],
+        producer=producer,
+        use_tensor=use_tensor,
+        use_op=use_op,
         colocate=_filled(colocate, own, np.int64)[order],
         is_backward=_filled(is_backward, zeros, bool)[order],
         scope=_picked([""] * n if scope is None else scope, order),
@@ -362,6 +355,34 @@ def _picked(values: Sequence[T], order: Int[np.ndarray, "M"]) -> tuple[T, ...]:
     if (order[:-1] < order[1:]).all():  # the order that they are in
         return tuple(values)
     return tuple(values[i] for i in order.tolist())
+
+
+class _InOrder(NamedTuple):
+    """A graph whose ops are sorted topologically, and its tensors by their producers, so that an
+    op's tensors are contiguous."""
+
+    op: Int[np.ndarray, "N"]  # as given
+    tensor: Int[np.ndarray, "T"]  # as given
+    producer: Int[np.ndarray, "T"]
+    use_tensor: Int[np.ndarray, "E"]
+    use_op: Int[np.ndarray, "E"]  # ascending
+
+
+def _in_order(
+    name: str, op_names: Sequence[str], producer: Int[np.ndarray, "T"],
+    pairs: Int[np.ndarray, "U 2"],
+) -> _InOrder:  # fmt: skip
+    """Ops, tensors and uses in their order, each use once."""
+    n, t = len(op_names), len(producer)
+    key = distinct(pairs[:, 0] * n + pairs[:, 1])
+    pairs = np.stack([key // max(n, 1), key % max(n, 1)], axis=1)
+    order = _op_order(name, op_names, producer[pairs[:, 0]], pairs[:, 1])
+    position = inverse(order)
+    made_by = position[producer] if t else producer
+    by_producer = np.lexsort((np.arange(t), made_by))
+    use_op, use_tensor = position[pairs[:, 1]], inverse(by_producer)[pairs[:, 0]]
+    by_op = np.lexsort((use_tensor, use_op))
+    return _InOrder(order, by_producer, made_by[by_producer], use_tensor[by_op], use_op[by_op])
 
 
 def _op_order(

@@ -5,6 +5,7 @@ import math
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 from gdp.api.place import answer, ask
@@ -113,21 +114,20 @@ def served_plan(
     planner = PlanMaker(asked, answered, model, requests_at_once)
     plans = [_of_copies(planner, traffic, 1, within)]
     rows = [plans[0].compared()]
-    for copies in numbers_of_copies(plans[0].result.question, traffic):
+
+    def compare(name: str, plan: Callable[[], ServedPlan]) -> None:
         try:
-            plans.append(_of_copies(planner, traffic, copies, within))
+            plans.append(plan())
             rows.append(plans[-1].compared())
         except (ArgumentError, InfeasibleError) as error:
-            rows.append(ComparedPlan(f"data {copies}", reason=str(error)))
-    best = min(plans, key=lambda plan: plan.value)
+            rows.append(ComparedPlan(name, reason=str(error)))
+
+    for copies in numbers_of_copies(plans[0].result.question, traffic):
+        compare(f"data {copies}", partial(_of_copies, planner, traffic, copies, within))
     if draft is not None:
         for plan in tuple(plans):
-            try:
-                plans.append(with_draft(traffic, plan, draft))
-                rows.append(plans[-1].compared())
-            except (ArgumentError, InfeasibleError) as error:
-                rows.append(ComparedPlan(f"{plan.layout} with drafts", reason=str(error)))
-        best = min(plans, key=lambda plan: plan.value)
+            compare(f"{plan.layout} with drafts", partial(with_draft, traffic, plan, draft))
+    best = min(plans, key=lambda plan: plan.value)
     apart = plan_apart(planner, traffic, best) if disaggregated and draft is None else None
     if apart is not None:
         rows.append(apart.compared())

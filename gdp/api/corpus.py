@@ -128,6 +128,24 @@ def build_corpus(
     _own(folder)
     is_new = not (folder / MANIFEST).exists()
     manifest = CorpusManifest([], "gdp corpus build") if is_new else read_corpus(folder)
+    left_out = _add_all(manifest, folder, chosen, config, engine, progress)
+    if not manifest.graphs:
+        reasons = [f"{spec}: {reason}" for spec, reason in left_out.items()]
+        raise GdpError(f"no model is left to learn from: {'; '.join(reasons)}")
+    _split(manifest, config)
+    write_corpus(manifest, folder)
+    if not (folder / RECIPE).exists():
+        write_atomic(folder / RECIPE, recipe_text(folder, config).encode())
+    _label(manifest, folder, config, engine, progress)
+    _own(folder)
+    return CorpusSummary(manifest, left_out, len(load_labels(folder / LABELS)))
+
+
+def _add_all(
+    manifest: CorpusManifest, folder: Path, chosen: Sequence[_Model], config: CorpusConfig,
+    engine: Engine, progress: Callable[[int, int, str], None],
+) -> dict[str, str]:  # fmt: skip
+    """Import models into the corpus; the reasons of those that are left out, by spec."""
     left_out: dict[str, str] = {}
     here = engine if engine.ray is None else HERE  # models are on this machine
     for number, (at, (graph, reason)) in enumerate(each(_imported, chosen, here), start=1):
@@ -140,16 +158,7 @@ def build_corpus(
             continue
         _add(manifest, folder, model, graph)
         _own(folder)
-    if not manifest.graphs:
-        reasons = [f"{spec}: {reason}" for spec, reason in left_out.items()]
-        raise GdpError(f"no model is left to learn from: {'; '.join(reasons)}")
-    _split(manifest, config)
-    write_corpus(manifest, folder)
-    if not (folder / RECIPE).exists():
-        write_atomic(folder / RECIPE, recipe_text(folder, config).encode())
-    _label(manifest, folder, config, engine, progress)
-    _own(folder)
-    return CorpusSummary(manifest, left_out, len(load_labels(folder / LABELS)))
+    return left_out
 
 
 def find_models(given: Sequence[str], dims: tuple[str, ...] = ()) -> list[_Model]:

@@ -20,6 +20,7 @@ from gdp.graph.op_graph import OpGraph
 from gdp.methods.base import Search
 from gdp.models import Generation, with_options
 from gdp.placement import Placement, check, make_placement
+from gdp.question import Question
 from gdp.result import Result
 from gdp.targets.contexts import plan_longest
 from gdp.targets.free import plan_freely
@@ -111,20 +112,29 @@ def fit(
                 share = (i * len(machines) + j) / (len(asked) * len(machines))
                 progress(f"{machine.name}: {prompt} tokens, batch {batch}", share)
             row = FitRow(machine.name, prompt, new, batch, fits=False, quantize=scheme)
-            try:
-                question = ask(request, machine, target=target, costs=costs, search=search)
-                result = plan_longest(question, plan) if question.longest else plan(question)
-            except InfeasibleError as error:
-                rows[j, scheme, prompt, batch] = replace(row, limit=str(error)), None
-                continue
-            note = quantisation_note(request, result.question.graph)
-            row = replace(row, note=note, costs=result.costs)
-            rows[j, scheme, prompt, batch] = row, result
+            rows[j, scheme, prompt, batch] = _planned(
+                row, plan, request, machine, target=target, costs=costs, search=search
+            )
     plans = [result.placement for _, result in rows.values() if result is not None]
     return [
         row if result is None else _told(row, _best_of(result, plans))
         for row, result in (rows[j, *key] for j in range(len(machines)) for key in asked)
     ]
+
+
+def _planned(
+    row: FitRow, plan: Callable[[Question], Result], request: Generation, machine: Cluster,
+    **parts: Any,
+) -> tuple[FitRow, Result | None]:  # fmt: skip
+    """The row and the plan of its request, asked with these parts of a question; None where the
+    request does not fit."""
+    try:
+        question = ask(request, machine, **parts)
+        result = plan_longest(question, plan) if question.longest else plan(question)
+    except InfeasibleError as error:
+        return replace(row, limit=str(error)), None
+    note = quantisation_note(request, result.question.graph)
+    return replace(row, note=note, costs=result.costs), result
 
 
 def _best_of(result: Result, plans: Iterable[Placement]) -> Result:

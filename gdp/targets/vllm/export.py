@@ -28,7 +28,7 @@ from gdp.costs.measured.graph import EXPERTS
 from gdp.costs.offload import is_offload
 from gdp.errors import PlacementError
 from gdp.files.writing import OWN_FILES_ONLY, OverwritePolicy, indented_json, new_contents
-from gdp.graph.generation import STEP, request_of
+from gdp.graph.generation import STEP, Request, request_of
 from gdp.graph.op_graph import OpGraph
 from gdp.placement import DraftModel, Placement
 from gdp.splits.members import held_graphs
@@ -292,23 +292,21 @@ def vllm_options(
     share = min(_usable(cluster, d) for d in used)
     held = held_graphs(graph, placement)[leads[0]]
     moved = _tied_bytes(held, placement, row, leads)
-    tokens = []
-    for group, lead in zip(members, leads * data, strict=True):
-        mine = held.weight_holders(np.flatnonzero(placement.device == lead))
-        cache = int(held.cache_bytes[mine].sum())
-        beside = int(peak_bytes[list(group)].max()) - cache + moved * (lead == leads[-1])
-        room = share * min(cluster.devices[d].total_bytes for d in group) - beside
-        per_token = cache / request.held / request.batch
-        tokens.append(room / per_token if per_token else math.inf)
+    room_bytes = [
+        share * min(cluster.devices[d].total_bytes for d in group)
+        - int(peak_bytes[list(group)].max()) - moved * (lead == leads[-1])
+        for group, lead in zip(members, leads * data, strict=True)
+    ]  # fmt: skip
+    room = _context_of(held, placement, request, leads * data, room_bytes)
     planned = request.held
-    if min(tokens) < planned:
+    if room < planned:
         raise PlacementError(
             f"vLLM takes one share of memory of all GPUs, {share:.0%} here, which leaves cache for "
-            f"{max(int(min(tokens)), 0)} tokens of context, and the plan is for {planned}; limit "
+            f"{max(int(room), 0)} tokens of context, and the plan is for {planned}; limit "
             "each GPU to a like share (--max-memory, --reserve), or ask for less"
         )
     # A model of nothing but states has a cache that does not grow.
-    most = min(*tokens, max(planned, longest) if longest else math.inf)
+    most = min(room, max(planned, longest) if longest else math.inf)
     most = planned if math.isinf(most) or request.context else most
     numbers = cluster.accelerator_numbers
     return VllmOptions(
@@ -316,6 +314,29 @@ def vllm_options(
         tensor, data, any(split.experts for split in placement.splits),
         not EXPERTS.isdisjoint(graph.op_types), serves=serves, draft=draft,
     )  # fmt: skip
+
+
+def _context_of(
+    held: OpGraph, placement: Placement, request: Request, leads: Sequence[int],
+    room_bytes: Sequence[float],
+) -> float:  # fmt: skip
+    """Tokens of the longest context whose caches have room in every stage.
+
+    Args:
+        held: The graph as GPUs hold it.
+        placement: Of the whole one.
+        request: That it is of.
+        leads: First GPU of each stage of each copy.
+        room_bytes: That each of these has left beside the caches that were planned.
+    """
+    longest = math.inf
+    for lead, left in zip(leads, room_bytes, strict=True):
+        mine = held.weight_holders(np.flatnonzero(placement.device == lead))
+        cache = int(held.cache_bytes[mine].sum())
+        if cache:
+            of_token = cache / request.held / request.batch
+            longest = min(longest, (left + cache) / of_token)
+    return longest
 
 
 def _gpus_of(placement: Placement, leads: Sequence[int]) -> tuple[list[tuple[int, ...]], int, int]:

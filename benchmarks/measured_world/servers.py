@@ -15,6 +15,13 @@ the scripts that start the servers and the program that asks them:
   since 0.14; the overlap schedulers of the others), so that a prompt waits for one more pass.
 - Passes of up to 2,048 tokens of MiniMax on B300 are replayed as graphs, those that read prompts
   too (`--max-cudagraph-capture-size`).
+- vLLM fuses all-reduces with norms on B200 (`enable_fi_allreduce_fusion`), by FlashInfer's kernels,
+  which are TensorRT-LLM's, up to 8 MB on eight GPUs and 32 MB on fewer
+  (`VLLM_FLASHINFER_ALLREDUCE_FUSION_THRESHOLDS_MB`): in all steps, not where a prompt fills a pass.
+- Caches have 8 bits (`--kv-cache-dtype fp8`) for Llama, and for MiniMax on H200 and B300. Those of
+  Llama on H100 had 16, whatever its script says: on two GPUs 29 requests of 7,373 + 922 tokens ran
+  at once, of 32 and of 64 clients alike, as their first tokens waited 6.5 s and 59 s; 16 bits have
+  room for 29, 8 bits for 58.
 - TensorRT-LLM lets prompts wait for others (`batch_wait_timeout_iters`,
   `batch_wait_max_tokens_ratio`), and SGLang looks at new requests each so many steps
   (`--scheduler-recv-interval`), in scripts that say so.
@@ -27,10 +34,18 @@ from typing import NamedTuple, Protocol
 import numpy as np
 
 from gdp.api.traffic.plan import VLLM
+from gdp.costs.measured.kernels import ENGINES
 from gdp.sim.traffic import ROUNDS, Arrival, Scheduling, ServingEngine, Traffic
 
 SHORTEST = 0.8
 """InferenceX's `RANDOM_RANGE_RATIO`: shortest over longest prompt, and answer."""
+BETWEEN_S = 1e-3
+"""Seconds between two passes of a vLLM that prepares inputs, and reads what was sampled, while its
+devices wait: before 0.11 all do, `--async-scheduling` or not (vllm-project/vllm#23569 overlaps
+them, which "is expected" to make passes 5% to 10% shorter). Llama was measured with 0.10.2
+(InferenceX's `.github/configs/master.yaml`). Of 0, 0.5, 1, 1.5 and 2 ms that by which tokens of its
+75 rows of 1,024 + 8,192 tokens are off least in the median (12.2%, 7.8%, 4.3%, 4.9%, 7.5%;
+`serving --per-device` with the names 70b_h100_sxm_vllm, 70b_h200_sxm_vllm, 70b_b200_sxm_vllm)."""
 
 
 class Served(Protocol):
@@ -71,6 +86,8 @@ def _vllm(run: Served) -> Setup:
         return Setup(16384 if run.batch <= 32 else 32768, scheduling)
     if "MiniMax" in run.model and run.system.startswith("b300"):
         return Setup(2 * run.prompt, scheduling, graph_tokens=2048)
+    if run.sweep or "Llama" in run.model:
+        scheduling = scheduling._replace(between_s=BETWEEN_S)
     return Setup(8192, scheduling)
 
 
@@ -111,6 +128,22 @@ SETUPS: Mapping[str, Callable[[Served], Setup]] = {
     "vllm": _vllm, "sglang": _sglang, "trtllm": _trtllm,
 }  # fmt: skip
 """Set-up of a run, by its engine."""
+
+
+def collectives_of(run: Served) -> tuple[str, str]:
+    """Engines, as of `ENGINES`, whose collectives prompts and steps of a run take."""
+    own = run.engine if run.engine in ENGINES else "vllm"
+    fused = own == "vllm" and "Llama" in run.model and run.system.startswith("b200")
+    return own, "trtllm" if fused else own
+
+
+def cache_bits(run: Served) -> int | None:
+    """Bits of keys and values; None for those that the weights' scheme says."""
+    if "MiniMax" in run.model and run.system.startswith(("h200", "b300")):
+        return 8
+    if run.engine == "vllm" and "Llama" in run.model and run.system.startswith("h100"):
+        return 16
+    return None
 
 
 def set_up(engine: ServingEngine, run: Served) -> ServingEngine:

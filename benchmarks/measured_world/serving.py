@@ -15,12 +15,12 @@ file, which another run reads.
 
 Each row is a server that always has B requests, each of a prompt and an answer of so many tokens.
 Seconds of its passes are those of `gdp place --traffic ... --for vllm`, whatever engine was
-measured; how passes are chosen, and how the B clients ask, is that of the public scripts of
-these measurements (`servers.py`). Where the caches of B requests have no room, the others wait;
-no row may be infeasible. Weights are stored as the row's precision says, caches in 8 bits where
-weights are, unless the model's own configuration says otherwise. Devices are gdp's presets, else
-the datasheet numbers of that package. Errors are given apart for models that were looked at while
-the set-ups were written, and for the others.
+measured, but for its own collectives; how passes are chosen, and how the B clients ask, is that of
+the public scripts of these measurements (`servers.py`). Where the caches of B requests have no
+room, the others wait; no row may be infeasible. Weights are stored as the row's precision says,
+caches in 8 bits where weights are, unless the model's own configuration or the server said
+otherwise. Devices are gdp's presets, else the datasheet numbers of that package. Errors are given
+apart for models that were looked at while the set-ups were written, and for the others.
 
 `--per-device` takes all rows, and asks for each model, GPU, engine, precision and lengths of at
 least four rows which number of GPUs, layout and number of requests is worth most: tokens a second
@@ -43,7 +43,7 @@ import numpy as np
 
 import gdp
 from benchmarks.measured_world.per_device import told_per_device
-from benchmarks.measured_world.servers import asked_of, set_up
+from benchmarks.measured_world.servers import asked_of, cache_bits, collectives_of, set_up
 from benchmarks.measured_world.serving_runs import Predicted, Run, measured_runs
 from benchmarks.tables import head
 from gdp import solve
@@ -53,13 +53,16 @@ from gdp.cluster.file import load_cluster
 from gdp.cluster.presets import device_names
 from gdp.cluster.reserve import for_runtime
 from gdp.cluster.types import Cluster
+from gdp.costs.measured.collectives import collective_s
 from gdp.errors import InfeasibleError
+from gdp.graph.generation import STEP
 from gdp.models import Generation, load
 from gdp.placement import Placement, Split, make_placement
 from gdp.question import Question
 from gdp.sim.objectives import Score
 from gdp.sim.traffic import ServingEngine, serve
-from gdp.splits.members import held_graphs
+from gdp.splits.members import held_graphs, known_division
+from gdp.splits.sharding import exchanges
 from gdp.targets.table import PLANNERS
 
 PACKAGE = "aiconfigurator_core"
@@ -100,8 +103,11 @@ class Planned(NamedTuple):
     why: str = ""
 
 
-def write_config(folder: Path, data: Path, model: str, precision: str) -> None:
-    """The configuration of a model with weights in a precision."""
+def write_config(
+    folder: Path, data: Path, model: str, precision: str, cached: int | None = None
+) -> None:
+    """The configuration of a model with weights in a precision, and caches of so many bits (None:
+    8 where the weights' scheme is not the model's own, which says it else)."""
     name = SAME_MODEL.get(model, model).replace("/", "--")
     config = json.loads((data / "model_configs" / f"{name}_config.json").read_text())
     if not {"dtype", "torch_dtype"} & config.keys():
@@ -116,6 +122,8 @@ def write_config(folder: Path, data: Path, model: str, precision: str) -> None:
             "quant_method": "compressed-tensors", "ignore": ["lm_head"],
             "config_groups": {"weights": group}, "kv_cache_scheme": CACHES,
         }  # fmt: skip
+    if cached and "quantization_config" in config:
+        config["quantization_config"]["kv_cache_scheme"] = CACHES if cached == 8 else None
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "config.json").write_text(json.dumps(config))
 
@@ -161,8 +169,30 @@ def planned(config: Path, cluster: Cluster, run: Run, costs: str | None = None) 
             continue
         answer = generation_answer(question, placement, score)
         assert answer is not None
-        return Planned(batch, engine_of(answer, replace(question, model=model)), why)
+        engine = engine_of(answer, replace(question, model=model))
+        return Planned(batch, with_collectives(engine, graph, cluster, run, batch), why)
     return Planned(0, why=why)
+
+
+def with_collectives(
+    engine: ServingEngine, graph: gdp.OpGraph, cluster: Cluster, run: Run, batch: int
+) -> ServingEngine:
+    """An engine of a plan for so many requests, with the collectives of the one of a run."""
+    own, (split, *_) = collectives_of(run), (*splits_of(run, cluster), None)
+    if split is None or set(own) == {"vllm"}:
+        return engine
+    more_s = [0.0, 0.0]  # of a prompt, of a step
+    for op, operation, size, parts in exchanges(known_division(graph)):
+        phase = graph.op_names[op].startswith(STEP)
+        theirs, ours = (
+            collective_s(cluster, split.devices, operation, size / parts, name)
+            for name in (own[phase], "vllm")
+        )
+        more_s[phase] += parts * float(theirs - ours)
+    return engine._replace(
+        token_s=engine.token_s + more_s[0] / (batch * run.prompt),
+        step_s=engine.step_s + more_s[1],
+    )
 
 
 def predicted(plan: Planned, run: Run) -> Predicted:
@@ -230,8 +260,18 @@ def told(runs: list[Run], answers: list[Predicted]) -> Iterator[str]:
             f"| {answer.token_s / run.token_s - 1:+.0%} | {1e3 * answer.first_s:.0f} | "
             f"{1e3 * run.first_s:.0f} | {answer.first_s / run.first_s - 1:+.0%} |"
         )
+    yield from errors_by_kind(runs, answers)
+    waiting = sum(0 < answer.batch < run.batch for run, answer in zip(runs, answers, strict=True))
+    yield f"{waiting} runs have no room for all requests at once"
+    if any(run.tensor > 1 for run in runs):
+        yield layouts_in_order(runs, answers)
+    yield f"infeasible: {sum(not answer.batch for answer in answers)}"
+
+
+def errors_by_kind(runs: list[Run], answers: list[Predicted]) -> Iterator[str]:
+    """A line of errors for all runs, and for those of each model, GPU, engine, layout, lengths."""
     yield ""
-    names = ("looked_at", "model", "system", "engine", "layout")
+    names = ("looked_at", "model", "system", "engine", "layout", "lengths")
     kinds = [sorted({getattr(r, name) for r in runs}) for name in names]
     for kind in ("all", *(kind for group in kinds for kind in group)):
         pairs = [
@@ -243,11 +283,6 @@ def told(runs: list[Run], answers: list[Predicted]) -> Iterator[str]:
             f"{kind}: {len(pairs)} runs; token: {errors(pairs, 'token_s')}; first token: "
             f"{errors(pairs, 'first_s')}"
         )
-    waiting = sum(0 < answer.batch < run.batch for run, answer in zip(runs, answers, strict=True))
-    yield f"{waiting} runs have no room for all requests at once"
-    if any(run.tensor > 1 for run in runs):
-        yield layouts_in_order(runs, answers)
-    yield f"infeasible: {sum(not answer.batch for answer in answers)}"
 
 
 def layouts_in_order(runs: list[Run], answers: list[Predicted]) -> str:
@@ -323,7 +358,10 @@ def main(
     if path is not None:
         both = [{**asdict(r), "predicted": asdict(a)} for r, a in zip(runs, answers, strict=True)]
         path.write_text(json.dumps(both, indent=1) + "\n")
-    click.echo("\n".join((told_per_device if per_device else told)(runs, answers)))
+    lines = told(runs, answers)
+    if per_device:
+        lines = itertools.chain(told_per_device(runs, answers), errors_by_kind(runs, answers))
+    click.echo("\n".join(lines))
     if not all(answer.batch for answer in answers):
         raise SystemExit(1)
 
@@ -349,8 +387,8 @@ def planned_or_kept(
     """The plan of a run, from those that are known, or made now and added to them."""
     key = json.dumps([*run.question, costs])
     if key not in plans:
-        config = root / run.model.replace("/", "--") / (run.precision or "16")
-        write_config(config, data, run.model, run.precision)
+        config = root / run.model.replace("/", "--") / f"{run.precision or 16}-{cache_bits(run)}"
+        write_config(config, data, run.model, run.precision, cache_bits(run))
         plans[key] = planned(config, cluster, run, costs)
         _keep(kept_in, key, plans[key])
     return plans[key]

@@ -9,6 +9,8 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+from benchmarks.measured_world.servers import cache_bits, collectives_of
+
 LOOKED_AT = ("meta-llama/Llama-3.1-70B", "Qwen/Qwen3-32B", "MiniMaxAI/MiniMax-M2.5")
 """Models whose first tokens were looked at while `servers.py` was written, MiniMax later."""
 
@@ -39,7 +41,8 @@ class Run:
     @property
     def question(self) -> tuple[object, ...]:
         """All that a prediction depends on."""
-        return *self.sizes, self.system, self.precision, self.tensor, self.experts
+        own = cache_bits(self), *(collectives_of(self) if self.tensor > 1 else ())
+        return *self.sizes, self.system, self.precision, self.tensor, self.experts, *own
 
     @property
     def load(self) -> tuple[object, ...]:
@@ -50,6 +53,11 @@ class Run:
     def layout(self) -> str:
         """Layout in words."""
         return f"tensor {self.tensor}" + (", experts" if self.experts else "")
+
+    @property
+    def lengths(self) -> str:
+        """Tokens of a prompt and of an answer, at most."""
+        return f"{self.prompt}+{self.new} tokens"
 
     @property
     def looked_at(self) -> str:

@@ -78,6 +78,7 @@ class Scheduling(NamedTuple):
     wait_passes: int = 0  # passes that prompts let go by, until
     wait_tokens: int = 0  # so many tokens would be in one
     request_s: float = 0.0  # of the host, before a request is in the queue of the engine
+    between_s: float = 0.0  # of the host, between two passes, for which devices wait
 
 
 class Drafting(NamedTuple):
@@ -251,7 +252,8 @@ def in_steady_state(traffic: Traffic, engine: ServingEngine, seed: int = 0) -> T
     if clients < 2 or traffic.together:
         return traffic
     prompt, new, side = traffic.prompt, traffic.new, math.ceil(clients / engine.copies)
-    step_s = engine.pass_s(0, side, side * (prompt + new / 2)) / engine.written
+    step_s = engine.pass_s(0, side, side * (prompt + new / 2)) + engine.scheduling.between_s
+    step_s /= engine.written
     life_s = engine.token_s * prompt * side + step_s * new
     begin = np.sort(np.random.default_rng(seed).uniform(0.0, life_s, clients)).tolist()
     first = [r._replace(at_s=r.at_s + t) for r, t in zip(traffic.requests, begin, strict=False)]
@@ -342,12 +344,13 @@ def run_passes(
     decoding, scheduling = len(state.ends), engine.scheduling
     tokens, read = _prompts(state, engine)
     if tokens and not scheduling.mixed:
-        end_s = now + max(engine.launch_s, engine.pass_s(tokens, 0, 0.0))
+        end_s = now + max(engine.launch_s, engine.pass_s(tokens, 0, 0.0)) + scheduling.between_s
         state.unlooked, state.chosen_s = 0, now if scheduling.ahead else end_s
         return end_s, read
     first_s = engine.pass_s(tokens, decoding, state.context)
     if tokens:
         first_s = max(first_s, engine.launch_s)
+    first_s += scheduling.between_s
     grows_s = engine.growth_s * decoding  # each pass longer than the one before
     passes = 1
     if not state.prompts and not read:

@@ -6,24 +6,35 @@ from pathlib import Path
 
 import pytest
 
+import gdp
 from benchmarks.measured_world.box import layouts, tokens_per_s
 from benchmarks.measured_world.box import told as box_told
 from benchmarks.measured_world.per_device import choices, told_per_device
-from benchmarks.measured_world.servers import asked_of, set_up
+from benchmarks.measured_world.servers import (
+    BETWEEN_S,
+    asked_of,
+    cache_bits,
+    collectives_of,
+    set_up,
+)
 from benchmarks.measured_world.serving import (
     errors,
     layouts_in_order,
     machine,
     room,
     told,
+    with_collectives,
     write_config,
 )
 from benchmarks.measured_world.serving_runs import Predicted, Run, measured_runs
 from benchmarks.measured_world.traffic import arrivals
 from benchmarks.measured_world.traffic import told as traffic_told
 from gdp.cluster.types import Device, make_cluster
+from gdp.costs.measured.collectives import collective_s
 from gdp.graph.op_graph import INPUT, OUTPUT, GraphBuilder
+from gdp.models import load
 from gdp.sim.traffic import Arrival, ServingEngine, Traffic, serve
+from gdp.targets.table import PLANNERS
 
 COLUMNS = (
     "id,backend,model_path,system,precision,mode,isl,osl,batch_size,tp_size,pp_size,"
@@ -64,25 +75,27 @@ def test_rows_that_are_held_back_doubtful_or_of_several_gpus_are_not_read(tmp_pa
 
 
 @pytest.mark.parametrize(
-    ("precision", "own", "method", "cached"),
+    ("precision", "own", "given", "method", "cached"),
     [
-        ("", {}, None, None), ("fp8", {}, "compressed-tensors", 8),
-        ("fp4", {"quant_method": "fp8"}, "compressed-tensors", 8),
-        ("fp8", {"quant_method": "fp8"}, "fp8", None),
+        ("", {}, None, None, None), ("fp8", {}, None, "compressed-tensors", 8),
+        ("fp4", {"quant_method": "fp8"}, None, "compressed-tensors", 8),
+        ("fp8", {"quant_method": "fp8"}, None, "fp8", None),
+        ("fp8", {"quant_method": "fp8"}, 8, "fp8", 8), ("fp8", {}, 16, "compressed-tensors", None),
     ],
 )  # fmt: skip
 def test_weights_and_caches_are_stored_by_the_precision(
-    precision: str, own: dict[str, str], method: str | None, cached: int | None, tmp_path: Path
-) -> None:
+    precision: str, own: dict[str, str], given: int | None, method: str | None,
+    cached: int | None, tmp_path: Path,
+) -> None:  # fmt: skip
     (tmp_path / "model_configs").mkdir()
-    given = {"model_type": "llama"} | ({"quantization_config": own} if own else {})
-    (tmp_path / "model_configs" / "o--m_config.json").write_text(json.dumps(given))
-    write_config(tmp_path / "out", tmp_path, "o/m", precision)
+    model = {"model_type": "llama"} | ({"quantization_config": own} if own else {})
+    (tmp_path / "model_configs" / "o--m_config.json").write_text(json.dumps(model))
+    write_config(tmp_path / "out", tmp_path, "o/m", precision, given)
     config = json.loads((tmp_path / "out" / "config.json").read_text())
     scheme = config.get("quantization_config", {})
     assert config["dtype"] == "bfloat16"
     assert scheme.get("quant_method") == method
-    assert scheme.get("kv_cache_scheme", {}).get("num_bits") == cached
+    assert (scheme.get("kv_cache_scheme") or {}).get("num_bits") == cached
 
 
 def test_a_system_is_a_preset_or_the_numbers_of_the_package(tmp_path: Path) -> None:
@@ -163,7 +176,9 @@ def test_clients_ask_as_the_measuring_programs_do() -> None:
     ("changes", "tokens", "expected"),
     [
         ({"engine": "vllm"}, 8192, {"mixed": True, "cuts": True, "ahead": True}),
-        ({"engine": "vllm", "sweep": True}, 8192, {"ahead": False}),
+        ({"engine": "vllm"}, 8192, {"between_s": 0.0}),
+        ({"engine": "vllm", "sweep": True}, 8192, {"ahead": False, "between_s": BETWEEN_S}),
+        ({"engine": "vllm", "model": "o/Llama"}, 8192, {"ahead": True, "between_s": BETWEEN_S}),
         ({"engine": "sglang", "system": "h200_sxm"}, 32768, {"mixed": False, "look_passes": 1}),
         ({"engine": "sglang", "system": "b200_sxm", "batch": 16, "tensor": 8}, 32768,
          {"look_passes": 30}),
@@ -179,6 +194,53 @@ def test_servers_are_set_up_as_their_scripts_say(
     engine = set_up(_engine(), replace(_run(0.01), **changes))
     assert engine.tokens_at_once == tokens
     assert {name: getattr(engine.scheduling, name) for name in expected} == expected
+
+
+@pytest.mark.parametrize(
+    ("changes", "bits", "collectives"),
+    [
+        ({}, None, ("vllm", "vllm")),
+        ({"model": "o/Llama"}, 16, ("vllm", "vllm")),
+        ({"model": "o/Llama", "system": "b200_sxm"}, None, ("vllm", "trtllm")),
+        ({"model": "o/Llama", "engine": "trtllm"}, None, ("trtllm", "trtllm")),
+        ({"model": "o/MiniMax", "system": "b300_sxm"}, 8, ("vllm", "vllm")),
+    ],
+)  # fmt: skip
+def test_caches_and_collectives_are_those_of_the_server(
+    changes: dict[str, object], bits: int | None, collectives: tuple[str, str]
+) -> None:
+    run = replace(_run(0.01), **changes)
+    assert (cache_bits(run), collectives_of(run)) == (bits, collectives)
+    assert run.question[-1] == bits  # on one GPU there are no collectives
+    assert replace(run, tensor=2).question[-2:] == collectives
+
+
+def test_collectives_of_a_server_take_the_place_of_those_of_vllm(tmp_path: Path) -> None:
+    """Of one layer with two all-reduces, and one behind the embedding; the logits are gathered."""
+    config = {
+        "architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_size": 4096,
+        "intermediate_size": 1024, "num_hidden_layers": 1, "num_attention_heads": 32,
+        "num_key_value_heads": 8, "vocab_size": 256, "torch_dtype": "bfloat16",
+    }  # fmt: skip
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    cluster = machine(tmp_path, "h200_sxm", tmp_path, 8)
+    run = replace(_run(0.01), tensor=8, batch=64)
+    request = gdp.Generation(str(tmp_path), prompt=run.prompt, new=run.new, batch=run.batch)
+    graph = load(PLANNERS["vllm"].model(request, cluster))
+    assert with_collectives(_engine(), graph, cluster, run, 64) == _engine()
+    theirs = with_collectives(_engine(), graph, cluster, replace(run, engine="trtllm"), 64)
+    gpus = range(1, 9)
+
+    def longer_s(operation: str, size: int) -> float:
+        both = [collective_s(cluster, gpus, operation, size, name) for name in ("trtllm", "vllm")]
+        return float(both[0] - both[1])
+
+    step_s = 3 * longer_s("all_reduce", 64 * 4096 * 2) + longer_s("all_gather", 64 * 256 * 2)
+    assert step_s > 1e-5  # TensorRT-LLM's take 24 us on eight GPUs where vLLM's take 15
+    assert theirs.step_s - _engine().step_s == pytest.approx(step_s, rel=1e-6)
+    whole = 3 * longer_s("all_reduce", 64 * 64 * 4096 * 2)
+    whole += longer_s("all_gather", 64 * 256 * 2)
+    assert theirs.token_s - _engine().token_s == pytest.approx(whole / 64 / 64, rel=1e-6)
 
 
 def test_passes_that_are_replayed_as_graphs_wait_for_no_launches() -> None:

@@ -70,13 +70,13 @@ def slow(traffic: Traffic, engine: ServingEngine) -> list[tuple[float, float, fl
         if tokens and not plan.mixed:
             decoding = []
             work = max(engine.step_s, engine.token_s * tokens) + small[1] * tokens
-            now += max(work, engine.launch_s)
+            now += max(work, engine.launch_s) + plan.between_s
         else:
             work = max(engine.step_s, engine.token_s * (tokens + len(decoding) * (1 + drafts)))
             work += engine.context_s * context + small[1] * tokens
             for _ in range(drafts if decoding else 0):
                 work += max(small[0], small[1] * len(decoding)) + small[2] * context
-            now += max(work, engine.launch_s) if tokens else work
+            now += (max(work, engine.launch_s) if tokens else work) + plan.between_s
         since = 0 if tokens else (since + 1) % plan.look_passes
         chosen = begin if plan.ahead else now
         for r, chunk in chunks:
@@ -111,6 +111,7 @@ def random_case(seed: int) -> tuple[Traffic, ServingEngine]:
             mixed=rng.random() < 0.5, cuts=rng.random() < 0.5, ahead=rng.random() < 0.5,
             look_passes=rng.choice([1, 1, 4, 9]), wait_passes=rng.choice([0, 0, 3, 20]),
             wait_tokens=rng.choice([100, 460]), request_s=rng.choice([0.0, 0.0307]),
+            between_s=rng.choice([0.0, 0.0013]),
         )  # fmt: skip
         engine = engine._replace(scheduling=scheduling, launch_s=rng.choice([0.0, 0.02]))
     if seed % 4 == 1:
@@ -225,7 +226,9 @@ def test_a_faster_engine_or_more_room_serves_no_later(seed: int) -> None:
         ),
         step_s=engine.step_s / 2, token_s=engine.token_s / 2, context_s=engine.context_s / 2,
         launch_s=engine.launch_s / 2,
-        scheduling=engine.scheduling._replace(request_s=engine.scheduling.request_s / 2),
+        scheduling=engine.scheduling._replace(
+            request_s=engine.scheduling.request_s / 2, between_s=engine.scheduling.between_s / 2
+        ),
     )  # fmt: skip
     at_once = tuple(r._replace(at_s=0.0) for r in traffic.requests)
     assert serve(Traffic(at_once), faster).seconds == pytest.approx(

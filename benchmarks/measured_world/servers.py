@@ -18,10 +18,11 @@ the scripts that start the servers and the program that asks them:
 - vLLM fuses all-reduces with norms on B200 (`enable_fi_allreduce_fusion`), by FlashInfer's kernels,
   which are TensorRT-LLM's, up to 8 MB on eight GPUs and 32 MB on fewer
   (`VLLM_FLASHINFER_ALLREDUCE_FUSION_THRESHOLDS_MB`): in all steps, not where a prompt fills a pass.
-- Caches have 8 bits (`--kv-cache-dtype fp8`) for Llama, and for MiniMax on H200 and B300. Those of
-  Llama on H100 had 16, whatever its script says: on two GPUs 29 requests of 7,373 + 922 tokens ran
-  at once, of 32 and of 64 clients alike, as their first tokens waited 6.5 s and 59 s; 16 bits have
-  room for 29, 8 bits for 58.
+- Caches have 8 bits (`--kv-cache-dtype fp8`) for Llama, and for MiniMax on H200 and B300, 16 for
+  MiniMax in 4 bits on B200. Room says else twice, and is believed. Llama on two H100 ran 29
+  requests of 7,373 + 922 tokens at once, of 32 and of 64 clients alike, as first tokens that waited
+  6.5 s and 59 s tell: 16 bits have room for 29, 8 bits for 58. MiniMax in 8 bits ran 256 such
+  requests on four B200 without a queue, for which 16 bits have no room.
 - TensorRT-LLM lets prompts wait for others (`batch_wait_timeout_iters`,
   `batch_wait_max_tokens_ratio`), and SGLang looks at new requests each so many steps
   (`--scheduler-recv-interval`), in scripts that say so.
@@ -139,8 +140,8 @@ def collectives_of(run: Served) -> tuple[str, str]:
 
 def cache_bits(run: Served) -> int | None:
     """Bits of keys and values; None for those that the weights' scheme says."""
-    if "MiniMax" in run.model and run.system.startswith(("h200", "b300")):
-        return 8
+    if "MiniMax" in run.model and run.system.startswith(("h200", "b200", "b300")):
+        return 16 if run.system.startswith("b200") and run.precision == "fp4" else 8
     if run.engine == "vllm" and "Llama" in run.model and run.system.startswith("h100"):
         return 16
     return None

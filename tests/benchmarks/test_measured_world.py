@@ -204,6 +204,8 @@ def test_servers_are_set_up_as_their_scripts_say(
         ({"model": "o/Llama", "system": "b200_sxm"}, None, ("vllm", "trtllm")),
         ({"model": "o/Llama", "engine": "trtllm"}, None, ("trtllm", "trtllm")),
         ({"model": "o/MiniMax", "system": "b300_sxm"}, 8, ("vllm", "vllm")),
+        ({"model": "o/MiniMax", "system": "b200_sxm"}, 8, ("vllm", "vllm")),
+        ({"model": "o/MiniMax", "system": "b200_sxm", "precision": "fp4"}, 16, ("vllm", "vllm")),
     ],
 )  # fmt: skip
 def test_caches_and_collectives_are_those_of_the_server(

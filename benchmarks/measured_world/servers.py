@@ -14,15 +14,17 @@ the scripts that start the servers and the program that asks them:
 - All of them choose a pass while the one before it runs (vLLM's `--async-scheduling`, the default
   since 0.14; the overlap schedulers of the others), so that a prompt waits for one more pass.
 - Passes of up to 2,048 tokens of MiniMax on B300 are replayed as graphs, those that read prompts
-  too (`--max-cudagraph-capture-size`).
+  too (`--max-cudagraph-capture-size`), and so are all passes of TensorRT-LLM with DeepSeek in 8
+  bits on B200 where many ask (`enable_piecewise_cuda_graph`).
 - vLLM fuses all-reduces with norms on B200 (`enable_fi_allreduce_fusion`), by FlashInfer's kernels,
   which are TensorRT-LLM's, up to 8 MB on eight GPUs and 32 MB on fewer
   (`VLLM_FLASHINFER_ALLREDUCE_FUSION_THRESHOLDS_MB`): in all steps, not where a prompt fills a pass.
-- Caches have 8 bits (`--kv-cache-dtype fp8`) for Llama, and for MiniMax on H200 and B300, 16 for
-  MiniMax in 4 bits on B200. Room says else twice, and is believed. Llama on two H100 ran 29
-  requests of 7,373 + 922 tokens at once, of 32 and of 64 clients alike, as first tokens that waited
-  6.5 s and 59 s tell: 16 bits have room for 29, 8 bits for 58. MiniMax in 8 bits ran 256 such
-  requests on four B200 without a queue, for which 16 bits have no room.
+- Caches have 8 bits (`--kv-cache-dtype fp8`, `kv_cache_config`) for Llama, MiniMax on H200 and
+  B300, and DeepSeek under TensorRT-LLM and on B200; 16 for MiniMax in 4 bits on B200. Room says
+  else twice, and is believed. Llama on two H100 ran 29 requests of 7,373 + 922 tokens at once, of 32
+  and of 64 clients alike, as first tokens that waited 6.5 s and 59 s tell: 16 bits have room for
+  29, 8 bits for 58. MiniMax in 8 bits ran 256 such requests on four B200 without a queue, for which
+  16 bits have no room.
 - TensorRT-LLM lets prompts wait for others (`batch_wait_timeout_iters`,
   `batch_wait_max_tokens_ratio`), and SGLang looks at new requests each so many steps
   (`--scheduler-recv-interval`), in scripts that say so.
@@ -120,9 +122,11 @@ def _trtllm(run: Served) -> Setup:
         return Setup(tokens, scheduling)
     tokens = max(8192, math.ceil((run.batch + run.prompt + 64) / 64) * 64)
     blackwell = run.system.startswith("b200") and run.precision == "fp8"
+    many = run.batch >= (128 if run.new > 1024 else 64)
+    recorded = blackwell and many and (run.batch < 256 or run.prompt > 1024)
     if blackwell and short and 64 <= run.batch < 256:
         scheduling = scheduling._replace(wait_passes=40, wait_tokens=round(0.8 * tokens))
-    return Setup(tokens, scheduling)
+    return Setup(tokens, scheduling, tokens if recorded else 0)
 
 
 SETUPS: Mapping[str, Callable[[Served], Setup]] = {
@@ -142,6 +146,8 @@ def cache_bits(run: Served) -> int | None:
     """Bits of keys and values; None for those that the weights' scheme says."""
     if "MiniMax" in run.model and run.system.startswith(("h200", "b200", "b300")):
         return 16 if run.system.startswith("b200") and run.precision == "fp4" else 8
+    if "DeepSeek" in run.model and (run.engine == "trtllm" or run.system.startswith("b200")):
+        return 8
     if run.engine == "vllm" and "Llama" in run.model and run.system.startswith("h100"):
         return 16
     return None

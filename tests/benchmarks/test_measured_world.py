@@ -204,6 +204,8 @@ def test_servers_are_set_up_as_their_scripts_say(
         ({"model": "o/Llama", "system": "b200_sxm"}, None, ("vllm", "trtllm")),
         ({"model": "o/Llama", "engine": "trtllm"}, None, ("trtllm", "trtllm")),
         ({"model": "o/MiniMax", "system": "b300_sxm"}, 8, ("vllm", "vllm")),
+        ({"model": "o/DeepSeek-V3", "engine": "sglang"}, None, ("sglang", "sglang")),
+        ({"model": "o/DeepSeek-V3", "engine": "trtllm"}, 8, ("trtllm", "trtllm")),
         ({"model": "o/MiniMax", "system": "b200_sxm"}, 8, ("vllm", "vllm")),
         ({"model": "o/MiniMax", "system": "b200_sxm", "precision": "fp4"}, 16, ("vllm", "vllm")),
     ],
@@ -251,6 +253,10 @@ def test_passes_that_are_replayed_as_graphs_wait_for_no_launches() -> None:
     assert set_up(engine, short).launch_s == 0.0
     assert set_up(engine, replace(short, prompt=8192)).launch_s == 0.03
     assert set_up(engine, run).launch_s == 0.03
+    many = replace(run, engine="trtllm", model="o/DeepSeek-V3", system="b200_sxm", batch=64)
+    assert set_up(engine, many).launch_s == 0.0
+    assert set_up(engine, replace(many, new=8192)).launch_s == 0.03
+    assert set_up(engine, replace(many, batch=32)).launch_s == 0.03
 
 
 def test_the_best_value_per_device_under_a_limit_is_counted_by_hand() -> None:

@@ -21,8 +21,8 @@ the scripts that start the servers and the program that asks them:
   (`VLLM_FLASHINFER_ALLREDUCE_FUSION_THRESHOLDS_MB`): in all steps, not where a prompt fills a pass.
 - Caches have 8 bits (`--kv-cache-dtype fp8`, `kv_cache_config`) for Llama, MiniMax on H200 and
   B300, and DeepSeek under TensorRT-LLM and on B200; 16 for MiniMax in 4 bits on B200. Room says
-  else twice, and is believed. Llama on two H100 ran 29 requests of 7,373 + 922 tokens at once, of 32
-  and of 64 clients alike, as first tokens that waited 6.5 s and 59 s tell: 16 bits have room for
+  else twice, and is believed. Llama on two H100 ran 29 requests of 7,373 + 922 tokens at once, of
+  32 and of 64 clients alike, as first tokens that waited 6.5 s and 59 s tell: 16 bits have room for
   29, 8 bits for 58. MiniMax in 8 bits ran 256 such requests on four B200 without a queue, for which
   16 bits have no room.
 - TensorRT-LLM lets prompts wait for others (`batch_wait_timeout_iters`,

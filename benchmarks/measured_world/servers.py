@@ -20,11 +20,11 @@ the scripts that start the servers and the program that asks them:
   which are TensorRT-LLM's, up to 8 MB on eight GPUs and 32 MB on fewer
   (`VLLM_FLASHINFER_ALLREDUCE_FUSION_THRESHOLDS_MB`): in all steps, not where a prompt fills a pass.
 - Caches have 8 bits (`--kv-cache-dtype fp8`, `kv_cache_config`) for Llama, MiniMax on H200 and
-  B300, and DeepSeek under TensorRT-LLM and on B200; 16 for MiniMax in 4 bits on B200. Room says
-  else twice, and is believed. Llama on two H100 ran 29 requests of 7,373 + 922 tokens at once, of
-  32 and of 64 clients alike, as first tokens that waited 6.5 s and 59 s tell: 16 bits have room for
-  29, 8 bits for 58. MiniMax in 8 bits ran 256 such requests on four B200 without a queue, for which
-  16 bits have no room.
+  B300, and DeepSeek under TensorRT-LLM and on B200. Room says else for two, and is believed. Llama
+  on two H100 ran 29 requests of 7,373 + 922 tokens at once, of 32 and of 64 clients alike, as first
+  tokens that waited 6.5 s and 59 s tell: 16 bits have room for 29, 8 bits for 58. MiniMax ran 32
+  such requests on one B200 in 4 bits, and 256 on four in 8 bits, without a queue, for which 16 bits
+  have no room.
 - TensorRT-LLM lets prompts wait for others (`batch_wait_timeout_iters`,
   `batch_wait_max_tokens_ratio`), and SGLang looks at new requests each so many steps
   (`--scheduler-recv-interval`), in scripts that say so.
@@ -145,7 +145,7 @@ def collectives_of(run: Served) -> tuple[str, str]:
 def cache_bits(run: Served) -> int | None:
     """Bits of keys and values; None for those that the weights' scheme says."""
     if "MiniMax" in run.model and run.system.startswith(("h200", "b200", "b300")):
-        return 16 if run.system.startswith("b200") and run.precision == "fp4" else 8
+        return 8
     if "DeepSeek" in run.model and (run.engine == "trtllm" or run.system.startswith("b200")):
         return 8
     if run.engine == "vllm" and "Llama" in run.model and run.system.startswith("h100"):

@@ -207,7 +207,6 @@ def test_servers_are_set_up_as_their_scripts_say(
         ({"model": "o/DeepSeek-V3", "engine": "sglang"}, None, ("sglang", "sglang")),
         ({"model": "o/DeepSeek-V3", "engine": "trtllm"}, 8, ("trtllm", "trtllm")),
         ({"model": "o/MiniMax", "system": "b200_sxm"}, 8, ("vllm", "vllm")),
-        ({"model": "o/MiniMax", "system": "b200_sxm", "precision": "fp4"}, 16, ("vllm", "vllm")),
     ],
 )  # fmt: skip
 def test_caches_and_collectives_are_those_of_the_server(

@@ -5,12 +5,15 @@ from dataclasses import dataclass, field, replace
 from typing import Protocol, runtime_checkable
 
 from gdp.clock import Clock, WorkClock
+from gdp.cores import num_cores
 from gdp.errors import ArgumentError
 from gdp.placement import Assignment as Assignment
 from gdp.problem.problem import Problem
 
 SEEDS = 1 << 63
 """Seeds lie in 0..SEEDS - 1."""
+MOST_CHAINS = 4
+"""Of a search that a clock ends, where nothing else is asked for."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -29,7 +32,9 @@ class Search:
     # Share of the best value that fewer transfers and cuts may cost (`gdp.methods.simplify`).
     # `gdp.solve.solve` applies it to a method's answer; methods know nothing of it
     simplicity: float = 0.02
-    chains: int = 1  # searches side by side, each on a core of its own; the best is exchanged
+    # Searches side by side, each on a core of its own, that exchange the best. None: where a clock
+    # ends the search one a core, at most `MOST_CHAINS`; else one, so that answers know no machine.
+    chains: int | None = None
     prior_answers: Mapping[str, "Answer"] = field(default_factory=dict)  # by method
     progress: Callable[[float, float], None] | None = field(default=None)
     # called with (fraction of the budget used, best value so far in seconds)
@@ -40,12 +45,24 @@ class Search:
             raise ArgumentError(f"seed must lie in 0..2**63 - 1, got {self.seed}")
         if self.seconds is not None and not self.seconds >= 0:
             raise ArgumentError(f"seconds must be >= 0, got {self.seconds}")
-        if self.chains < 1:
+        if self.chains is not None and self.chains < 1:
             raise ArgumentError(f"chains must be at least 1, got {self.chains}")
         if self.evaluations is not None and self.evaluations < 0:
             raise ArgumentError(f"evaluations must be >= 0, got {self.evaluations}")
         if not 0 <= self.simplicity < 1:
             raise ArgumentError(f"simplicity must lie in [0, 1), got {self.simplicity}")
+
+    @property
+    def num_chains(self) -> int:
+        """Searches side by side."""
+        if self.chains is not None:
+            return self.chains
+        if self.evaluations is not None:
+            return 1
+        timed = self.seconds is not None
+        if self.clock is not None:
+            timed = not self.clock.is_counted and self.clock.seconds is not None
+        return min(MOST_CHAINS, num_cores()) if timed else 1
 
     def budget(self, work_s: float | None = None) -> Clock:
         """The clock of the whole call if there is one, else a new one.

@@ -41,7 +41,7 @@ from gdp.methods.scoring import (
     score_of,
     unsupported,
 )
-from gdp.methods.search.budget import PROGRAM_WORK_S
+from gdp.methods.search.budget import PROGRAM_WORK_S, SearchConfig
 from gdp.methods.search.local_search import compile_for_large, improve, local_search
 from gdp.methods.search.replica_groups import search_teams
 from gdp.methods.shares import (
@@ -50,6 +50,7 @@ from gdp.methods.shares import (
     REPLICA_PROGRAM_SHARE,
     TEAMS_AHEAD_SHARE,
     TEAMS_BEHIND_SHARE,
+    TIGHT_CANDIDATE_SHARE,
 )
 from gdp.problem.arrays import arrays_of
 from gdp.problem.problem import Problem
@@ -134,7 +135,7 @@ def auto(
     for name, _, method in programs:
         compile_once(name, method, problem.objective)
     clock = search.budget()
-    limit = clock.part(CANDIDATE_SHARE)
+    limit = clock.part(_candidate_share(problem))
     pool = Pool()
     replicated: Evaluated | None = None
     try:
@@ -161,6 +162,14 @@ def auto(
     return replace(
         answer, candidates=tuple(pool.tried), evaluated=evaluated, notes=_notes(problem, answer)
     )
+
+
+def _candidate_share(problem: Problem) -> float:
+    """Of the seconds, for all candidates together."""
+    goal = objective_of(problem)
+    whole = problem.num_ops <= SearchConfig().windows_above
+    tight = goal.ordered and not goal.pipelined and memory_binds(problem)
+    return TIGHT_CANDIDATE_SHARE if tight and whole else CANDIDATE_SHARE
 
 
 def memory_fill(problem: Problem) -> float:

@@ -23,6 +23,9 @@ REFERENCE_SHARE = 0.3
 # `auto`: all candidates, repairs, replicas, then the search from the best of them.
 CANDIDATE_SHARE = 0.6
 """For all candidates together, before the search from the best of them."""
+TIGHT_CANDIDATE_SHARE = 0.3
+"""Likewise, of a latency whose memory binds, on a graph that is searched as a whole: repairs and
+the program would take all of the other share, and gain less with it than the search."""
 REPAIR_SHARE = 0.5
 """For each repair of a candidate, where none fits."""
 REPLICA_PROGRAM_SHARE = 0.2

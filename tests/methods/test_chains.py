@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from tiny import all_devices, plain_graph, random_problem, unit_cluster
 
-from gdp.clock import Clock
+from gdp.clock import Clock, WorkClock
 from gdp.files.reading import shipped
 from gdp.learn.instances import Instance, load_problems, make
 from gdp.methods.annealing.annealer import side_by_side
@@ -74,6 +74,22 @@ def test_an_error_in_one_ends_the_others() -> None:
     with pytest.raises(KeyError):
         side_by_side([fails, waits], FOREVER)
     assert ended.is_set()
+
+
+def test_a_clock_has_a_chain_a_core_and_counted_work_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    for cores, most in ((1, 1), (3, 3), (64, 4)):
+        monkeypatch.setattr("gdp.methods.base.num_cores", lambda cores=cores: cores)
+        assert Search(seconds=5.0).num_chains == most
+        assert Search(seconds=None, clock=Clock(5.0)).num_chains == most
+        for counted in (
+            Search(seconds=5.0, evaluations=100),
+            Search(seconds=None),
+            Search(clock=WorkClock(5.0)),
+            Search(clock=FOREVER),
+        ):
+            assert counted.num_chains == 1
+        assert Search(seconds=5.0, chains=7).num_chains == 7
+        assert Search(evaluations=100, chains=2).num_chains == 2
 
 
 def test_no_chain_is_no_search() -> None:

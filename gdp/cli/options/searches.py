@@ -67,11 +67,11 @@ class SearchOptions:
         "where memory binds 10. The answer says how many CPU seconds it took.",
     )
     seed: int = option("--seed", type=int, default=0)
-    chains: int = option(
+    chains: int | None = option(
         "--chains",
         type=click.IntRange(min=1),
-        default=1,
-        help="Searches side by side, one a core; answers depend on their number.",
+        help="Searches side by side; answers depend on their number. Default: one a core, at most "
+        "4, where --seconds end them; one with --evaluations.",
     )
 
     def search(self, progress: Callable[[float, float], None] | None = None) -> "Search":

@@ -38,7 +38,8 @@ class Budget:
         if self.limit is None and clock.seconds is None:
             self.limit = config.max_evaluations
         self.progress = search.progress
-        self.chains = search.chains
+        self.chains = search.num_chains
+        self.chains_asked = search.chains or 1
         self.best: Evaluated | None = None
 
     def left(self) -> int | None:

@@ -233,13 +233,14 @@ def search_windows(problem: Problem, start: Evaluated, seed: int, budget: Budget
     """Search windows, and the whole graph, in turns, until the budget ends.
 
     Both kinds of turns cost the same; the one that won more last time is taken three times of four.
-    After each turn all searches go on from the best.
+    After each turn all searches go on from the best, so that what the others won is lost: there is
+    more than one only where that is asked for.
     """
-    if (left := budget.left()) is not None and left < 2 * budget.chains:
+    if (left := budget.left()) is not None and left < 2 * budget.chains_asked:
         return start
     if budget.clock.is_over():
         return start  # a search begins by simulating everything a few times
-    searches = [WindowSearch(problem, start, inner_seed(seed, k)) for k in range(budget.chains)]
+    searches = [WindowSearch(problem, start, inner_seed(seed, k)) for k in range(budget.chains_asked)]
     budget.used += sum(search.evaluations for search in searches)
     best, gains, turn = start, [np.inf, np.inf], 0
     while not budget.is_over():

@@ -2,11 +2,13 @@
 
     gains       a program's gain over search in the same CPU seconds, by how full memory is
     spread      values over seeds, and their distance from the best
+    waited      values of tight latencies after five and after twenty seconds
     kept        seconds asked for and taken, on generated graphs of so many ops
 
 Graphs are of data/corpus, times of the roofline model, stages are not replicated. Memory is
-`--over` times the least share in which a heuristic or a short search is known to fit. CPU seconds
-are of this process, so that another load on the machine changes little.
+`--over` times the least share in which a heuristic or a short search is known to fit; the tight
+latencies are those of data/labels/test_regimes.json. CPU seconds are of this process, so that
+another load on the machine changes little.
 """
 
 import time
@@ -24,6 +26,7 @@ from gdp.methods.base import Answer, Search
 from gdp.methods.portfolio import HEURISTICS, PROGRAMS, auto, memory_fill
 from gdp.methods.scoring import best_of
 from gdp.methods.search.local_search import improve
+from gdp.methods.shares import BOUND_SHARE, SIMPLIFY_SHARE
 from gdp.problem.problem import Problem
 from gdp.problem.ticks import in_ticks
 from gdp.question import Question
@@ -134,6 +137,41 @@ def spread(
         click.echo(
             f"| {graph} | {bound_s * 1e3:.4f} | {low:.4f} | {max(values) / low:.3f} | "
             f"{np.mean(values) / low:.3f} | {cpu_s:.1f} | {' '.join(f'{x:.4f}' for x in values)} |"
+        )
+
+
+@main.command()
+@click.option("--seconds", default="5,20", show_default=True, help="of whole answers")
+@click.option("--seeds", type=int, default=3, show_default=True)
+@click.option("--chains", type=int, help="searches side by side; default: one a core, at most 4")
+def waited(seconds: str, seeds: int, chains: int | None) -> None:
+    """Tight latencies of test families: values after so many wall-clock seconds, of which `auto`
+    has what answers leave it, over the lowest known (of all seeds); the bound of ten seconds.
+
+    On a machine where nothing else runs: the values are of its cores and their speed.
+    """
+    from benchmarks.policy import regimes
+
+    limits = [float(text) for text in seconds.split(",")]
+    share = 1.0 - BOUND_SHARE - SIMPLIFY_SHARE
+    click.echo(head("graph | ops | " + " | ".join(f"{s:g} s" for s in limits) + " | bound"))
+    for entry in regimes.load():
+        if (entry.regime, entry.objective) != ("tight", "latency"):
+            continue
+        made = in_ticks(regimes.problem_of(entry, regimes.source()))
+        auto(replace(made), Search(seconds=0.5))  # compiled
+        found = [
+            [
+                value_s(made, auto(replace(made), Search(seed, share * limit_s, chains=chains)))
+                for seed in range(seeds)
+            ]
+            for limit_s in limits
+        ]
+        low_s = min(*map(min, found), entry.best_s or np.inf)
+        bound_s = best_bound(made, 10.0).value_s * made.unit.seconds
+        cells = [" ".join(f"{x / low_s:.3f}" for x in sorted(row)) for row in found]
+        click.echo(
+            f"| {entry.graph} | {made.num_ops} | {' | '.join(cells)} | {bound_s / low_s:.3f} |"
         )
 
 

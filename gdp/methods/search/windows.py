@@ -240,7 +240,9 @@ def search_windows(problem: Problem, start: Evaluated, seed: int, budget: Budget
         return start
     if budget.clock.is_over():
         return start  # a search begins by simulating everything a few times
-    searches = [WindowSearch(problem, start, inner_seed(seed, k)) for k in range(budget.chains_asked)]
+    searches = [
+        WindowSearch(problem, start, inner_seed(seed, k)) for k in range(budget.chains_asked)
+    ]
     budget.used += sum(search.evaluations for search in searches)
     best, gains, turn = start, [np.inf, np.inf], 0
     while not budget.is_over():

@@ -5,6 +5,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from scipy.optimize import linprog
 from tiny import (
     all_devices,
     brute_force_s,
@@ -263,6 +264,33 @@ def test_shared_work_of_unlike_devices_is_the_fractional_optimum() -> None:
     op_s = np.array([[1.0, 3.0], [3.0, 1.0], [2.0, 2.0]])
     value_s, share = shared_work_s(op_s)
     assert value_s == pytest.approx(2.0)
+    assert share.sum() == pytest.approx(1.0)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_shares_by_a_sample_of_many_ops_prove_as_much(
+    seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """At most the fractional optimum, by a linear program, and nearly all of it."""
+    rng = np.random.default_rng(seed)
+    op_s = rng.lognormal(0.0, 1.0, (400, 1)) / rng.uniform(0.2, 1.0, (400 if seed % 2 else 1, 3))
+    op_s = np.broadcast_to(op_s, (400, 3)).copy()
+    op_s[rng.random(400) < 0.2, 1] = np.inf  # cannot go there
+    finite = np.where(np.isfinite(op_s), op_s, 0.0)
+    cost = np.append(np.zeros(op_s.size), 1.0)
+    loads = np.zeros((3, op_s.size + 1))
+    for d in range(3):
+        loads[d, d : op_s.size : 3] = finite[:, d]
+        loads[d, -1] = -1.0
+    whole = np.kron(np.eye(400), np.ones(3))
+    solved = linprog(
+        cost, A_ub=loads, b_ub=np.zeros(3), A_eq=np.hstack([whole, np.zeros((400, 1))]),
+        b_eq=np.ones(400),
+        bounds=[*((0.0, float(x)) for x in np.isfinite(op_s).reshape(-1)), (0.0, None)],
+    )  # fmt: skip
+    monkeypatch.setattr("gdp.bounds.work._SAMPLE", 100)
+    value_s, share = shared_work_s(op_s)
+    assert 0.98 * solved.fun <= value_s <= solved.fun * (1.0 + 1e-9)
     assert share.sum() == pytest.approx(1.0)
 
 

@@ -40,7 +40,9 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[], int]]:
         sys.setprofile(called)
         return count
 
-    monkeypatch.setattr(clock, "time", SimpleNamespace(perf_counter=lambda: float(count)))
+    monkeypatch.setattr(
+        clock, "time", SimpleNamespace(perf_counter=lambda: float(count), process_time=lambda: 0.0)
+    )
     yield counting
     sys.setprofile(None)
 
@@ -91,7 +93,9 @@ def test_everything_is_in_a_phase(
 def test_seconds_of_parts_stay_theirs(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of 10 s the inner call searched for 6 s and looked for a bound for 1 s: 3 s are left."""
     now = SimpleNamespace(s=0.0)
-    monkeypatch.setattr(clock, "time", SimpleNamespace(perf_counter=lambda: now.s))
+    monkeypatch.setattr(
+        clock, "time", SimpleNamespace(perf_counter=lambda: now.s, process_time=lambda: 0.0)
+    )
     phases = Phases()
     now.s = 10.0
     phases.ended("planning", {"search": 6.0, "bound": 1.0, clock.COMPILE: 50.0})

@@ -174,7 +174,9 @@ def test_searches_for_one_map_share_the_seconds(
 
     solved, now = solve.solve, SimpleNamespace(s=0.0)
     monkeypatch.setattr(solve, "solve", counted)
-    monkeypatch.setattr(clock, "time", SimpleNamespace(perf_counter=lambda: now.s))
+    monkeypatch.setattr(
+        clock, "time", SimpleNamespace(perf_counter=lambda: now.s, process_time=lambda: 0.0)
+    )
     plain = chain(4)
     holds = plain.weight_bytes > 0
     graph = replace(

@@ -28,7 +28,8 @@ def passing(monkeypatch: pytest.MonkeyPatch, step_s: float) -> None:
         now_s[0] += step_s
         return now_s[0]
 
-    monkeypatch.setattr(clock, "time", SimpleNamespace(perf_counter=perf_counter))
+    looks = SimpleNamespace(perf_counter=perf_counter, process_time=perf_counter)
+    monkeypatch.setattr(clock, "time", looks)
 
 
 def short_of_memory(objective: str) -> Problem:

@@ -159,7 +159,9 @@ def test_one_candidate_leaves_seconds_to_those_behind_it(monkeypatch) -> None:
 
     problem, now = random_problem(1, 9, 2, "latency"), [0.0]
     auto(problem, Search(evaluations=1))  # compiled
-    monkeypatch.setattr("gdp.clock.time", SimpleNamespace(perf_counter=lambda: now[0]))
+    monkeypatch.setattr(
+        "gdp.clock.time", SimpleNamespace(perf_counter=lambda: now[0], process_time=lambda: 0.0)
+    )
     monkeypatch.setattr(portfolio, "HEURISTICS", tuple(noted(name) for name, _ in HEURISTICS))
     search = Search(evaluations=10, clock=Clock(100.0))
     auto(problem, search, extra=[noted("extra")])

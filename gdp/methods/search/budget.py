@@ -39,7 +39,7 @@ class Budget:
             self.limit = config.max_evaluations
         self.progress = search.progress
         self.chains = search.num_chains
-        self.chains_asked = search.chains or 1
+        self.chains_asked = search.chains or 1  # of searches to which cores alone bring nothing
         self.best: Evaluated | None = None
 
     def left(self) -> int | None:

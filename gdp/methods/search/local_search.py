@@ -10,6 +10,7 @@ import numpy as np
 
 from gdp.clock import Clock
 from gdp.methods.annealing.annealer import (
+    ANNEALERS,
     AnnealConfig,
     Annealer,
     anneal,
@@ -223,7 +224,9 @@ def _search(
 ) -> Evaluated:
     """Rounds of annealing from every start, then from the chains that keep up."""
     config = config or annealer_of(problem).default
-    count = max(len(starts), budget.chains)
+    # Python's steps take turns: of an objective without kernels more chains are shorter ones.
+    side = budget.chains if problem.objective in ANNEALERS else budget.chains_asked
+    count = max(len(starts), side)
     given = [starts[k % len(starts)] for k in range(count)]
     chains = [make_annealer(problem, start, inner_seed(seed, k)) for k, start in enumerate(given)]
     steps, missed = min(config.first_steps, _SWEEPS * _num_moves(problem)), 0
@@ -231,8 +234,8 @@ def _search(
         before, best_before = sum(chain.evaluations for chain in chains), best
         heat = _HEATS[missed % len(_HEATS)]
         warm = replace(config, hot=min(1.0, heat * config.hot))
-        for first in range(0, len(chains), budget.chains):
-            together = chains[first : first + budget.chains]
+        for first in range(0, len(chains), side):
+            together = chains[first : first + side]
             best = _round(together, steps, warm, budget, best)
             if budget.is_over():
                 return best
@@ -243,7 +246,7 @@ def _search(
         chains = [
             c for c in chains if c.best().key <= (best.overflow_bytes, best.value_s * (1 + drop))
         ]
-        for k in range(budget.chains - len(chains)):
+        for k in range(side - len(chains)):
             fresh = inner_seed(seed, len(starts) + round_number + 32 * k)
             chains.append(make_annealer(problem, best, fresh))
         steps = int(steps * config.growth)

@@ -32,6 +32,12 @@ def sums(costs: Float[np.ndarray, "N D"], times: Float[np.ndarray, "D"]) -> Floa
     return costs @ times if costs.shape[0] < 5 else times
 
 
+def along(
+    costs: Float[np.ndarray, "N N"] | Float[np.ndarray, "N D"], times: Float[np.ndarray, "D"]
+) -> Float[np.ndarray, "3"]:
+    return costs @ times
+
+
 def first(rows: Row) -> "Float[np.ndarray, 'N']":
     return rows[0]
 
@@ -89,6 +95,9 @@ def test_types_and_axes_of_calls_and_dataclasses_are_checked(made: ModuleType) -
     costs, times = np.ones((3, 2)), np.ones(2)
     assert made.sums(costs, times).tolist() == [2, 2, 2]
     assert made.sums(np.ones((4, 3)), np.ones(3)).shape == (4,)  # axes are of one call alone
+    for _ in range(2):  # an array that was not square has left no axis behind
+        assert made.along(costs, times).tolist() == [2, 2, 2]
+        assert made.along(np.ones((3, 3)), np.ones(5)[:3]).tolist() == [3, 3, 3]
     table = made.Table(costs, times)
     assert table.total(np.ones(7)) == 2
     assert made.first((times, times)) is times
@@ -102,6 +111,9 @@ def test_types_and_axes_of_calls_and_dataclasses_are_checked(made: ModuleType) -
         lambda: made.twice("1"),
         lambda: made.sums(costs, np.ones(3)),
         lambda: made.sums(costs.astype(int), times),
+        lambda: made.sums(costs[0], times),
+        lambda: made.along(costs, np.ones(3)),
+        lambda: made.along(np.ones((4, 2)), times),  # a length that is written as a number
         lambda: made.sums(np.ones((6, 2)), times),  # the result has another length
         lambda: made.first((None, None)),  # of a tuple of any length one entry is looked at
         *(functools.partial(add, "1") for add in adders),

@@ -2,7 +2,8 @@
 
 jaxtyping's own decorator binds the arguments of every call and checks them twice; half the time of
 a search went there. Axes have to agree only where an annotation names some, and there one pass over
-arguments and result is enough.
+arguments and result is enough. jaxtyping also copies all that it knows of a call before it looks at
+an array; arrays of numpy are looked at here.
 """
 
 import dataclasses
@@ -14,8 +15,10 @@ from collections.abc import Iterator
 from typing import Any
 
 import jaxtyping
+import numpy as np
 from beartype import BeartypeConf, beartype
 from jaxtyping import AbstractArray, install_import_hook
+from jaxtyping._storage import get_shape_memo, pop_shape_memo, push_shape_memo
 
 
 class ViolationError(TypeError):
@@ -30,6 +33,7 @@ _jaxtyped = jaxtyping.jaxtyped
 def checked_package(name: str) -> None:
     """Have every function and dataclass of a package checked that is imported from now on."""
     jaxtyping.jaxtyped = _checked  # by this name the hook decorates
+    _Annotation.__instancecheck__ = _is_as_annotated
     install_import_hook(name, "typecheck.check")
 
 
@@ -58,10 +62,54 @@ def _function(plain: Any) -> Any:
     @functools.wraps(plain)
     def within(*args: Any, **kwargs: Any) -> Any:
         __tracebackhide__ = True
-        with _jaxtyped("context"):  # axes of this call
+        push_shape_memo({})  # axes of this call
+        try:
             return checks(*args, **kwargs)
+        finally:
+            pop_shape_memo()
 
     return within
+
+
+_Annotation: Any = type(AbstractArray)
+_slowly = _Annotation.__instancecheck__
+# Axes of an annotation, None if jaxtyping has to read them, and the dtypes that it let pass.
+_read: dict[Any, tuple[tuple[str | int, ...] | None, set[np.dtype]]] = {}
+
+
+def _is_as_annotated(hint: Any, value: Any) -> bool:
+    """Whether an array has the dtype and axes of its annotation; jaxtyping decides and words what
+    is not known yet and what does not agree."""
+    if type(value) is not np.ndarray:
+        return _slowly(hint, value)
+    known = _read.get(hint)
+    if known is None:
+        known = _read[hint] = _axes(hint), set()
+    axes, dtypes = known
+    if axes is None:
+        return _slowly(hint, value)
+    if value.dtype in dtypes and value.ndim == len(axes):
+        sizes = get_shape_memo()[0]
+        before = len(sizes)
+        for axis, size in zip(axes, value.shape, strict=True):
+            if (axis if type(axis) is int else sizes.setdefault(axis, size)) != size:
+                break
+        else:
+            return True
+        while len(sizes) > before:  # no axis of an array that does not agree
+            sizes.popitem()
+    passes = _slowly(hint, value)
+    if passes:
+        dtypes.add(value.dtype)
+    return passes
+
+
+def _axes(hint: Any) -> tuple[str | int, ...] | None:
+    """Names and sizes of the axes, None where one is more than a name or a size."""
+    axes = hint.dim_str.split()
+    if hint.array_type is not np.ndarray or not all(axis.isalnum() for axis in axes):
+        return None
+    return tuple(int(axis) if axis.isdigit() else axis for axis in axes)
 
 
 _known: dict[Any, Any] = {}  # checks of functions inside functions

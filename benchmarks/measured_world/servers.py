@@ -84,7 +84,7 @@ class Setup(NamedTuple):
 
 def _vllm(run: Served) -> Setup:
     """70b_fp8_h200_slurm.sh and its siblings, minimaxm2.5_*.sh, kimik2.5_*.sh."""
-    scheduling = Scheduling(ahead=not run.sweep)
+    scheduling = Scheduling(ahead=not run.sweep, preempts=True)
     if "MiniMax" in run.model and run.system.startswith("h200"):
         return Setup(16384 if run.batch <= 32 else 32768, scheduling)
     if "MiniMax" in run.model and run.system.startswith("b300"):

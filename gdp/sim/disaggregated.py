@@ -7,7 +7,8 @@ the second group takes it where its caches have room, and its passes write a tok
 one included (its last token of the prompt is computed there, as vLLM does). The host takes its
 seconds for a request at either group. A group's passes are those of `gdp.sim.traffic`.
 
-Left out: what the first group keeps of a prompt until it is sent.
+A request keeps room to its end at either group, also of engines that would preempt it. Left out:
+what the first group keeps of a prompt until it is sent.
 """
 
 import heapq

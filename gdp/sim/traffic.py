@@ -3,8 +3,10 @@
 An engine schedules anew before every pass of the model (Orca, Yu et al., OSDI 2022): each request
 that decodes gets one token, what is left of the tokens of a pass goes to prompts in the order of
 their arrival, cut into chunks where they are longer (Sarathi-Serve, Agrawal et al., OSDI 2024). A
-request starts where its caches have room, as it will be at its end. A pass of d decoding requests
-and t tokens of prompts takes
+request starts where its caches have room, as it will be at its end; or, as vLLM has it, where its
+prompt has, and when the caches of all have grown out of theirs the request that started last gives
+its own back and reads all of its tokens again later (`Scheduling.preempts`). A pass of d decoding
+requests and t tokens of prompts takes
 
     max(step_s, token_s * (t + d)) + context_s * (tokens in the caches of those d)
 
@@ -79,6 +81,9 @@ class Scheduling(NamedTuple):
     wait_tokens: int = 0  # so many tokens would be in one
     request_s: float = 0.0  # of the host, before a request is in the queue of the engine
     between_s: float = 0.0  # of the host, between two passes, for which devices wait
+    preempts: bool = (
+        False  # requests start where prompts have room; else each keeps room to its end
+    )
 
 
 class Drafting(NamedTuple):
@@ -186,7 +191,7 @@ class RunningBatch:
     prompts: deque[tuple[int, int]] = field(default_factory=deque)  # (request, tokens left)
     ends: list[tuple[int, int]] = field(default_factory=list)  # heap of (step, request) that decode
     context: float = 0.0  # tokens in the caches of those that decode
-    held: int = 0  # tokens that caches are kept for
+    held: float = 0.0  # tokens that caches are kept for; of engines that preempt, of prompts alone
     count: int = 0  # steps of decoding so far
     unlooked: int = 0  # steps since the last look at new requests
     waited: int = 0  # passes that prompts have let go by
@@ -304,43 +309,137 @@ def _lane(
     requests: Sequence[Arrival], concurrency: int, engine: ServingEngine, most: int, room: float
 ) -> list[ServedRequest]:
     """Requests served by one batch."""
-    count = len(requests)
-    started, first, ended = ([0.0] * count for _ in range(3))
-    clients = Clients(requests, [0.0] * (concurrency or count), engine.scheduling)
-    waiting, state, now = deque[int](), RunningBatch(), 0.0
-    while waiting or state.size or clients.due() < math.inf:
-        if not state.size:
-            now = now if waiting else max(now, clients.due())
-            state.chosen_s, state.unlooked = now, 0
-        if not state.unlooked:
-            waiting.extend(clients.until(state.chosen_s))
-        while waiting and state.size < most:
-            tokens = requests[waiting[0]].prompt + requests[waiting[0]].new
-            if state.held + tokens > room:
+    clients = Clients(requests, [0.0] * (concurrency or len(requests)), engine.scheduling)
+    return _Lane(requests, clients, engine, most, room).served()
+
+
+class _Lane:
+    """One batch, its clients, and how far each of their requests is."""
+
+    def __init__(
+        self, requests: Sequence[Arrival], clients: Clients, engine: ServingEngine, most: int,
+        room: float,
+    ) -> None:  # fmt: skip
+        count = len(requests)
+        self.requests, self.clients, self.engine = requests, clients, engine
+        self.most, self.room = most, room
+        self.waiting, self.state, self.now = deque[int](), RunningBatch(), 0.0
+        self.started, self.first, self.ended = ([math.nan] * count for _ in range(3))
+        # Tokens that it reads before its next one: more than its prompt after a preemption.
+        self.unread = [r.prompt for r in requests]
+        self.left = [r.new for r in requests]  # tokens to be written from then on
+        self.since = [0] * count  # the step of decoding at which that was read
+        self.running = list[int]()  # in the order in which they started
+
+    def served(self) -> list[ServedRequest]:
+        """All requests, once the last of them has ended."""
+        state, clients = self.state, self.clients
+        while self.waiting or state.size or clients.due() < math.inf:
+            if not state.size:
+                self.now = self.now if self.waiting else max(self.now, clients.due())
+                state.chosen_s, state.unlooked = self.now, 0
+            if not state.unlooked:
+                self.waiting.extend(clients.until(state.chosen_s))
+            if not self._preempt():
+                self._admit()
+            self.now, read = run_passes(
+                state, self.engine, self.now, clients.due(), self._passes_with_room()
+            )
+            for request in read:
+                self._begin(request)
+            while state.ends and state.ends[0][0] <= state.count:
+                self._end(heapq.heappop(state.ends)[1])
+        times = zip(clients.asked, self.started, self.first, self.ended, strict=True)
+        return [ServedRequest(*own, r.new) for own, r in zip(times, self.requests, strict=True)]
+
+    @property
+    def _grows(self) -> float:
+        """Tokens by which caches grow in a pass, where that may be more than there is room for."""
+        state, preempts = self.state, self.engine.scheduling.preempts
+        return self.engine.written * len(state.ends) if preempts else 0.0
+
+    @property
+    def _cached(self) -> float:
+        """Tokens that caches hold, or are kept for."""
+        state = self.state
+        return state.held + (state.context if self.engine.scheduling.preempts else 0.0)
+
+    def _passes_with_room(self) -> float:
+        """Passes before caches have grown out of their room."""
+        grows = self._grows
+        return max(1.0, (self.room - self._cached) // grows) if grows else math.inf
+
+    def _needs(self, request: int) -> int:
+        """Tokens that are kept for a request that starts."""
+        written = 1 if self.engine.scheduling.preempts else self.left[request]
+        return self.unread[request] + written
+
+    def _admit(self) -> None:
+        """Start requests in turn, while they have room."""
+        state = self.state
+        while self.waiting and state.size < self.most:
+            needs = self._needs(self.waiting[0])
+            if self.running and self._cached + needs + self._grows > self.room:
                 break
-            request = waiting.popleft()
-            started[request], state.held = now, state.held + tokens
-            state.prompts.append((request, requests[request].prompt))
-        now, read = run_passes(state, engine, now, clients.due())
-        for r in read:
-            first[r] = now
-            heapq.heappush(state.ends, (state.count + engine.passes_of(requests[r].new - 1), r))
-            state.context += requests[r].prompt + 1
-        while state.ends and state.ends[0][0] <= state.count:
-            r = heapq.heappop(state.ends)[1]
-            ended[r] = now
-            passes = engine.passes_of(requests[r].new - 1)
-            state.context -= requests[r].prompt + 1 + engine.written * passes
-            state.held -= requests[r].prompt + requests[r].new
-            heapq.heappush(clients.free, now)
-    times = zip(clients.asked, started, first, ended, strict=True)
-    return [ServedRequest(*own, r.new) for own, r in zip(times, requests, strict=True)]
+            request = self.waiting.popleft()
+            if math.isnan(self.started[request]):
+                self.started[request] = self.now
+            state.held += needs
+            state.prompts.append((request, self.unread[request]))
+            self.running.append(request)
+
+    def _preempt(self) -> bool:
+        """Take back what started last while the next pass has no room; whether anything was."""
+        before = len(self.running)
+        while len(self.running) > 1 and self._grows and self._cached + self._grows > self.room:
+            request, state = self.running.pop(), self.state
+            if state.prompts and state.prompts[-1][0] == request:
+                state.prompts.pop()
+                state.held -= self._needs(request)
+            else:
+                state.ends = [entry for entry in state.ends if entry[1] != request]
+                heapq.heapify(state.ends)
+                state.context -= self._context(request)
+                passes = state.count - self.since[request]
+                written = int(1 + self.engine.written * passes + 1e-9)
+                self.unread[request] += written
+                self.left[request] -= written
+            self.waiting.appendleft(request)
+        return len(self.running) < before
+
+    def _begin(self, request: int) -> None:
+        """Decode a request whose tokens are read, by which it has one more."""
+        state = self.state
+        if math.isnan(self.first[request]):
+            self.first[request] = self.now
+        self.since[request] = state.count
+        passes = self.engine.passes_of(self.left[request] - 1)
+        heapq.heappush(state.ends, (state.count + passes, request))
+        state.context += self.unread[request] + 1
+        if self.engine.scheduling.preempts:
+            state.held -= self._needs(request)
+
+    def _end(self, request: int) -> None:
+        """A request that has all of its tokens; its client may ask again."""
+        state = self.state
+        self.ended[request] = self.now
+        state.context -= self._context(request)
+        if not self.engine.scheduling.preempts:
+            state.held -= self._needs(request)
+        self.running.remove(request)
+        heapq.heappush(self.clients.free, self.now)
+
+    def _context(self, request: int) -> float:
+        """Tokens in the cache of a request that decodes."""
+        passes = self.state.count - self.since[request]
+        return self.unread[request] + 1 + self.engine.written * passes
 
 
 def run_passes(
-    state: RunningBatch, engine: ServingEngine, now: float, until: float
+    state: RunningBatch, engine: ServingEngine, now: float, until: float, most: float = math.inf
 ) -> tuple[float, list[int]]:
-    """(time after one pass, or after all that are alike, requests whose prompt was read)."""
+    """(time after one pass, or after all that are alike, at most so many; requests whose prompt was
+    read)."""
     decoding, scheduling = len(state.ends), engine.scheduling
     tokens, read = _prompts(state, engine)
     if tokens and not scheduling.mixed:
@@ -354,7 +453,7 @@ def run_passes(
     grows_s = engine.growth_s * decoding  # each pass longer than the one before
     passes = 1
     if not state.prompts and not read:
-        passes = state.ends[0][0] - state.count
+        passes = int(min(state.ends[0][0] - state.count, most))
         if until <= now and scheduling.look_passes > 1:
             passes = min(passes, scheduling.look_passes - state.unlooked)
         elif until < math.inf:

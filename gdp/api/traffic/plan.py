@@ -33,8 +33,10 @@ NEAR = 1.5
 """Requests at once that differ by no more than this factor have the same seconds of a pass."""
 PLANS = 4
 """Plans that are made at most until as many requests run as they were made for."""
-VLLM = Scheduling(ahead=True, request_s=0.02)
-"""Scheduling of vLLM: `--async-scheduling` is its default since 0.14. The host takes 20 ms for a
+VLLM = Scheduling(ahead=True, request_s=0.02, preempts=True)
+"""Scheduling of vLLM: `--async-scheduling` is its default since 0.14. Requests start where their
+prompts have room, and the last started is recomputed where caches run out (vLLM's "Optimization and
+Tuning", Preemption; vllm-project/vllm#54644 says which). The host takes 20 ms for a
 request beside the engine (HTTP, tokenisation, the way between processes, and back): of 1, 10, 20
 and 30 ms that by which first tokens of Llama 3.1 70B on four kinds of GPU are off least in the
 median (16.8%, 12.5%, 10.9%, 11.3%; `benchmarks.measured_world serving`, 2026-11-27)."""

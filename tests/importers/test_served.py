@@ -9,11 +9,13 @@ import pytest
 import gdp
 from gdp.cluster.types import Cluster, Device, make_cluster
 from gdp.errors import ModelError
+from gdp.graph.generation import longest_of_model
 from gdp.graph.op_graph import INPUT, OUTPUT, OpGraph
 from gdp.graph.serving import Served, served
 from gdp.importers.pytorch.config_spec import parse_config_spec
 from gdp.models import Generation, load
 from gdp.targets.vllm.plan import vllm_model
+from tests.generating_configs import generating_config
 from tests.tiny import plain_graph
 
 GIB = 1 << 30
@@ -155,3 +157,19 @@ def test_a_model_as_an_engine_computes_it_is_not_executed(tmp_path: Path) -> Non
     assert logits == WORDS * 4
     with pytest.raises(ModelError, match="as vLLM computes it, which is placed, not executed"):
         huggingface_model(spec).record()
+
+
+@pytest.mark.parametrize(("rope", "longest"), [
+    ({}, 256), ({"rope_type": "linear", "factor": 4.0}, 1024),
+    ({"rope_type": "dynamic", "factor": 2.0}, 512),
+    ({"rope_type": "yarn", "factor": 8.0, "original_max_position_embeddings": 64}, 512),
+    ({"rope_type": "yarn", "factor": 2.0, "original_max_position_embeddings": 64}, 256),
+])  # fmt: skip
+def test_the_longest_context_is_that_of_scaled_rotations(
+    tmp_path: Path, rope: dict[str, Any], longest: int
+) -> None:
+    config = generating_config("llama")
+    config |= {"rope_scaling": rope | {"rope_theta": 1e4}} if rope else {}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    graph = load(Generation(f"hf:{tmp_path}", prompt=8, new=4))
+    assert longest_of_model(graph) == longest

@@ -170,6 +170,19 @@ def test_more_copies_than_gpus_do_not_fit() -> None:
         PLANNERS["vllm"].plan(question)
 
 
+def test_a_model_that_does_not_fit_says_what_it_takes_and_what_there_is() -> None:
+    graph = decoder(LARGE)
+    held = int(graph.weight_bytes[graph.weight_holders()].sum())
+    devices = tuple(
+        d if d.is_cpu else replace(d, memory_bytes=held // 4) for d in boxes("a", "a").devices
+    )
+    question = Question(
+        graph, replace(boxes("a", "a"), devices=devices), costs=roofline, target="vllm"
+    )
+    with pytest.raises(InfeasibleError, match=r"caches take .*iB, and vLLM has .*iB on all GPUs"):
+        PLANNERS["vllm"].plan(question)
+
+
 def test_servers_have_a_line_each(tmp_path: Path) -> None:
     options = VllmOptions((4,), (0, 1), 0.9, 64, data=2, mixture=True)
     export_vllm(options, tmp_path / "serve")

@@ -170,6 +170,36 @@ def test_limits_that_nothing_keeps_are_told(config: str) -> None:
     assert f"{plan.value[0]:.2f} times as long" in line
 
 
+def test_requests_wait_for_caches_only_where_these_are_full(plan: ServedPlan) -> None:
+    waiting = replace(plan.served, waiting_s=plan.served.first_token.mean_s)
+    few = replace(plan, served=waiting)
+    (line,) = (line for line in few.lines() if line.startswith("queue"))
+    assert line.endswith("prompts before theirs, 2048 tokens a pass at most")
+    room = 80 * plan.served.running
+    for engine in (
+        plan.engine._replace(cache_tokens=room),
+        plan.engine._replace(requests_at_once=round(plan.served.running)),
+    ):
+        (line,) = (x for x in replace(few, engine=engine).lines() if x.startswith("queue"))
+        assert "before they start: caches hold" in line
+
+
+def test_requests_beyond_the_models_context_are_refused(config: str, tmp_path: Path) -> None:
+    """vLLM starts with no longer context, of the mean request or of the longest one."""
+    folder = Path(config.removeprefix("hf:"))
+    limited = json.loads((folder / "config.json").read_text()) | {"max_position_embeddings": 128}
+    (tmp_path / "config.json").write_text(json.dumps(limited))
+    model, said = f"hf:{tmp_path}", "longer than the 128 that the model was made for"
+    for text in ("concurrency=2,prompt=100..200,new=16", "rate=1,prompt=120,new=9,requests=4"):
+        with pytest.raises(gdp.ArgumentError, match=said):
+            gdp.serve(model, CLUSTER, text)
+    with pytest.raises(gdp.InfeasibleError, match=said):
+        gdp.place(gdp.Generation(model, 120, 9), CLUSTER, target="vllm")
+    fitting = gdp.serve(model, CLUSTER, "concurrency=2,prompt=120,new=8,requests=4")
+    with pytest.raises(gdp.ArgumentError, match=said):
+        served_on(fitting.result, "concurrency=1,prompt=120,new=9")
+
+
 def test_caches_of_requests_in_flight_are_room_for_as_many(config: str) -> None:
     """A plan for throughput keeps caches of several requests: room is that of the same memory."""
     latency, throughput = (

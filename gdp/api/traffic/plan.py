@@ -26,7 +26,7 @@ from gdp.sim.traffic import (
 )
 from gdp.sim.traffic_text import NO_LIMITS, TrafficLimits, parse_traffic
 from gdp.targets.vllm.layouts import Degrees
-from gdp.targets.vllm.plan import has_large_gpus, vllm_cluster
+from gdp.targets.vllm.plan import beyond_model, has_large_gpus, vllm_cluster
 from gdp.units import format_bytes, format_seconds
 
 NEAR = 1.5
@@ -148,7 +148,7 @@ class ServedPlan:
 
     def lines(self) -> list[str]:
         """Text of the traffic."""
-        served, engine = self.served, self.engine
+        served = self.served
         first, token = served.first_token, served.token
         lines = [
             f"traffic  first token after {format_seconds(first.mean_s)} "
@@ -159,13 +159,7 @@ class ServedPlan:
             + f"; {served.requests} requests in {format_seconds(served.seconds)}",
         ]
         if served.waiting_s > first.mean_s / 2:
-            room = "no limit" if math.isinf(engine.cache_tokens) else int(engine.cache_tokens)
-            each = f" of each of {engine.copies} copies" if engine.copies > 1 else ""
-            lines.append(
-                f"queue    requests wait {format_seconds(served.waiting_s)} before they start: "
-                f"caches{each} hold {room} tokens, and {engine.requests_at_once} requests run at "
-                "most"
-            )
+            lines.append(self._queue())
         if not near(self.side_by_side, self.passes_of):
             lines.append(
                 f"passes   are those of {self.passes_of} requests side by side, where "
@@ -175,6 +169,25 @@ class ServedPlan:
         if self.compared_with:
             lines.append("plans    " + "; ".join(map(str, self.compared_with)))
         return lines
+
+    def _queue(self) -> str:
+        """A line on the seconds that requests wait, and on what they wait for."""
+        served, engine = self.served, self.engine
+        told = f"queue    requests wait {format_seconds(served.waiting_s)} before they start: "
+        # Little's law; near a limit some requests meet it, far below none does.
+        asked = served.running + served.waiting_s * served.requests / max(served.seconds, 1e-9)
+        most = min(self.room or math.inf, engine.copies * engine.requests_at_once)
+        if asked * NEAR < most:
+            reading = engine if self.prompts is None else self.prompts.engine
+            return told + (
+                "for the pass under way and prompts before theirs, "
+                f"{reading.tokens_at_once} tokens a pass at most"
+            )
+        room = "no limit" if math.isinf(engine.cache_tokens) else int(engine.cache_tokens)
+        each = f" of each of {engine.copies} copies" if engine.copies > 1 else ""
+        return told + (
+            f"caches{each} hold {room} tokens, and {engine.requests_at_once} requests run at most"
+        )
 
     def _groups(self) -> list[str]:
         """A line on the two groups."""
@@ -302,10 +315,18 @@ def on_its_passes(
     within: TrafficLimits = NO_LIMITS,
 ) -> ServedPlan:
     """Traffic on a plan, by the passes of as many requests as it was made for."""
+    require_context(result.question, traffic)
     generation, engine = engine_on(result, requests_at_once)
     served = serve(in_steady_state(traffic, engine), engine)
     batch = generation.request.batch
     return ServedPlan(result, generation, engine, served, batch, within=within)
+
+
+def require_context(question: Question, traffic: Traffic) -> None:
+    """Raise `ArgumentError` where a request is longer than the model was made for."""
+    longest = max(request.prompt + request.new for request in traffic.requests)
+    if refusal := beyond_model(question.graph, longest):
+        raise ArgumentError(refusal)
 
 
 def engine_on(

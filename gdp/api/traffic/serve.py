@@ -11,7 +11,14 @@ from pathlib import Path
 from gdp.api.place import answer, ask
 from gdp.api.traffic.disaggregated import PlanMaker, plan_apart
 from gdp.api.traffic.drafting import Draft, with_draft
-from gdp.api.traffic.plan import PLANS, ComparedPlan, ServedPlan, near, on_its_passes
+from gdp.api.traffic.plan import (
+    PLANS,
+    ComparedPlan,
+    ServedPlan,
+    near,
+    on_its_passes,
+    require_context,
+)
 from gdp.cluster.file import Machine
 from gdp.constraints import Constraints
 from gdp.costs.base import CostModel
@@ -166,7 +173,9 @@ def _of_copies(
     while plan is None or made < PLANS:
         try:
             request = Generation(planner.model, traffic.prompt, traffic.new, batch)
-            result = planner.answered(replace(planner.asked(request), copies=copies))
+            question = planner.asked(request)
+            require_context(question, traffic)  # of the longest request, which is no plan's own
+            result = planner.answered(replace(question, copies=copies))
         except InfeasibleError:
             if batch == 1:
                 raise

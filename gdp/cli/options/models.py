@@ -122,7 +122,10 @@ class ModelOptions:
         except ArgumentError as error:
             raise click.UsageError(str(error)) from None
         if self.context is not None and self.generate is None:
-            raise click.UsageError("--context is for a whole request: give --generate, too")
+            raise click.UsageError(
+                "--context is for a whole request: give --generate, too; requests of --traffic say "
+                "their tokens themselves"
+            )
         if self.generate is not None:
             parts = self.generate.replace(" ", "").split(",")
             parts += [] if self.context is None else [f"context={self.context}"]

@@ -1,6 +1,7 @@
 """Phases of models of transformers: one pass, a step of decoding, and a request of both."""
 
 import inspect
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
@@ -318,13 +319,25 @@ _LONGEST = ("max_position_embeddings", "max_target_positions", "max_seq_len", "s
 
 
 def _longest(config: Any) -> int:
-    """Tokens of the longest context that a configuration was made for; 0 where it says none."""
+    """Tokens of the longest context that a configuration was made for, with its scaling of
+    rotations; 0 where it says none."""
     text = config.get_text_config(decoder=True)
     for name in _LONGEST:
         size = getattr(text, name, None)
         if isinstance(size, int) and is_whole(size) and 0 < size <= LARGEST:
-            return size
+            return min(LARGEST, max(size, _stretched(text, size)))
     return 0
+
+
+def _stretched(text: Any, size: int) -> int:
+    """Tokens after the scaling of rotations, as vLLM counts them
+    (`_get_and_verify_max_model_len`): a factor of `size`, for yarn of the context before it."""
+    rope = getattr(text, "rope_parameters", None) or getattr(text, "rope_scaling", None) or {}
+    kind, factor = rope.get("rope_type", rope.get("type")), rope.get("factor")
+    base = rope.get("original_max_position_embeddings") if kind == "yarn" else size
+    if kind not in ("linear", "dynamic", "yarn") or not base or not factor:
+        return 0
+    return int(base * factor) if math.isfinite(base * factor) else 0
 
 
 def reserved(traced: Traced, request: Request, *, is_served: bool = False) -> Traced:

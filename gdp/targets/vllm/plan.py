@@ -8,6 +8,8 @@ from gdp.cluster.reserve import for_runtime
 from gdp.cluster.types import Cluster
 from gdp.costs.offload import resident
 from gdp.errors import ArgumentError, InfeasibleError
+from gdp.graph.generation import longest_of_model, request_of
+from gdp.graph.op_graph import OpGraph
 from gdp.models import Model, as_served
 from gdp.ops.vllm import BATCHED_TOKENS, BATCHED_TOKENS_LARGE, LARGE_BYTES
 from gdp.question import Question
@@ -31,6 +33,7 @@ from gdp.targets.vllm.layouts import (
     told_layout,
     usable_gpus,
 )
+from gdp.units import format_bytes
 
 
 def vllm_model(model: Model, cluster: Cluster) -> Model:
@@ -67,6 +70,9 @@ def plan_vllm(question: Question) -> Result:
         raise ArgumentError(
             "--for vllm keeps layers whole by itself: leave out --granularity and --together"
         )
+    request = request_of(question.graph)
+    if request is not None and (refusal := beyond_model(question.graph, request.held)):
+        raise InfeasibleError(refusal)
     cluster = for_runtime(resident(question.cluster), "vllm")
     if all(device.is_cpu for device in cluster.devices):
         raise InfeasibleError(
@@ -79,7 +85,7 @@ def plan_vllm(question: Question) -> Result:
     fitting = [one for _, layouts in tried for one in layouts if one.score.feasible]
     if not fitting:
         layouts = tried[0][1]
-        reason = str(layouts[0].score) if layouts else "no GPU holds even one of its layers"
+        reason = str(layouts[0].score) if layouts else _without_room(tried[0][0])
         raise InfeasibleError(
             f"{question.graph.name!r} does not fit on cluster {cluster.name!r}: {reason}"
         )
@@ -97,6 +103,31 @@ def plan_vllm(question: Question) -> Result:
         result, method="vllm", notes=(*result.notes, told),
         candidates=tuple(one.candidate() for one in layouts),
     )  # fmt: skip
+
+
+def beyond_model(graph: OpGraph, tokens: int) -> str:
+    """Why vLLM serves no request of so many tokens, in a sentence; "" where it does. It refuses a
+    `--max-model-len` beyond the context that a model was made for."""
+    longest = longest_of_model(graph)
+    if not longest or tokens <= longest:
+        return ""
+    return (
+        f"a request of {tokens} tokens is longer than the {longest} that the model was made for, "
+        "and vLLM refuses it: ask for fewer tokens, or for a longer context in config.json "
+        "(max_position_embeddings)"
+    )
+
+
+def _without_room(question: Question) -> str:
+    """Why no layout has room, for a question on the memory that vLLM takes."""
+    graph, devices = question.graph, question.cluster.devices
+    need_bytes = int(graph.weight_bytes[graph.weight_holders()].sum())
+    room_bytes = sum(devices[d].memory_bytes for d in usable_gpus(question.cluster))
+    told = f"weights and caches take {format_bytes(need_bytes)}"
+    told += f", and vLLM has {format_bytes(room_bytes)} on all GPUs"
+    if need_bytes > room_bytes:
+        return told
+    return f"{told}, but no layout has room on each of them"
 
 
 def _layouts(question: Question, known: bool) -> list[Simulated]:

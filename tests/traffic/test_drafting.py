@@ -1,5 +1,6 @@
 """Plans with a small model that drafts tokens: `gdp.serve(draft=)` and `gdp place --draft`."""
 
+import itertools
 import json
 import math
 from pathlib import Path
@@ -70,10 +71,12 @@ def test_many_requests_wait_for_arithmetic_where_one_waits_for_weights() -> None
 
 @pytest.mark.parametrize(("text", "said"), [
     ("", "must look like"), ("small", "must look like"), ("small,tokens=4", "must look like"),
-    ("small,tokens=x,acceptance=0.5", "with numbers"),
-    ("small,tokens=4,acceptance=nan", "with numbers"),
+    ("small,tokens=x,acceptance=0.5", "whole number of tokens"),
+    ("small,tokens=4,acceptance=nan", "acceptance of at least 0"),
     ("small,tokens=4,acceptance=1", "below 1"), ("small,tokens=65,acceptance=0.5", "from 1 to 64"),
     ("small,tokens=4,acceptance=0.5,k=1", "must look like"),
+    ("small,tokens=4,tokens=5,acceptance=0.5", "tokens is given twice"),
+    ("small,tokens=0,acceptance=0.5", "whole number of tokens from 1 to 64"),
 ])  # fmt: skip
 def test_bad_drafts_are_refused(text: str, said: str) -> None:
     with pytest.raises(gdp.ArgumentError, match=said):
@@ -88,6 +91,7 @@ def configs(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, str]:
     for name, layers in (("large", 6), ("small", 1)):
         folder = tmp_path_factory.mktemp(name)
         config = generating_config("llama") | {"num_hidden_layers": layers}
+        config |= {"max_position_embeddings": 16384}
         (folder / "config.json").write_text(json.dumps(config))
         paths.append(f"hf:{folder}")
     return paths[0], paths[1]
@@ -209,6 +213,20 @@ def test_a_file_adds_no_arguments(model: str) -> None:
     options = VllmOptions((2,), (0,), 0.9, 64, draft=DraftModel(model, 3))
     with pytest.raises(gdp.PlacementError, match="must have no spaces"):
         options.arguments()
+
+
+@pytest.mark.parametrize(("scheme", "method"), [
+    ("?quantize=nf4", "bitsandbytes"), ("?batch=1&quantize=fp8", "fp8"), ("?quantize=none", None),
+    ("", None), ("?quantize=int4", None),
+])  # fmt: skip
+def test_weights_of_a_draft_are_stored_as_the_plan_has_them(
+    scheme: str, method: str | None
+) -> None:
+    options = VllmOptions((2,), (0,), 0.9, 64, draft=DraftModel(f"hf:small{scheme}", 3))
+    words = options.arguments()
+    told = dict(itertools.pairwise(words)).get("--speculative-config.quantization")
+    assert (told, "small" in words) == (method, True)
+    assert ("checkpoint" in options.why().get("draft", "")) == ("int4" in scheme)
 
 
 def test_a_draft_without_room_leaves_the_model_alone(configs: tuple[str, str]) -> None:

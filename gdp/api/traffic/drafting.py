@@ -57,6 +57,8 @@ def parse_draft(text: str) -> Draft:
     given: dict[str, str] = {}
     for part in parts:
         name, _, value = part.strip().partition("=")
+        if name in given:
+            raise ArgumentError(f"{text!r} must look like {_FORM}: {name} is given twice")
         given[name] = value
     if not model or given.keys() != {"tokens", "acceptance"}:
         raise ArgumentError(f"{text!r} must look like {_FORM}")
@@ -66,7 +68,10 @@ def parse_draft(text: str) -> Draft:
     except ValueError:
         acceptance = math.nan
     if tokens is None or not math.isfinite(acceptance):
-        raise ArgumentError(f"{text!r} must look like {_FORM}, with numbers")
+        raise ArgumentError(
+            f"{text!r} must look like {_FORM}, with a whole number of tokens from 1 to "
+            f"{MOST_DRAFT_TOKENS} and an acceptance of at least 0 and below 1"
+        )
     return Draft(model, tokens, acceptance)
 
 

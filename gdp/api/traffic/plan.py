@@ -171,7 +171,7 @@ class ServedPlan:
         return lines
 
     def _queue(self) -> str:
-        """A line on the seconds that requests wait, and on what they wait for."""
+        """A line on the seconds that requests wait, and the reason."""
         served, engine = self.served, self.engine
         told = f"queue    requests wait {format_seconds(served.waiting_s)} before they start: "
         # Little's law; near a limit some requests meet it, far below none does.

@@ -158,10 +158,12 @@ class VllmOptions:
                 "the name of a model that drafts must have no spaces and not begin with '-', got "
                 f"{draft.model!r}"
             )
+        method = QUANTIZED_WHEN_LOADED.get(_scheme_of(draft))
         return [
             "--speculative-config.method", "draft_model", "--speculative-config.model", name[1],
             "--speculative-config.num_speculative_tokens", str(draft.tokens),
             "--speculative-config.draft_tensor_parallel_size", str(self.tensor),
+            *([] if method is None else ["--speculative-config.quantization", method]),
         ]  # fmt: skip
 
     def why(self) -> dict[str, str]:
@@ -206,6 +208,12 @@ class VllmOptions:
                 "its memory is part of --gpu-memory-utilization, and --max-model-len counts the "
                 "caches of the large model alone: lower it where vLLM says so"
             )
+            scheme = _scheme_of(self.draft)
+            if scheme and scheme not in QUANTIZED_WHEN_LOADED:
+                reasons["draft"] = (
+                    f"the plan stands on a small model stored as {scheme}, which vLLM does not "
+                    "make itself: name a checkpoint that is stored so"
+                )
         if self.serves:
             reasons["--kv-transfer-config"] = (
                 f"these GPUs serve {self.serves} and others the rest: the caches of prompts are "
@@ -223,6 +231,13 @@ class VllmOptions:
         elif self.data > 1:
             reasons["--data-parallel-size"] = "copies of the model, which take requests in turn"
         return {k: v for k, v in reasons.items() if not k.isupper() or k in self.environment()}
+
+
+def _scheme_of(draft: DraftModel) -> str:
+    """Scheme that the weights of a model that drafts are stored in; "" for none."""
+    parts = (part.partition("=") for part in draft.model.partition("?")[2].split("&"))
+    scheme = {name: value for name, _, value in parts}.get("quantize", "")
+    return "" if scheme == "none" else scheme
 
 
 def layer_row(graph: OpGraph) -> LayerRow:

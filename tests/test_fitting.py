@@ -51,6 +51,13 @@ def test_rows_say_what_fits_and_why_not(tmp_path: Path) -> None:
     assert widths == pytest.approx([310 * speed / max(speeds) for speed in speeds], abs=0.05)
 
 
+@pytest.mark.parametrize("names", ["", ",cpu+t4", "cpu+t4,"])
+def test_machines_have_names(tmp_path: Path, names: str) -> None:
+    model = write_gguf(tmp_path / "m.gguf", layers=2)
+    done = CliRunner().invoke(cli, ["fit", str(model), "--clusters", names, *QUICK])
+    assert (done.exit_code, "has an empty name" in done.output) == (2, True)
+
+
 def test_rows_are_those_that_a_runtime_can_follow(tmp_path: Path) -> None:
     model = write_gguf(tmp_path / "m.gguf", layers=2)
     words = ["fit", str(model), "--cluster", "cpu+t4", "--prompt", "8", *QUICK, "--json"]

@@ -96,7 +96,11 @@ def fit(
         raise click.UsageError(f"gdp fit takes hf:CONFIG and .gguf models, not {model!r}")
     if traffic is not None:
         _require_traffic(model, target)
-    names = [name for given in clusters for name in given.split(",")]
+    names = [name.strip() for given in clusters for name in given.split(",")]
+    if "" in names:
+        raise click.UsageError(
+            f"--clusters {','.join(clusters)!r} has an empty name: write them like cpu+t4,cpu+h100"
+        )
     outputs.require(model, costs, *(name for name in names if name.endswith(".toml")))
     machines = options.limited(map(Cluster.load, names), max_memory, reserve)
     with stages() as say, listening(say):

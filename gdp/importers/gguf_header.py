@@ -104,9 +104,8 @@ def _read_part(
     try:
         require_regular(path)
     except FileNotFoundError:
-        raise ModelError(
-            f"no model {str(path)!r}; all parts of a split model must be in one folder"
-        ) from None
+        parts = "; all parts of a split model must be in one folder" * bool(_PART.search(path.name))
+        raise ModelError(f"no model {str(path)!r}{parts}") from None
     except OSError as error:
         raise ModelError(f"{path}: cannot be read: {error.strerror}") from None
     # What a damaged file makes the reader raise is of any kind.

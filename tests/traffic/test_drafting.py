@@ -76,6 +76,7 @@ def test_many_requests_wait_for_arithmetic_where_one_waits_for_weights() -> None
     ("small,tokens=4,acceptance=1", "below 1"), ("small,tokens=65,acceptance=0.5", "from 1 to 64"),
     ("small,tokens=4,acceptance=0.5,k=1", "must look like"),
     ("small,tokens=4,tokens=5,acceptance=0.5", "tokens is given twice"),
+    ("small.gguf,tokens=4,acceptance=0.5", "is a configuration"),
     ("small,tokens=0,acceptance=0.5", "whole number of tokens from 1 to 64"),
 ])  # fmt: skip
 def test_bad_drafts_are_refused(text: str, said: str) -> None:

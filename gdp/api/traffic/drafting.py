@@ -14,6 +14,7 @@ import msgspec
 from gdp.api.generation import GenerationAnswer, draft_answer, with_draft_memory
 from gdp.api.traffic.plan import ServedPlan, engine_of
 from gdp.errors import ArgumentError
+from gdp.models import is_gguf
 from gdp.placement import MOST_DRAFT_TOKENS, DraftModel
 from gdp.prepare import requests_in_flight
 from gdp.sim.traffic import Drafting, Traffic, in_steady_state, serve
@@ -31,6 +32,10 @@ class Draft:
     acceptance: float
 
     def __post_init__(self) -> None:
+        if is_gguf(os.fspath(self.model)):
+            raise ArgumentError(
+                f"a model that drafts beside vLLM is a configuration (hf:CONFIG), got {self.model}"
+            )
         if not 1 <= self.tokens <= MOST_DRAFT_TOKENS:
             raise ArgumentError(
                 f"draft tokens must be from 1 to {MOST_DRAFT_TOKENS}, got {self.tokens}"

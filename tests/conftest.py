@@ -7,6 +7,8 @@ from pathlib import Path
 import pytest
 
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
+# Programs of JAX are compiled for one test each: that takes longer than to run them.
+os.environ.setdefault("JAX_DISABLE_MOST_OPTIMIZATIONS", "1")
 # Tests that open sessions of their own shall no more send telemetry than gdp does.
 os.environ["ORT_DISABLE_TELEMETRY"] = "1"
 # Every test traces; those of keeping traces say where.

@@ -27,11 +27,14 @@ def read_traffic(path: str | os.PathLike[str]) -> Traffic:
     """
     rows = csv.DictReader(io.StringIO(read_text(path, _KIND)))
     try:
-        named = rows.fieldnames or ()
+        named = rows.fieldnames = [name.strip() for name in rows.fieldnames or ()]
+        if wrong := [name for name in COLUMNS if named.count(name) > 1]:
+            raise ArgumentError(f"{path}: the first row names {wrong[0]} twice")
         if missing := [name for name in COLUMNS[1:] if name not in named]:
+            found = ", ".join(named)[:80] or "nothing"
             raise ArgumentError(
                 f"{path}: the first row must name the columns {', '.join(COLUMNS)}; {missing[0]} "
-                "misses"
+                f"misses, found {found}"
             )
         arrivals = [_arrival(path, rows.line_num, row) for row in rows]
     except csv.Error as error:

@@ -12,7 +12,7 @@ from gdp.sim.traffic_text import parse_traffic
 
 def test_requests_come_in_the_order_of_their_arrival(tmp_path: Path) -> None:
     path = tmp_path / "requests.csv"
-    path.write_text("at_s,user,prompt,new\n1.5,b,100,20\n0,a,7,1\n")
+    path.write_text("at_s,user, prompt ,new\n1.5,b,100,20\n0,a,7,1\n")
     traffic = parse_traffic(str(path))
     assert traffic.requests == (Arrival(0.0, 7, 1), Arrival(1.5, 100, 20))
     assert traffic.concurrency == 0
@@ -26,7 +26,9 @@ def test_without_times_all_arrive_at_once(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("text", "said"), [
     ("", "first row must name the columns at_s, prompt, new; prompt misses"),
-    ("prompt,at_s\n1,1\n", "new misses"), ("prompt,new\n", "has 0 requests"),
+    ("prompt,at_s\n1,1\n", "new misses, found prompt, at_s"),
+    ("a,new\n", "prompt misses, found a, new"),
+    ("new,prompt,new\n1,2,3\n", "names new twice"), ("prompt,new\n", "has 0 requests"),
     ("prompt,new\n1,x\n", "line 2: a request needs"), ("prompt,new\n1,2\n0,1\n", "line 3"),
     ("at_s,prompt,new\n-1,1,1\n", "line 2"), ("at_s,prompt,new\nnan,1,1\n", "line 2"),
     ("prompt,new\n" + "1" * 200_000 + ",1\n", "field larger"),

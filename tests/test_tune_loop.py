@@ -26,7 +26,7 @@ from gdp.question import Question
 from gdp.result import Result as PlacingResult
 
 CLUSTER = "2xcpu-core"
-SHORT = gdp.Measuring(seconds=0.5)
+SHORT = gdp.Measuring(seconds=0.2)
 
 
 @pytest.fixture

@@ -18,7 +18,6 @@ import jaxtyping
 import numpy as np
 from beartype import BeartypeConf, beartype
 from jaxtyping import AbstractArray, install_import_hook
-from jaxtyping._storage import get_shape_memo, pop_shape_memo, push_shape_memo
 
 
 class ViolationError(TypeError):
@@ -28,12 +27,15 @@ class ViolationError(TypeError):
 # An int is a float, as PEP 484 says. Tests of wrong arguments expect what is a `TypeError`.
 check = beartype(conf=BeartypeConf(is_pep484_tower=True, violation_type=ViolationError))
 _jaxtyped = jaxtyping.jaxtyped
+_axes_of_calls: Any = getattr(jaxtyping, "_storage", None)
+"""Not public: without it jaxtyping looks at all arrays itself."""
 
 
 def checked_package(name: str) -> None:
     """Have every function and dataclass of a package checked that is imported from now on."""
     jaxtyping.jaxtyped = _checked  # by this name the hook decorates
-    _Annotation.__instancecheck__ = _is_as_annotated
+    if _axes_of_calls is not None:
+        _Annotation.__instancecheck__ = _is_as_annotated
     install_import_hook(name, "typecheck.check")
 
 
@@ -62,11 +64,14 @@ def _function(plain: Any) -> Any:
     @functools.wraps(plain)
     def within(*args: Any, **kwargs: Any) -> Any:
         __tracebackhide__ = True
-        push_shape_memo({})  # axes of this call
+        if _axes_of_calls is None:
+            with _jaxtyped("context"):
+                return checks(*args, **kwargs)
+        _axes_of_calls.push_shape_memo({})  # axes of this call
         try:
             return checks(*args, **kwargs)
         finally:
-            pop_shape_memo()
+            _axes_of_calls.pop_shape_memo()
 
     return within
 
@@ -89,7 +94,7 @@ def _is_as_annotated(hint: Any, value: Any) -> bool:
     if axes is None:
         return _slowly(hint, value)
     if value.dtype in dtypes and value.ndim == len(axes):
-        sizes = get_shape_memo()[0]
+        sizes = _axes_of_calls.get_shape_memo()[0]
         before = len(sizes)
         for axis, size in zip(axes, value.shape, strict=True):
             if (axis if type(axis) is int else sizes.setdefault(axis, size)) != size:

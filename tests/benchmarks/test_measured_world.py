@@ -220,6 +220,7 @@ def test_caches_and_collectives_are_those_of_the_server(
 
 def test_collectives_of_a_server_take_the_place_of_those_of_vllm(tmp_path: Path) -> None:
     """Of one layer with two all-reduces, and one behind the embedding; the logits are gathered."""
+    pytest.importorskip("transformers")
     config = {
         "architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_size": 4096,
         "intermediate_size": 1024, "num_hidden_layers": 1, "num_attention_heads": 32,

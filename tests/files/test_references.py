@@ -85,6 +85,7 @@ DECISIONS = {
     "learn.pretrain._State": {"past": TEXT, "recipe": TEXT},
     "learn.recipe.DataConfig": {"corpus": DATA, "instances": TEXT, "labels": DATA},
     "learn.recipe.Recipe": {"name": TEXT, "start": DATA},
+    "placement.DraftModel": {"model": DATA},  # a configuration, whatever it looks like
     "placement.QuestionRecord": {
         "cluster": TEXT, "costs": DATA, "costs_sha256": TEXT, "dims": TEXT, "draft": TEXT,
         "granularity": TEXT, "model": CODE, "objective": TEXT, "offload": TEXT, "serves": TEXT,

@@ -168,6 +168,7 @@ def test_a_model_as_an_engine_computes_it_is_not_executed(tmp_path: Path) -> Non
 def test_the_longest_context_is_that_of_scaled_rotations(
     tmp_path: Path, rope: dict[str, Any], longest: int
 ) -> None:
+    pytest.importorskip("transformers")
     config = generating_config("llama")
     config |= {"rope_scaling": rope | {"rope_theta": 1e4}} if rope else {}
     (tmp_path / "config.json").write_text(json.dumps(config))

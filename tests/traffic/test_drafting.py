@@ -3,6 +3,7 @@
 import itertools
 import json
 import math
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -205,6 +206,24 @@ def test_older_files_hold_the_small_model_as_a_text(
         path.write_text(json.dumps(plain))
         with pytest.raises(gdp.PlacementError, match="draft"):
             gdp.load_placement(path)
+
+
+@pytest.mark.parametrize("name", ["python:canary_module:f", "hf:python:canary_module:f"])
+def test_no_code_drafts(
+    name: str, tmp_path: Path, plan: ServedPlan, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The name of a small model is that of a configuration, in a file as everywhere."""
+    (tmp_path / "canary_module.py").write_text("f = lambda: 1\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.chdir(tmp_path)
+    gdp.save_placement(plan.result.placement, "p.json")
+    plain = json.loads(Path("p.json").read_text())
+    plain["question"]["draft"]["model"] = name
+    Path("p.json").write_text(json.dumps(plain))
+    done = CliRunner().invoke(cli, ["explain", "p.json"])
+    assert isinstance(done.exception, gdp.ModelError), done.output
+    assert "canary_module" in str(done.exception)
+    assert "canary_module" not in sys.modules
 
 
 @pytest.mark.parametrize("model", [

@@ -17,7 +17,7 @@ from gdp.problem.problem import Problem
 _ROUNDS = 60
 _BINS = 64
 _SAMPLE = 20_000
-"""Of more ops so many say which shares are good; a round of 200,000 ops takes 8 ms."""
+"""Of more ops so many say which shares are good."""
 _LAST_ROUNDS = 4
 """Of all ops, after those of the sample."""
 

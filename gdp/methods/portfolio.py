@@ -135,7 +135,7 @@ def auto(
     for name, _, method in programs:
         compile_once(name, method, problem.objective)
     clock = search.budget()
-    limit = clock.part(_candidate_share(problem))
+    limit = clock.part(candidate_share(problem))
     pool = Pool()
     replicated: Evaluated | None = None
     try:
@@ -164,7 +164,7 @@ def auto(
     )
 
 
-def _candidate_share(problem: Problem) -> float:
+def candidate_share(problem: Problem) -> float:
     """Of the seconds, for all candidates together."""
     goal = objective_of(problem)
     whole = problem.num_ops <= SearchConfig().windows_above

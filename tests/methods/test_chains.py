@@ -14,6 +14,7 @@ from gdp.methods.annealing.annealer import side_by_side
 from gdp.methods.base import Assignment, Search
 from gdp.methods.repair import repair
 from gdp.methods.scoring import Evaluated, best_of, score_all
+from gdp.methods.search import windows
 from gdp.methods.search.local_search import SearchConfig, improve, local_search, simple_assignments
 from gdp.problem.problem import Problem, make_problem
 from gdp.sim.score import score, values
@@ -90,6 +91,27 @@ def test_a_clock_has_a_chain_a_core_and_counted_work_one(monkeypatch: pytest.Mon
             assert counted.num_chains == 1
         assert Search(seconds=5.0, chains=7).num_chains == 7
         assert Search(evaluations=100, chains=2).num_chains == 2
+
+
+@pytest.mark.parametrize("chains", [None, 3])
+def test_windows_have_no_more_searches_than_are_asked_for(
+    chains: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = []
+
+    class Counted(windows.WindowSearch):
+        def __init__(self, problem: Problem, start: Evaluated, seed: int) -> None:
+            made.append(seed)
+            super().__init__(problem, start, seed)
+
+    monkeypatch.setattr("gdp.methods.base.num_cores", lambda: 4)
+    monkeypatch.setattr(windows, "WindowSearch", Counted)
+    edges = [(i, i + k) for i in range(60) for k in (3, 7) if i + k < 60]
+    problem = make_problem(plain_graph(60, edges, 0), unit_cluster(3), np.ones((60, 3)))
+    search = Search(seconds=0.2, chains=chains)
+    config = SearchConfig(windows_above=20)
+    improve(problem, [begun(problem)], search, search.budget(), config)
+    assert len(made) == (chains or 1)
 
 
 def test_no_chain_is_no_search() -> None:

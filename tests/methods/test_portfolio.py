@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from tiny import cpu, plain_graph
+from tiny import cpu, plain_graph, tight_latency
 
 from gdp import solve
 from gdp.clock import Clock
@@ -17,7 +17,13 @@ from gdp.graph.op_graph import OpGraph, make_graph
 from gdp.methods import portfolio
 from gdp.methods.base import Answer, Assignment, Method, Search
 from gdp.methods.heuristics.simple import single
-from gdp.methods.portfolio import HEURISTICS, auto, quick_fill, replica_period_s
+from gdp.methods.portfolio import (
+    HEURISTICS,
+    auto,
+    candidate_share,
+    quick_fill,
+    replica_period_s,
+)
 from gdp.methods.scoring import Evaluated
 from gdp.problem.problem import Problem, make_problem
 from gdp.question import Question
@@ -304,3 +310,25 @@ def test_what_was_not_found_is_told_from_what_cannot_fit() -> None:
     large = plain_graph(1, [], 0, flop=[1.0], weight_bytes=[10])
     with pytest.raises(InfeasibleError, match=r"^no placement can fit: op 'o0' needs 10 B"):
         solve.solve(Question(large, cluster, costs=roofline, search=counted))
+
+
+def test_search_has_most_of_the_seconds_where_memory_binds_a_latency(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Not of a period, nor with ample memory, nor where a graph is too large to search as whole."""
+    tight = tight_latency(1, 3, 1.2)
+    ample = replace(
+        tight.cluster,
+        devices=tuple(replace(d, memory_bytes=1 << 40) for d in tight.cluster.devices),
+    )
+    roomy = make_problem(tight.graph, ample, tight.compute_s)
+    assert candidate_share(tight) < candidate_share(roomy)
+    assert candidate_share(roomy) == candidate_share(replace(tight, objective="throughput"))
+    monkeypatch.setattr(
+        portfolio, "SearchConfig", lambda: SimpleNamespace(windows_above=tight.num_ops - 1)
+    )
+    assert candidate_share(tight) == candidate_share(roomy)
+    asked = []
+    monkeypatch.setattr(portfolio, "candidate_share", lambda of: asked.append(of) or 0.3)
+    assert auto(tight, Search(seconds=0.2)).assignment is not None
+    assert asked == [tight]

@@ -236,7 +236,9 @@ def test_the_command_says_traffic_and_writes_the_placement(config: str, tmp_path
     assert done.exit_code == 0, done.output
     assert "traffic  first token after" in done.output
     assert path.is_file()
-    room = re.search(r"requests at once \(memory has room for (\d+)\); 9 requests", done.output)
+    room = re.search(
+        r"requests at once \(memory has room for (\d+) at full length\); 9 requests", done.output
+    )
     assert room
     told = json.loads(CliRunner().invoke(cli, [*args, "--json"]).stdout)
     traffic = told["traffic"]

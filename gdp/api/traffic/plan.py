@@ -155,7 +155,7 @@ class ServedPlan:
             f"(95% within {format_seconds(first.p95_s)}), {format_seconds(token.mean_s)} a token "
             f"(95% within {format_seconds(token.p95_s)})",
             f"in all   {served.tokens_per_s:.1f} tokens/s, {served.running:.1f} requests at once"
-            + ("" if self.room is None else f" (memory has room for {self.room})")
+            + ("" if self.room is None else f" (memory has room for {self.room} at full length)")
             + f"; {served.requests} requests in {format_seconds(served.seconds)}",
         ]
         if served.waiting_s > first.mean_s / 2:

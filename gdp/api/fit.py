@@ -11,7 +11,7 @@ import numpy as np
 
 from gdp import solve
 from gdp.api.generation import generation_answer
-from gdp.api.place import ask, planned, quantisation_note
+from gdp.api.place import ask, loading_note, planned
 from gdp.cluster.file import Machine, load_cluster
 from gdp.cluster.types import Cluster, fullness
 from gdp.costs.base import CostModel
@@ -133,7 +133,7 @@ def _planned(
         result = plan_longest(question, plan) if question.longest else plan(question)
     except InfeasibleError as error:
         return replace(row, limit=str(error)), None
-    note = quantisation_note(request, result.question.graph)
+    note = loading_note(request, result.question.graph)
     return replace(row, note=note, costs=result.costs), result
 
 

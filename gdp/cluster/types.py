@@ -99,6 +99,12 @@ class Device:
         """Memory that the device reports to programs: what plans may fill, and the reserve."""
         return min(self.memory_bytes + self.reserve_bytes, UNLIMITED_BYTES)
 
+    @property
+    def has_bfloat16(self) -> bool:
+        """False for GPUs that compute bfloat16 in float32 with conversions, and so slower than
+        that: those before Ampere (compute capability 8.0)."""
+        return self.speed("bfloat16") >= self.flop_per_s["default"]
+
     def speed(self, dtype: str) -> float:
         """FLOP/s in a dtype, or the default."""
         return self.flop_per_s.get(dtype, self.flop_per_s["default"])

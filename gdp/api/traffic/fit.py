@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from gdp.api.place import ask, quantisation_note
+from gdp.api.place import ask, loading_note
 from gdp.api.traffic.plan import ServedPlan
 from gdp.api.traffic.serve import served_plan
 from gdp.cluster.file import Machine, load_cluster
@@ -109,5 +109,5 @@ def _told(row: TrafficRow, plan: ServedPlan, request: Generation) -> TrafficRow:
         token=served.token, running=served.running, room=plan.room,
         layout=plan.layout,
         limit=plan.generation.limits[1], costs=result.costs,
-        note=quantisation_note(request, result.question.graph),
+        note=loading_note(request, result.question.graph),
     )  # fmt: skip

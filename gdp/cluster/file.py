@@ -46,6 +46,7 @@ class DeviceEntry(msgspec.Struct, forbid_unknown_fields=True):
     memory_pool: str | None = None
     reserve_bytes: int | str | None = None
     unified: bool | None = None
+    compute_capability: float | None = None
     copy_bytes_per_s: float | None = None
 
 
@@ -173,8 +174,10 @@ def cluster_toml(cluster: Cluster) -> str:
             lines.append(f"copy_bytes_per_s = {device.copy_bytes_per_s!r}")
         if device.memory_pool:
             lines.append(f"memory_pool = {_quote(device.memory_pool)}")
-        if device.unified:
-            lines.append("unified = true")
+        if device.unified is not None:
+            lines.append(f"unified = {str(device.unified).lower()}")
+        if device.compute_capability:
+            lines.append(f"compute_capability = {device.compute_capability!r}")
         if device.model:
             lines.append(f"model = {_quote(device.model)}")
         if device.supported is not None:

@@ -1,14 +1,13 @@
 """Clusters by name: `2xcpu-core`, `4xa100-nvlink`, `cpu+2xt4-pcie3`."""
 
-import functools
 import re
 from dataclasses import replace
 
-import msgspec
-
-from gdp.cluster.types import MAX_DEVICES, Cluster, Device, Link, make_cluster
+from gdp.cluster.table import Preset as Preset
+from gdp.cluster.table import device_names as device_names
+from gdp.cluster.table import presets as presets
+from gdp.cluster.types import MAX_DEVICES, Cluster, Device, Link, is_cpu_kind, make_cluster
 from gdp.errors import ClusterError
-from gdp.files.reading import Kind, data_path, read_toml
 from gdp.units import parse_bytes
 
 # One direction of 16 lanes: 985, 1969 and 3938 MB/s per lane after 128b/130b coding
@@ -34,38 +33,6 @@ CORE_BYTES_PER_S = 2e10
 CORE_LATENCY_S = 45e-6
 
 
-class Preset(msgspec.Struct, forbid_unknown_fields=True):
-    """A device of `data/clusters/devices.toml`, which explains the fields."""
-
-    kind: str
-    memory: str
-    memory_bytes: str
-    flop_per_s: dict[str, float]
-    bytes_per_s: float
-    dispatch_s: float
-    source: str
-    dispatch_per: str = "op"
-    nvlink_bytes_per_s: float | None = None
-    unified: bool = False
-    units: float = 0.0  # multiprocessors or compute units; 0 where it is not known
-    clock_hz: float = 0.0
-    cache_bytes: float = 0.0  # of the last level
-    product: str = ""  # in the name that drivers give it, where that is not the preset's
-
-
-@functools.cache
-def presets() -> dict[str, Preset]:
-    """Every device preset by its name."""
-    path = data_path("clusters", "devices.toml")
-    raw = read_toml(path, Kind("file of device presets", ClusterError), dict)
-    return msgspec.convert(raw, dict[str, Preset])
-
-
-def device_names() -> list[str]:
-    """The device presets that exist."""
-    return sorted(presets())
-
-
 def link_family(cluster: Cluster, src: int, dst: int) -> str:
     """Family of a link between two accelerators whose numbers are gdp's own: "nvlink" or "pcie".
 
@@ -89,7 +56,7 @@ _PCIE_NUMBERS = frozenset(
     (*((speed, PCIE_LATENCY_S) for speed in PCIE_BYTES_PER_S.values()), *PATHS.values())
 )
 # Words behind a product's that make another product of it.
-_VARIANTS = r"(?![0-9a-z])(?![ -]*(?:ti|super|d|max-q)\b)"
+_VARIANTS = r"(?![0-9a-z])(?![ -]*(?:ti|super|d|max-q|xtx?|gre|nano|nx)\b)"
 _LAPTOP = re.compile(r"\b(?:laptop|mobile|max-q design)\b")
 _MARKS = re.compile(r"\((?:r|tm)\)|\+")
 _CAPACITY = re.compile(r"-\d+$")
@@ -98,14 +65,13 @@ _CAPACITY = re.compile(r"-\d+$")
 def preset_of_model(model: str, size_bytes: int = 0) -> str | None:
     """The accelerator preset of a driver's name for a device; of several sizes of one product the
     nearest to its memory, else to the size in its name, else the one of the plain name. None for
-    other products, as all of laptops are.
+    other products; those of laptops are other products than the cards of the same number.
 
     >>> preset_of_model("NVIDIA A100-SXM4-40GB", 40 << 30), preset_of_model("NVIDIA L40S")
     ('a100-40', 'l40s')
     """
     text = _MARKS.sub("", model.lower())
-    if _LAPTOP.search(text):
-        return None
+    of_laptop = _LAPTOP.search(text) is not None
     named: dict[str, list[str]] = {}
     for name, entry in presets().items():
         # A number behind a dash is a size only where the name without it is a preset, too: the
@@ -114,7 +80,9 @@ def preset_of_model(model: str, size_bytes: int = 0) -> str | None:
         product = entry.product or (plain if plain in presets() else name)
         words = re.findall(r"[a-z]+|[0-9]+", product)
         pattern = r"(?<![a-z0-9])" + r"[ -]*".join(words) + _VARIANTS
-        if not name.startswith("cpu") and re.search(pattern, text):
+        if of_laptop != (_LAPTOP.search(product) is not None) or is_cpu_kind(entry.kind):
+            continue
+        if re.search(pattern, text):
             named.setdefault(product, []).append(name)
     if not named:
         return None
@@ -143,6 +111,7 @@ def device_preset(preset: str, name: str | None = None) -> Device:
         dispatch_s=entry.dispatch_s,
         dispatch_per=entry.dispatch_per,
         unified=entry.unified,
+        compute_capability=entry.compute_capability,
     )
     return reserved(device)
 

@@ -11,6 +11,7 @@ from gdp.cluster.presets import cluster_preset, device_preset, presets
 from gdp.cluster.reserve import default_reserve
 from gdp.cluster.table import compute_capability, has_bfloat16
 from gdp.cluster.types import APPLE_KINDS, Device
+from gdp.costs.measured.collectives import pace_s
 from gdp.errors import ClusterError
 
 GIB = 2**30
@@ -94,3 +95,70 @@ def test_a_devices_own_capability_precedes_its_kinds(tmp_path: Path) -> None:
     assert cluster_of_toml(text, "x").devices[0].compute_capability == 8.7
     with pytest.raises(ClusterError, match="compute_capability must be below 30, "):
         replace(own, compute_capability=86.0)
+
+
+def test_a_presets_links_are_those_of_its_cards() -> None:
+    """Of cards the lower generation of card and host with the card's lanes, of boards NVLink."""
+    rows = {
+        "cpu+rtx3090+rtx3060": ({31.5e9}, {31.5e9}),
+        "cpu+2xt4": ({15.75e9}, {15.75e9}),
+        "cpu+2xrtx4060": ({15.75e9}, {15.75e9}),  # PCIe 4 with eight lanes
+        "cpu+2xrtx5090": ({63e9}, {63e9}),
+        "cpu-ddr4+2xrtx5090": ({31.5e9}, {31.5e9}),
+        "cpu+rtx5090+rtx3090": ({63e9, 31.5e9}, {31.5e9}),
+        "cpu+rtx5060+rtx4090": ({31.5e9}, {31.5e9}),  # PCIe 5 x8 and PCIe 4 x16
+        "cpu-server-ddr5+8xh100": ({63e9}, {450e9}),
+        "cpu-server-ddr5+8xh20": ({63e9}, {450e9}),
+        "cpu-server+4xa100": ({31.5e9}, {300e9}),
+        "cpu-server+4xa100+a100-40": ({31.5e9}, {300e9, 31.5e9}),
+        "cpu-server+2xa6000": ({31.5e9}, {31.5e9}),  # the bridge is bought separately
+        "cpu-server+2xa6000-nvlink": ({31.5e9}, {56.25e9}),
+        "cpu-server+2xh100-pcie4": ({31.5e9}, {31.5e9}),
+        "cpu+2xrtx4060-pcie5": ({31.5e9}, {31.5e9}),
+        "cpu-server-ddr5+8xmi300x": ({63e9}, {64e9}),
+        "cpu-server-ddr5+2xgb200": ({225e9}, {900e9}),
+        "2xdgx-spark": (set(), {25e9}),
+        "m4-max+m1": (set(), {5e9}),
+    }  # fmt: skip
+    for spec, (to_host, among) in rows.items():
+        cluster = cluster_preset(spec)
+        rate = cluster.link_bytes_per_s
+        gpus = [d for d, device in enumerate(cluster.devices) if not device.is_cpu]
+        assert {float(rate[0, d]) for d in gpus if cluster.devices[0].is_cpu} == to_host, spec
+        assert {float(rate[i, j]) for i in gpus for j in gpus if i != j} == among, spec
+        assert np.array_equal(rate, rate.T), spec
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_no_link_is_faster_than_either_end(seed: int) -> None:
+    """Random cards in one machine: another generation never slows a link beside it, and the
+    links of a file that names the presets are those of the spec."""
+    rng = np.random.default_rng(seed)
+    cards = [n for n, x in presets().items() if x.pcie and x.maker and not x.nvlink_bytes_per_s]
+    names = [str(rng.choice(cards)) for _ in range(4)]
+    cpu = str(rng.choice(["cpu", "cpu-ddr4", "cpu-server", "cpu-server-ddr5"]))
+    whole = cluster_preset("+".join([cpu, *names]))
+    lane = {3: 15.75e9 / 16, 4: 31.5e9 / 16, 5: 63e9 / 16}
+    own = [lane[min(presets()[d.kind].pcie, presets()[cpu].pcie)] * presets()[d.kind].lanes
+           for d in whole.devices]  # fmt: skip
+    for i in range(5):
+        for j in range(5):
+            if i != j:
+                ends = [own[d] for d in (i, j) if d]
+                assert whole.link_bytes_per_s[i, j] == min(ends)
+    text = f'host = "{cpu}"\n' + "".join(
+        f'[[device]]\nname = "{d.name}"\npreset = "{d.kind}"\n' for d in whole.devices
+    )
+    file = cluster_of_toml(text, "file")
+    assert np.array_equal(file.link_bytes_per_s, whole.link_bytes_per_s)
+    slow = cluster_of_toml("default_bytes_per_s = 2e9\n" + text, "file")
+    assert set(slow.link_bytes_per_s[~np.eye(5, dtype=bool)]) == {2e9}
+
+
+def test_a_mesh_sends_to_all_others_concurrently() -> None:
+    """Two MI300X have one of the seven links of 64 GB/s, eight have all of them; a switch has its
+    whole rate for two."""
+    for spec, one, all_of_eight in (("8xmi300x", 64e9, 7 * 64e9), ("8xh100", 450e9, 450e9)):
+        box = cluster_preset(spec)
+        two, eight = (1 / pace_s(box, range(d), "all_reduce") for d in (2, 8))
+        assert (two, eight) == pytest.approx((one, all_of_eight))

@@ -159,11 +159,12 @@ def _kind_of(cluster: Cluster, src: int, dst: int) -> tuple[Kind, bool]:
 
 def links_line(cluster: Cluster) -> str:
     """The links of a cluster's accelerators by kind, such as "PCIe 4.0 x16 (31.5 GB/s) between cpu
-    and rtx3090, rtx3060, from the cards' datasheets"; "" for a cluster without any.
+    and rtx3090, rtx3060 (from the cards' datasheets)"; "" for a cluster without any.
 
     Links among accelerators are named where they are of other kinds than those to processors.
     """
-    gpus = [d for d, device in enumerate(cluster.devices) if not device.is_cpu]
+    # A device whose caches are kept elsewhere stands for weights at rest, without a link itself.
+    gpus = [d for d, x in enumerate(cluster.devices) if not (x.is_cpu or x.caches_on)]
     cpus = [d for d, device in enumerate(cluster.devices) if device.is_cpu]
     groups: dict[tuple[str, str], list[Device]] = {}
     from_presets = True
@@ -187,9 +188,7 @@ def links_line(cluster: Cluster) -> str:
         f"{text} between {f'{hub} and ' if hub else ''}{_names(members)}"
         for (text, hub), members in groups.items()
     ]
-    if named and from_presets:
-        named.append("from the datasheets of presets")
-    return "; ".join(named)
+    return "; ".join(named) + (" (from the cards' datasheets)" if named and from_presets else "")
 
 
 def _names(devices: Sequence[Device]) -> str:

@@ -1,18 +1,24 @@
 """Facts of presets, and devices whose names resemble others'."""
 
+import json
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
+from click.testing import CliRunner
 
+from gdp.cli.main import cli
 from gdp.cluster.file import cluster_of_toml, cluster_toml
+from gdp.cluster.links import links_line
 from gdp.cluster.presets import cluster_preset, device_preset, presets
 from gdp.cluster.reserve import default_reserve
 from gdp.cluster.table import compute_capability, has_bfloat16
-from gdp.cluster.types import APPLE_KINDS, Device
+from gdp.cluster.types import APPLE_KINDS, Device, Link, make_cluster
 from gdp.costs.measured.collectives import pace_s
 from gdp.errors import ClusterError
+from gdp.graph.file import save_graph
+from gdp.learn.instances import random_graph
 
 GIB = 2**30
 CARDS = ("m4000", "m10", "m40", "m60", "m2000", "m6000", "m6", "m0", "tesla-m4", "m5-mini")
@@ -162,3 +168,44 @@ def test_a_mesh_sends_to_all_others_concurrently() -> None:
         box = cluster_preset(spec)
         two, eight = (1 / pace_s(box, range(d), "all_reduce") for d in (2, 8))
         assert (two, eight) == pytest.approx((one, all_of_eight))
+
+
+@pytest.mark.parametrize(
+    ("spec", "line"),
+    [
+        ("cpu+rtx3090+rtx3060", "PCIe 4.0 x16 (31.5 GB/s) between cpu and rtx3090, rtx3060 (from "
+         "the cards' datasheets)"),
+        ("cpu+2xt4-pcie4", "PCIe 4.0 x16 (31.5 GB/s) between cpu and t4:0, t4:1"),
+        ("8xh100", "NVLink (450 GB/s) between 8 h100 (from the cards' datasheets)"),
+        ("cpu+rtx5090+rtx4060", "PCIe 5.0 x16 (63 GB/s) between cpu and rtx5090; PCIe 4.0 x8 "
+         "(15.75 GB/s) between cpu and rtx4060 (from the cards' datasheets)"),
+        ("cpu-server+2xa6000-nvlink", "PCIe 4.0 x16 (31.5 GB/s) between cpu-server and a6000:0, "
+         "a6000:1; NVLink (56.25 GB/s) between a6000:0, a6000:1"),
+        ("2xcpu-core", ""), ("t4", ""),
+    ],
+)  # fmt: skip
+def test_the_links_of_a_cluster_are_a_line(spec: str, line: str) -> None:
+    assert links_line(cluster_preset(spec)) == line
+
+
+def test_links_of_own_numbers_are_named_by_them() -> None:
+    cards = [device_preset("cpu"), device_preset("rtx3090")]
+    cluster = make_cluster("own", cards, [Link("cpu", "rtx3090", 11e9)])
+    assert links_line(cluster) == "11 GB/s between cpu and rtx3090"
+
+
+def test_every_answer_names_the_links_it_was_planned_on(tmp_path: Path) -> None:
+    """Of place and explain, as text and as JSON."""
+    graph, placed = str(tmp_path / "g.json"), str(tmp_path / "p.json")
+    save_graph(random_graph("layered-20-0"), Path(graph))
+    line = "PCIe 4.0 x16 (31.5 GB/s) between cpu and rtx3060 (from the cards' datasheets)"
+
+    def ran(*words: str) -> str:
+        answer = CliRunner().invoke(cli, [*words, "--cluster", "cpu+rtx3060"])
+        assert answer.exit_code == 0, answer.output
+        return answer.stdout
+
+    assert f"links    {line}\n" in ran("place", graph, "--method", "heft", "-o", placed)
+    placing = json.loads(ran("place", graph, "--method", "heft", "--json"))
+    told = json.loads(ran("explain", placed, "--op", "*1*", "--json"))
+    assert placing["links"] == told["links"] == line

@@ -66,24 +66,23 @@ def test_a_file_of_the_other_byte_order_is_read(tmp_path: Path) -> None:
 
 
 def test_every_length_is_compared_with_the_rest_of_the_file(tmp_path: Path) -> None:
-    """Each byte of a header in turn made large: all lengths are among these."""
+    """Every second byte of a header in turn made large: all lengths are among these."""
     document = gguf_files.document()
     document["fields"] |= {"tokenizer.ggml.tokens": ["a", "bc"], "tokenizer.ggml.scores": [0.5]}
     document["tensors"] = {"output.weight": [[16, 32], 0], "x": [[16], 0]}
     data = gguf_files.encode(document)
     end = len(data) - 2 * 4096 - 32
-    path, started_s, refused = tmp_path / "m.gguf", time.process_time(), 0
-    for at in range(end):
+    path, started_s, said = tmp_path / "m.gguf", time.process_time(), list[str]()
+    for at in range(0, end, 2):
         changed = bytearray(data)
         changed[at] |= 0xC1
         path.write_bytes(changed)
         try:
             read_header(path)
         except ModelError as error:
-            refused += 1
-            assert str(path) in str(error)
-            assert "\n" not in str(error)
-    assert refused > end // 4
+            said.append(str(error))
+    assert len(said) > end // 8
+    assert all(str(path) in line and "\n" not in line for line in said)
     assert time.process_time() - started_s < 10
 
 

@@ -87,6 +87,8 @@ _LOADED_NEXT = frozenset(("qwen35", "qwen35moe", "step35"))
 """Architectures whose drafting blocks llama.cpp loads all the same; it skips those of others."""
 
 
+MOST_BLOCKS = 4096
+"""Several times the largest models there are."""
 _Shapes = tuple[tuple[tuple[int, ...], ...], tuple[tuple[int, ...], ...]]
 _KEYS = frozenset((
     "batch", "sequence", "decode", "prompt", "new", "requests", "context", "cache", "ubatch",
@@ -394,7 +396,7 @@ def _by_block(header: GgufHeader) -> tuple[Parts, list[Parts]]:
         group.setdefault(base if dot else ending, {})[ending if dot else ""] = stored
     count = header.count("block_count", max(blocks, default=-1) + 1)
     if (
-        not blocks or max(blocks) >= count
+        not blocks or not max(blocks) < count <= MOST_BLOCKS
         or not all(_is_nothing(header, i) for i in range(count) if i not in blocks)
     ):  # fmt: skip
         raise ModelError(f"{header.path} has blocks {sorted(blocks)[:9]}, not 0, 1, 2, ...")
@@ -589,8 +591,10 @@ def _attention(block: _BlockBuilder, read: list[int]) -> int:
 def _mean_seen(tokens: int, keys: int, ubatch: int = UBATCH) -> int:
     """Keys that a micro-batch attends to, in the mean over those of a prompt.
 
-    >>> _mean_seen(2048, 2048), _mean_seen(100, 100), _mean_seen(2048, 512)
-    (1280, 100, 512)
+    >>> _mean_seen(2048, 2048), _mean_seen(100, 100), _mean_seen(2048, 512), _mean_seen(700, 600)
+    (1280, 100, 512, 556)
     """
-    ends = [min(tokens, ubatch * (i + 1)) for i in range(-(-tokens // ubatch))]
-    return max(1, round(sum(min(end, keys) for end in ends) / len(ends)))
+    most, batches = min(tokens, keys), -(-tokens // ubatch)
+    growing = most // ubatch  # batches that end before all keys are seen
+    seen = ubatch * growing * (growing + 1) // 2 + (batches - growing) * most
+    return max(1, round(seen / batches))

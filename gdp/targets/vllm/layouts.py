@@ -26,6 +26,7 @@ from gdp.question import Question
 from gdp.sim.objectives import Score, find_objective
 from gdp.splits.members import divided, known_division
 from gdp.targets.rows import FINE_SHARES, ModuleBlocks, module_blocks
+from gdp.targets.vllm.groups import Group, arrangements, grouped
 from gdp.units import format_bytes
 
 SIMULATED = 2
@@ -165,22 +166,8 @@ def usable_gpus(cluster: Cluster) -> list[int]:
     ]  # fmt: skip
 
 
-def grouped(cluster: Cluster, gpus: Sequence[int], size: int) -> list[tuple[int, ...]]:
-    """GPUs in groups of one size: alike ones together, those left over with each other."""
-    kinds: dict[tuple[str, int], list[int]] = {}
-    for d in gpus:
-        kinds.setdefault((cluster.devices[d].kind, cluster.devices[d].memory_bytes), []).append(d)
-    groups, left = list[tuple[int, ...]](), list[int]()
-    for alike in kinds.values():
-        whole = len(alike) // size * size
-        groups += [tuple(alike[i : i + size]) for i in range(0, whole, size)]
-        left += alike[whole:]
-    rest = [tuple(sorted(left[i : i + size])) for i in range(0, len(left) - size + 1, size)]
-    return [*groups, *rest]
-
-
 def _of_groups(
-    question: Question, block: Int[np.ndarray, "N"], groups: list[tuple[int, ...]], experts: bool,
+    question: Question, block: Int[np.ndarray, "N"], groups: list[Group], experts: bool,
     free: Sequence[int],
 ) -> Iterator[LayoutEstimate]:  # fmt: skip
     """The layouts of groups of one size, with every number of copies for which there are GPUs that
@@ -191,24 +178,14 @@ def _of_groups(
         parts = divided(question.graph, cluster, splits)
     blocks = module_blocks(question, block, parts, [group[0] for group in groups])
     pipelined = find_objective(question.objective).pipelined
-    kinds: dict[tuple[tuple[str, int], ...], list[int]] = {}
-    for group in groups:
-        like = tuple((cluster.devices[d].kind, cluster.devices[d].memory_bytes) for d in group)
-        kinds.setdefault(like, []).append(group[0])
     join = np.maximum if pipelined else np.add
     for copies in _copies(question, len(groups)):
-        rows = [[d for d in leads if copies == 1 or d in free] for leads in kinds.values()]
-        each = [(leads, len(leads) // copies) for leads in rows]
-        twins = {
-            lead: tuple(leads[i + k * count] for k in range(1, copies))
-            for leads, count in each
-            for i, lead in enumerate(leads[:count])
-        }
-        own = blocks.limited_to(list(twins))
-        value_s, row = own.best_of_orders(0.0, join) if twins else (np.inf, [])
-        if row:
-            degrees = Degrees(size, len(row), copies, experts)
-            yield LayoutEstimate(degrees, value_s / (copies if pipelined else 1), own, twins)
+        for twins, every in arrangements(cluster, groups, copies, free):
+            own = blocks.limited_to(list(twins), every)
+            value_s, row = own.best_of_orders(0.0, join)
+            if row:
+                degrees = Degrees(size, len(row), copies, experts)
+                yield LayoutEstimate(degrees, value_s / (copies if pipelined else 1), own, twins)
 
 
 def _copies(question: Question, groups: int) -> Sequence[int]:

@@ -21,6 +21,8 @@ INPUT = "Input"
 """Op type of a graph input: no work, fixed to the cluster's host."""
 UNREAD = "Unread"
 """Type of ops that hold weights which no op reads."""
+BUFFER = "Buffer"
+"""Type of ops that hold room which a runtime reserves where another op is, and compute nothing."""
 OUTPUT = "Output"
 """Op type of a graph output: no work, fixed to the cluster's host, makes no tensor."""
 
@@ -198,8 +200,13 @@ class OpGraph:
 
     @functools.cached_property
     def rests(self) -> Bool[np.ndarray, "N"]:
-        """True for ops that only hold weights: they read, compute and make nothing."""
-        return np.array([t == UNREAD for t in self.op_types], dtype=bool)
+        """True for ops that only hold weights or room: they read, compute and make nothing."""
+        return np.array([t in (UNREAD, BUFFER) for t in self.op_types], dtype=bool)
+
+    @functools.cached_property
+    def is_buffer(self) -> Bool[np.ndarray, "N"]:
+        """True for ops that hold room beside weights and caches."""
+        return np.array([t == BUFFER for t in self.op_types], dtype=bool)
 
     @functools.cached_property
     def edges(self) -> tuple[Int[np.ndarray, "E"], Int[np.ndarray, "E"]]:

@@ -22,7 +22,7 @@ from gdp.costs.measured.graph import ATTENTION, EXPERTS
 from gdp.errors import ModelError
 from gdp.graph.generation import STEP
 from gdp.graph.linear_attention import CONVOLUTION, KEY_HEADS, VALUE_HEADS
-from gdp.graph.op_graph import INPUT, OUTPUT, UNREAD, OpGraph
+from gdp.graph.op_graph import INPUT, OUTPUT, OpGraph
 from gdp.ops.llamacpp import IMAGE_ENCODER
 from gdp.ops.table import ELEMENTWISE_OPS, VIEWS
 
@@ -394,7 +394,10 @@ class _Search:
                 way, products = self.reach([op], backward=False)
                 at_end = any(r in ends for o in (*way, op) for r in self.readers[o])
                 if not products and at_end:
-                    self.assign([op], Role.COLUMN, Unit(Pieces.VOCABULARY, self.sizes(op)[0]))
+                    pieces = Unit(Pieces.VOCABULARY, self.sizes(op)[0])
+                    self.assign([op], Role.COLUMN, pieces)
+                    beside = graph.is_buffer & (graph.colocate == graph.colocate[op])
+                    self.assign(np.flatnonzero(beside).tolist(), Role.SOME_ROWS, pieces)
                     self.gathered.append(op)
 
     def require_known(self) -> None:
@@ -408,7 +411,7 @@ class _Search:
             )
         spared = np.zeros(graph.num_ops, dtype=bool)
         spared[list(self.latent)] = True
-        spared |= np.array([kind == UNREAD for kind in graph.op_types])
+        spared |= graph.rests
         if graph.source == "gguf":  # the embedding is on the processor, an encoder on one device
             spared |= np.array([kind in ("Gather", IMAGE_ENCODER) for kind in graph.op_types])
         whole = (role == Role.WHOLE) & ~spared
@@ -416,7 +419,8 @@ class _Search:
         if held.sum() > _SMALL * (graph.weight_bytes - graph.cache_bytes).sum():
             heaviest = int(held.argmax())
             raise self.refuse(heaviest, f"an unknown use of {graph.op_types[heaviest]}")
-        for op in np.flatnonzero((role == Role.WHOLE) & (graph.cache_bytes > 0)).tolist():
+        keeps = (graph.cache_bytes > 0) & ~graph.rests
+        for op in np.flatnonzero((role == Role.WHOLE) & keeps).tolist():
             if not any(self.role[p] == Role.COLUMN for p in self.reach([op], backward=False)[1]):
                 raise self.refuse(op, f"a state that {graph.op_types[op]} keeps")
 

@@ -73,11 +73,6 @@ class ModuleBlocks:
         """These stretches, on some of the devices alone, or on `every` one of them."""
         return replace(self, usable=tuple(usable), every=every)
 
-    @property
-    def tensor_bytes(self) -> int:
-        """Bytes of tensors of the block that has most of them."""
-        return int(self.block_tensor_bytes.max())
-
     @cached_property
     def scratch_bytes(self) -> Int[np.ndarray, "C C"]:
         """The most tensors of a block in every stretch, such as logits where the head is."""
@@ -100,10 +95,10 @@ class ModuleBlocks:
         return list(itertools.islice(orders_by_kind(self.cluster, self.usable), MAX_ORDERS))
 
     def fitting_s(self, share: float, fill: float = 1.0) -> Float[np.ndarray, "C C D"]:
-        """`seconds`, inf where the weights take more than the memory that a share of the tensors
-        leaves, or below 1 weights and tensors of a stretch more than `fill` of the memory."""
-        memory_bytes = self.room_bytes - int(share * self.tensor_bytes)
-        fits = self.weight_bytes[:, :, None] <= memory_bytes
+        """`seconds`, inf where weights and a share of the tensors of a stretch take more than the
+        memory, or below 1 weights and tensors of a stretch more than `fill` of the memory."""
+        held_bytes = self.weight_bytes + (share * self.scratch_bytes).astype(np.int64)
+        fits = held_bytes[:, :, None] <= self.room_bytes
         if fill < 1.0:
             held_bytes = self.weight_bytes + self.scratch_bytes
             fits &= held_bytes[:, :, None] <= fill * self.room_bytes

@@ -14,6 +14,7 @@ import numpy as np
 from jaxtyping import Int
 
 from gdp.bounds.work import shared_work_s
+from gdp.cluster.machines import machines
 from gdp.cluster.types import Cluster
 from gdp.constraints import allowed_mask
 from gdp.errors import ModelError
@@ -57,6 +58,12 @@ class LayoutEstimate:
     blocks: ModuleBlocks
     twins: dict[int, tuple[int, ...]]  # first GPUs of the groups that take turns with a group
 
+    @property
+    def machines(self) -> int:
+        """Machines over which the GPUs of a group are."""
+        at = machines(self.blocks.cluster)
+        return max((len({at[d] for d in split.devices}) for split in self.blocks.splits), default=1)
+
     def placements(self, pipelined: bool) -> Iterator[Placement]:
         """Its plans with less and less memory for weights; of equally fast ones the emptiest."""
         join = np.maximum if pipelined else np.add
@@ -80,6 +87,14 @@ class Simulated:
     score: Score
     seconds: float  # that the simulation took
     exchanged: float | None  # share of the latency that collectives take; None: none are needed
+    machines: int = 1  # over which the GPUs of a group are
+
+    @property
+    def value_s(self) -> float:
+        """Value by which layouts are compared: collectives between machines, which nobody measured,
+        count twice."""
+        doubt = (self.exchanged or 0.0) if self.machines > 1 else 0.0
+        return self.score.value_s * (1 + doubt)
 
     def candidate(self) -> Candidate:
         """Its row among the layouts that were simulated."""
@@ -93,11 +108,13 @@ class Simulated:
 
 def simulated(question: Question, found: Sequence[LayoutEstimate]) -> list[Simulated]:
     """Scores of the best layouts by their estimates, as many as it takes until `SIMULATED` of them
-    fit, and of the best one without splits, nor copies but those that are asked for."""
+    fit, of those whose groups lie within a machine and of others, and of the best one without
+    splits, nor copies but those that are asked for."""
     plain = [one for one in found if _is_plain(one.degrees, question)][:1]
     tried: list[Simulated] = []
     for estimate in found:
-        enough = sum(one.score.feasible for one in tried) >= SIMULATED
+        alike = [one for one in tried if (one.machines > 1) == (estimate.machines > 1)]
+        enough = sum(one.score.feasible for one in alike) >= SIMULATED
         if not enough or estimate in plain:
             tried += _first_fitting(question, estimate)
     return tried
@@ -119,7 +136,9 @@ def _first_fitting(question: Question, estimate: LayoutEstimate) -> list[Simulat
             exchange_s = problem.origin.exchange_s[np.arange(problem.num_ops), where]
             share = float((exchange_s * problem.graph.repeats).sum()) / score.latency_s
         seconds = time.perf_counter() - started_s
-        last = [Simulated(estimate.degrees, placement, score, seconds, share)]
+        last = [
+            Simulated(estimate.degrees, placement, score, seconds, share, estimate.machines)
+        ]  # fmt: skip
         if score.feasible:
             break
     return last
@@ -136,6 +155,8 @@ def told_layout(question: Question, best: Simulated, fitting: Sequence[Simulated
     else:
         gain = plain[0].score.value_s / best.score.value_s
         told = f"{best.degrees}: {gain:.2f} times as fast as whole layers ({plain[0].degrees})"
+    if best.machines > 1:
+        told += f"; its GPUs are on {best.machines} machines, as the links between earn it"
     return told if best.exchanged is None else f"{told}; collectives take {best.exchanged:.0%}"
 
 

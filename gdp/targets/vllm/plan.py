@@ -89,7 +89,7 @@ def plan_vllm(question: Question) -> Result:
         raise InfeasibleError(
             f"{question.graph.name!r} does not fit on cluster {cluster.name!r}: {reason}"
         )
-    best = min(fitting, key=lambda one: one.score.value_s)
+    best = min(fitting, key=lambda one: one.value_s)
     bound = (least_s(replace(question, cluster=cluster)), BOUND_BY) if several else None
     question, layouts = next((own, found) for own, found in tried if best in found)
     result = solve.evaluate(question, best.placement, bound)

@@ -10,7 +10,6 @@ from gdp.costs.measured.costs import prompt_launch_s
 from gdp.errors import ArgumentError, GdpError
 from gdp.importers.pytorch.config_spec import parse_config_spec
 from gdp.models import load, spec_of
-from gdp.ops.vllm import SEQUENCES, SEQUENCES_LARGE
 from gdp.placement import make_placement
 from gdp.prepare import requests_in_flight
 from gdp.question import Question
@@ -26,7 +25,7 @@ from gdp.sim.traffic import (
 )
 from gdp.sim.traffic_text import NO_LIMITS, TrafficLimits, parse_traffic
 from gdp.targets.vllm.layouts import Degrees
-from gdp.targets.vllm.plan import beyond_model, has_large_gpus, vllm_cluster
+from gdp.targets.vllm.plan import beyond_model, vllm_cluster, vllm_defaults
 from gdp.units import format_bytes, format_seconds
 
 NEAR = 1.5
@@ -363,7 +362,7 @@ def engine_of(answer: GenerationAnswer, question: Question) -> ServingEngine:
         token_s=answer.first_token_s / (request.batch * request.prompt),
         context_s=answer.caches_s / (request.batch * mean_context),
         tokens_at_once=at_once,
-        requests_at_once=SEQUENCES_LARGE if has_large_gpus(question.cluster) else SEQUENCES,
+        requests_at_once=vllm_defaults(question.cluster).sequences,
         cache_tokens=room * sequences * request.held,
         stages=answer.stages,
         copies=answer.copies,

@@ -15,12 +15,7 @@ from gdp.graph.op_graph import OpGraph
 from gdp.graph.serving import Served
 from gdp.importers.program import Traced
 from gdp.importers.pytorch.closed import closed, import_transformers
-from gdp.importers.pytorch.config_check import (
-    attention_of,
-    check_config,
-    without_code,
-    without_quantisation,
-)
+from gdp.importers.pytorch.config_check import attention_of, without_quantisation
 from gdp.importers.pytorch.config_model import build_model, countable, read_config
 from gdp.importers.pytorch.config_phases import (
     ConfigTask,
@@ -30,7 +25,7 @@ from gdp.importers.pytorch.config_phases import (
     generating_model,
     reserved,
 )
-from gdp.importers.pytorch.config_spec import PREFIX, ConfigSpec, config_file, parse_config_spec
+from gdp.importers.pytorch.config_spec import PREFIX, ConfigSpec
 from gdp.importers.pytorch.config_tasks import (
     GENERATES,
     encodes,
@@ -40,6 +35,7 @@ from gdp.importers.pytorch.config_tasks import (
     require_task,
     task_of,
 )
+from gdp.importers.pytorch.config_type import loaded_config, type_note
 from gdp.importers.pytorch.export import import_torch
 from gdp.importers.pytorch.quantised import (
     cache_bits,
@@ -58,9 +54,7 @@ def huggingface_model(text: str, device: str = "meta", *, whole: bool = True) ->
     whatever the configuration asks for. Without `whole` the model can be traced but not executed:
     the inputs of a step of decoding are made when it is traced, of a cut model if that can be.
     """
-    spec, path = parse_config_spec(text), config_file(text)
-    given = check_config(path)
-    document = without_code(given)
+    spec, path, given, document, _ = loaded_config(text)
     scheme = quantization_of(document, spec.quantize, str(path))
     stage("importing torch and transformers")
     torch = import_torch()
@@ -114,22 +108,24 @@ def _inputs(torch: Any, asked: ConfigTask, model: Any, spec: ConfigSpec) -> dict
     return prompt_inputs(model, config, shape, spec.sequence, asked.text) | {"use_cache": False}
 
 
-def quantisation_note(text: str, graph: OpGraph) -> str:
-    """Experts of the graph of a spec that its quantisation leaves at 16 bits, in a sentence; "" for
-    other models, and where there are none."""
+def loading_note(text: str, graph: OpGraph) -> str:
+    """Type that the graph of a spec is loaded in where its configuration does not name it, and
+    experts that its quantisation leaves at 16 bits, in a sentence; "" for other models, and where
+    there is nothing to tell."""
     if not text.startswith(PREFIX):
         return ""
-    spec, path = parse_config_spec(text), config_file(text)
-    scheme = quantization_of(without_code(check_config(path)), spec.quantize, str(path))
+    spec, path, _, document, _ = loaded_config(text)
+    scheme = quantization_of(document, spec.quantize, str(path))
     first = graph.weight_holders().tolist()
     own = graph.weight_bytes - graph.cache_bytes
-    return experts_left(((graph.scope[op], int(own[op])) for op in first), scheme)
+    left = experts_left(((graph.scope[op], int(own[op])) for op in first), scheme)
+    return "; ".join(filter(None, (type_note(text), left)))
 
 
 def find_huggingface_trace(text: str) -> Traced | None:
     """The trace of a spec where one is kept; takes neither torch nor transformers."""
-    spec, path = parse_config_spec(text), config_file(text)
-    found = find_trace(_key(spec, without_code(check_config(path))))
+    spec, _, _, document, _ = loaded_config(text)
+    found = find_trace(_key(spec, document))
     is_served = spec.max_num_batched_tokens > 0
     return found and reserved(found, spec.request, is_served=is_served)
 

@@ -20,6 +20,7 @@ from typing import Any, NamedTuple
 from gdp.errors import ModelError
 from gdp.graph.op_graph import WEIGHT_ARITHMETIC
 from gdp.importers.program import Op, ProgramOps, Value
+from gdp.importers.pytorch.patterns import NamePatterns
 from gdp.importers.pytorch.quantised_check import check_quantization
 from gdp.units import format_bytes
 
@@ -62,7 +63,7 @@ class Scheme:
     add_default_skips: bool = False  # the output layer and tied weights, beside those named
     experts: bool = False  # stacked weights of experts are converted, too
     linears: bool = True
-    covers: Callable[[Config, str], bool] = lambda config, path: True
+    covers: Callable[[Config, str, NamePatterns], bool] = lambda config, path, patterns: True
     arithmetic: Callable[[Config], str] = lambda config: "weights"  # see `WEIGHT_ARITHMETIC`
     offloaded: str = ""  # what transformers does with maps that keep weights off accelerators
 
@@ -158,20 +159,20 @@ def torchao_kind(config: Config) -> tuple[str, Config]:
     return str(kind).lower().replace("_", ""), config.get("quant_type_kwargs") or config
 
 
-def _compressed_group(config: Config, path: str) -> Config | None:
+def _compressed_group(config: Config, path: str, patterns: NamePatterns) -> Config | None:
     """The group of a compressed-tensors configuration that holds a module; None where none does."""
-    if any(_named(path, pattern) for pattern in config.get("ignore") or ()):
+
+    def named(target: str) -> bool:
+        if target.startswith("re:"):
+            return patterns.matches(target[3:], path)
+        return path == target or path.endswith(f".{target}")
+
+    if any(map(named, config.get("ignore") or ())):
         return None
     for group in (config.get("config_groups") or {}).values():
-        if any(t == "Linear" or _named(path, t) for t in group.get("targets") or ()):
+        if any(target == "Linear" or named(target) for target in group.get("targets") or ()):
             return group if group.get("weights") else None
     return None
-
-
-def _named(path: str, pattern: str) -> bool:
-    if pattern.startswith("re:"):
-        return re.match(pattern[3:], path) is not None
-    return path == pattern or path.endswith(f".{pattern}")
 
 
 def _compressed(config: Config, w: Weight) -> int:
@@ -221,14 +222,13 @@ def _of_torchao(kind: str) -> str:
     return "float8" if kind == "float8dynamicactivationfloat8weight" else "weights"
 
 
-def _gptq_covers(config: Config, path: str) -> bool:
+def _gptq_covers(config: Config, path: str, patterns: NamePatterns) -> bool:
     inner = [name for names in config.get("modules_in_block_to_quantize") or () for name in names]
     if not re.search(r"\.\d+\.", path):  # GPTQ goes through the blocks; the output layer if asked
         return path.endswith("lm_head") and bool(config.get("lm_head"))
     dynamic = config.get("dynamic")
-    patterns = dynamic if isinstance(dynamic, Mapping) else {}
-    left_out = [k[2:] for k in patterns if str(k).startswith("-:")]
-    if any(re.match(pattern, path) for pattern in left_out):
+    left_out = [k[2:] for k in dynamic if k[:2] == "-:"] if isinstance(dynamic, Mapping) else []
+    if any(patterns.matches(pattern, path) for pattern in left_out):
         return False
     return not inner or any(path.endswith(f".{name}") for name in inner)
 
@@ -261,7 +261,8 @@ SCHEMES: Mapping[str, Scheme] = {
                arithmetic=lambda c: _of_torchao(torchao_kind(c)[0])),
         Scheme("compressed-tensors", _compressed, "never",
                "vLLM's kernels; transformers itself unpacks when it loads, unless run_compressed",
-               (), experts=True, covers=lambda c, path: _compressed_group(c, path) is not None,
+               (), experts=True,
+               covers=lambda c, path, patterns: _compressed_group(c, path, patterns) is not None,
                arithmetic=_of_compressed),
     )
 }  # fmt: skip
@@ -329,13 +330,16 @@ def _is_bitsandbytes(config: Config) -> bool:
 def stored_weights(model: Any, config: Config, where: str) -> dict[str, StoredWeight]:
     """Bytes of each parameter of a transformers model as it is stored, by its path; those that are
     left as they are have no entry. Raises `ModelError` where a scheme has no such bits."""
-    scheme = SCHEMES[config["quant_method"]]
+    scheme, patterns = SCHEMES[config["quant_method"]], NamePatterns(where)
     stored: dict[str, StoredWeight] = {}
-    for path, weight in _converted(model, scheme, config):
+    for path, weight in _converted(model, scheme, config, patterns):
         own = config
         if scheme.method == "compressed-tensors":
             module = path.removesuffix(".weight")
-            own = {**config, "config_groups": {"group": _compressed_group(config, module)}}
+            own = {
+                **config,
+                "config_groups": {"group": _compressed_group(config, module, patterns)},
+            }
         try:
             nbytes = weight.matrices * scheme.nbytes(own, weight)
             arithmetic = scheme.arithmetic(own)
@@ -347,12 +351,13 @@ def stored_weights(model: Any, config: Config, where: str) -> dict[str, StoredWe
     return stored
 
 
-def _converted(model: Any, scheme: Scheme, config: Config) -> Iterable[tuple[str, Weight]]:
+def _converted(
+    model: Any, scheme: Scheme, config: Config, patterns: NamePatterns
+) -> Iterable[tuple[str, Weight]]:
     """Parameters that a scheme converts, by transformers' own rules for modules left out."""
     import torch
     from transformers.pytorch_utils import Conv1D
     from transformers.quantizers.base import HfQuantizer
-    from transformers.quantizers.quantizers_utils import should_convert_module
 
     named = [config[key] for key in scheme.skips if config.get(key)]
     skips = HfQuantizer.get_modules_to_not_convert(
@@ -361,7 +366,9 @@ def _converted(model: Any, scheme: Scheme, config: Config) -> Iterable[tuple[str
     )  # fmt: skip
     by_rules = scheme.method not in ("gptq", "compressed-tensors")
     for path, module in model.named_modules():
-        if (by_rules and not should_convert_module(path, skips)) or not scheme.covers(config, path):
+        if by_rules and any(_is_skipped(path, key, patterns) for key in skips):
+            continue
+        if not scheme.covers(config, path, patterns):
             continue
         if isinstance(module, torch.nn.Linear | Conv1D) and scheme.linears:
             rows, columns = module.weight.shape
@@ -372,6 +379,12 @@ def _converted(model: Any, scheme: Scheme, config: Config) -> Iterable[tuple[str
             for name, weight in module.named_parameters(recurse=False):
                 if weight.dim() == 3:
                     yield f"{path}.{name}", _experts(module, weight)
+
+
+def _is_skipped(path: str, key: str, patterns: NamePatterns) -> bool:
+    """True for a module that is left out by a name or a pattern: at the end of its path, or from
+    the start to the end of a part of it (`should_convert_module` of transformers)."""
+    return path.endswith(key) or patterns.matches(key, path, r"(?:(?<=\.)|(?=\.|$))")
 
 
 def _experts(module: Any, weight: Any) -> Weight:

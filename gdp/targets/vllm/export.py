@@ -290,13 +290,19 @@ def _scheme_of(draft: DraftModel) -> str:
 
 
 def layer_row(graph: OpGraph) -> LayerRow:
-    """Layers of the ops of a decoder; `PlacementError` where there is no single row of layers."""
+    """Layers of the ops of a decoder; `PlacementError` where there is no single row of layers.
+
+    Where layers keep caches, others are no rivals: those of an encoder of images, whose weights
+    vLLM loads beside the decoder's, whichever GPUs hold that."""
     matches = [_LAYER.match(scope) for scope in graph.scope]
     held: dict[str, int] = {}
-    for match, size in zip(matches, graph.weight_bytes, strict=True):
+    cached = set[str]()
+    for match, size, cache in zip(matches, graph.weight_bytes, graph.cache_bytes, strict=True):
         if match is not None:
             held[match[1]] = held.get(match[1], 0) + int(size)
+            cached |= {match[1]} if cache else set()
     rows = sorted((path for path in held if held[path]), key=lambda path: -held[path])
+    rows = [path for path in rows if path in cached] or rows
     rivals = [path for path in rows[1:] if held[path] > _SMALL * held[rows[0]]]
     if not rows or rivals:
         what = " and ".join(map(repr, [*rows[:1], *rivals])) or "none"

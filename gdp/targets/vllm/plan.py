@@ -5,13 +5,13 @@ from pathlib import Path
 
 from gdp import solve
 from gdp.cluster.reserve import for_runtime
-from gdp.cluster.types import Cluster
+from gdp.cluster.types import Cluster, Device
 from gdp.costs.offload import resident
 from gdp.errors import ArgumentError, InfeasibleError
 from gdp.graph.generation import longest_of_model, request_of
 from gdp.graph.op_graph import OpGraph
-from gdp.models import Model, as_served
-from gdp.ops.vllm import BATCHED_TOKENS, BATCHED_TOKENS_LARGE, LARGE_BYTES
+from gdp.models import HF_PREFIX, Model, as_served, spec_of
+from gdp.ops.vllm import DEFAULTS, SMALL_KINDS, Defaults
 from gdp.question import Question
 from gdp.result import Result
 from gdp.splits.members import why_undivided
@@ -38,8 +38,16 @@ from gdp.units import format_bytes
 
 def vllm_model(model: Model, cluster: Cluster) -> Model:
     """A configuration as vLLM computes it: attention fused, prompts in chunks of the tokens that
-    `vllm serve` computes at once on the GPUs of a cluster. Other models as they are."""
-    return as_served(model, BATCHED_TOKENS_LARGE if has_large_gpus(cluster) else BATCHED_TOKENS)
+    `vllm serve` computes at once on the GPUs of a cluster, in a type that all of them compute.
+    Other models as they are."""
+    served = as_served(model, vllm_defaults(cluster).batched_tokens)
+    spec = spec_of(served)
+    if not spec.startswith(HF_PREFIX) or all(d.has_bfloat16 for d in _gpus(cluster)):
+        return served
+    from gdp.importers.pytorch.config_type import loaded_config
+
+    read = loaded_config(spec, has_bfloat16=False)
+    return served if read.spec.dtype else f"{spec}&dtype={read.loaded}"
 
 
 def vllm_cluster(cluster: Cluster) -> Cluster:
@@ -47,12 +55,16 @@ def vllm_cluster(cluster: Cluster) -> Cluster:
     return with_one_share(for_runtime(resident(cluster), "vllm"))
 
 
-def has_large_gpus(cluster: Cluster) -> bool:
-    """True where vLLM takes its larger defaults: on GPUs of much memory alone, A100s aside."""
-    gpus = [device for device in resident(cluster).devices if not device.is_cpu]
-    return bool(gpus) and all(
-        device.total_bytes >= LARGE_BYTES and not device.kind.startswith("a100") for device in gpus
-    )
+def vllm_defaults(cluster: Cluster) -> Defaults:
+    """The defaults of `vllm serve` for a cluster: those of the smallest of its GPUs."""
+    gpus = _gpus(cluster)
+    is_small = not gpus or any(device.kind.startswith(SMALL_KINDS) for device in gpus)
+    least_bytes = 0 if is_small else min(device.total_bytes for device in gpus)
+    return next(row for row in DEFAULTS if least_bytes >= row.least_bytes)
+
+
+def _gpus(cluster: Cluster) -> list[Device]:
+    return [device for device in resident(cluster).devices if not device.is_cpu]
 
 
 def plan_vllm(question: Question) -> Result:

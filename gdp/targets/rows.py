@@ -73,6 +73,10 @@ class ModuleBlocks:
         """These stretches, on some of the devices alone, or on `every` one of them."""
         return replace(self, usable=tuple(usable), every=every)
 
+    def alone(self) -> "list[ModuleBlocks]":
+        """These stretches, on each of the devices alone."""
+        return [self.limited_to([d]) for d in self.usable]
+
     @property
     def tensor_bytes(self) -> int:
         """Bytes of tensors of the block that has most of them."""

@@ -10,6 +10,17 @@ caches alone, unlike vLLM's share, and is left to its own estimate.
 from pathlib import Path
 from typing import Any
 
+from gdp.errors import PlacementError
+from gdp.splits.division import Pieces, Unit
+from gdp.splits.members import known_division
+from gdp.targets.engine import (
+    architectures_of,
+    quantisation_of,
+    runs_stages,
+    unknown_method,
+    why_not_on,
+)
+from gdp.targets.sglang.rules import SGLANG
 from gdp.targets.target import ExportJob
 from gdp.targets.vllm.export import ADDRESSES, VllmOptions, write_commands
 from gdp.targets.vllm.plan import options_of
@@ -31,12 +42,44 @@ def export(job: ExportJob) -> list[Path]:
     Raises:
         PlacementError: The placement is no layout of vLLM.
     """
+    require_legal(job)
     options = options_of(job)
     # Copies in one server (`--dp-size`) have experts of their own here.
     apart = options.serves or len(options.nodes) > 1
     each = options.commands if apart else (options,)
     commands = [command(own) for own in each]
     return write_commands("sglang", {}, commands, why(options), job.output, job.overwrite)
+
+
+def require_legal(job: ExportJob) -> None:
+    """Raise `PlacementError` where SGLang refuses what was planned for vLLM."""
+    cluster, placement = job.question.cluster, job.placement
+    kind = quantisation_of(job.spec)
+    used = {int(d) for d in placement.device[job.question.graph.weight_bytes > 0]}
+    used |= {d for group in placement.splits for d in group.devices}
+    used |= {d for team in placement.teams for d in team}
+    reasons = [unknown_method(SGLANG, kind)]
+    reasons += [why_not_on(SGLANG, kind, cluster.devices[d]) for d in sorted(used)]
+    leads = {*placement.device[job.question.graph.weight_bytes > 0].tolist()}
+    if len(leads) > 1 and not runs_stages(SGLANG, job.spec):
+        names = ", ".join(architectures_of(job.spec))
+        reasons.append(f"{SGLANG} runs {names} in one stage alone ({SGLANG.one_stage_file})")
+    experts = [u.total for u in _units(job) if u.kind == Pieces.EXPERTS]
+    for split in placement.splits:
+        if split.experts and experts and experts[0] % len(split.devices):
+            reasons.append(
+                f"{SGLANG} divides {experts[0]} experts evenly among GPUs, not among "
+                f"{len(split.devices)}"
+            )
+    if told := next(filter(None, reasons), ""):
+        raise PlacementError(
+            f"{told}: export to vllm, or place the model again without what it refuses (--forbid)"
+        )
+
+
+def _units(job: ExportJob) -> tuple[Unit, ...]:
+    splits = job.placement.splits
+    return known_division(job.question.graph).units if splits else ()
 
 
 def command(options: VllmOptions) -> dict[str, Any]:
@@ -66,6 +109,7 @@ def arguments(options: VllmOptions) -> list[str]:
         "--context-length", str(options.max_model_len),
         *(["--chunked-prefill-size", str(options.at_once)] if options.at_once else []),
         *(["--quantization", method] if method else []),
+        *(["--dtype", options.dtype] if options.dtype else []),
         *(_apart(options) if options.serves else _of_copy(options)),
         *(_of_machines(options) if options.machines else []),
     ]  # fmt: skip
@@ -122,6 +166,7 @@ def why(options: VllmOptions) -> dict[str, str]:
     }  # fmt: skip
     reasons |= {
         "--host": f"others reach it there from their machines; {ADDRESSES}",
+        "--dtype": "the type that was planned: each process would decide by its own GPU",
         "--dist-init-addr": "the processes of a server meet there, on its first machine",
         "--nnodes": "the GPUs are on so many machines: start a line on each, with its own "
         "environment",

@@ -33,6 +33,7 @@ from gdp.graph.generation import STEP, Request, request_of
 from gdp.graph.op_graph import OpGraph
 from gdp.placement import DraftModel, Placement
 from gdp.splits.members import held_graphs
+from gdp.targets.vllm.rules import BITSANDBYTES_LEFT, TRITON, VLLM
 from gdp.units import format_seconds
 
 TENSOR_PARALLEL = (
@@ -107,6 +108,9 @@ class VllmOptions:
     draft: DraftModel | None = None
     machines: tuple[str, ...] = ()  # of each GPU; () where the cluster has one
     node: int = 0  # among the machines of a server
+    dtype: str = ""  # of weights; "": vLLM's own choice
+    mixed: bool = False  # GPUs are of before and after Ampere, which have kernels of their own
+    kind: str = ""  # of quantisation of the weights
 
     @property
     def servers(self) -> "tuple[VllmOptions, ...]":
@@ -174,6 +178,8 @@ class VllmOptions:
             "--max-model-len", str(self.max_model_len),
             *(["--max-num-batched-tokens", str(self.at_once)] if self.at_once else []),
             *(["--quantization", method] if method else []),
+            *(["--dtype", self.dtype] if self.dtype else []),
+            *(["--attention-backend", TRITON] if self.mixed else []),
             *(["--port", str(self.port)] if self.port and not self.node else []),
             *(self._of_several_machines() if len(self.nodes) > 1 else []),
             *(SENDS_CACHES if self.serves else []),
@@ -235,6 +241,20 @@ class VllmOptions:
             reasons["model"] = (
                 f"the plan stands on weights stored as {self.quantize} (--quantize), which vLLM "
                 "does not make itself: serve a checkpoint that is stored so, which it recognises"
+            )
+        if self.kind == "bitsandbytes":
+            reasons["plugin"] = (
+                f"vLLM has bitsandbytes in {VLLM.plugins[self.kind]} since {BITSANDBYTES_LEFT}: "
+                f"pip install {VLLM.plugins[self.kind]} beside it"
+            )
+        if self.dtype:
+            reasons["--dtype"] = (
+                "the type that was planned, which all GPUs compute: vLLM would ask the first one "
+                "of each process alone"
+            )
+        if self.mixed:
+            reasons["--attention-backend"] = (
+                "the kernels that all these GPUs have: vLLM would take those of the first one"
             )
         if self.tensor > 1:
             reasons["--tensor-parallel-size"] = (
@@ -332,6 +352,8 @@ def vllm_options(
     at_once: int = 0,
     serves: str = "",
     draft: DraftModel | None = None,
+    dtype: str = "",
+    kind: str = "",
 ) -> VllmOptions:
     """The options of a placement of a request.
 
@@ -345,6 +367,8 @@ def vllm_options(
         at_once: Tokens of one pass that the plan stands on; 0 for none.
         serves: "prompts" or "tokens" where other GPUs serve the rest of each request; "" for both.
         draft: A small model that drafts tokens.
+        dtype: Of the weights, where the plan stands on one; "" for vLLM's own choice.
+        kind: Kind of quantisation of the weights (`gdp.targets.engine.kind_of`).
 
     Raises:
         PlacementError: vLLM cannot follow the placement, in one line with the reason.
@@ -390,6 +414,7 @@ def vllm_options(
         tensor, data, any(split.experts for split in placement.splits),
         not EXPERTS.isdisjoint(graph.op_types), serves=serves, draft=draft,
         machines=tuple(cluster.device_names[at[d]] for d in used) if several else (),
+        dtype=dtype, mixed=len({cluster.devices[d].has_bfloat16 for d in used}) > 1, kind=kind,
     )  # fmt: skip
 
 

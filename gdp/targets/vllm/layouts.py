@@ -19,15 +19,19 @@ from gdp.cluster.types import Cluster
 from gdp.constraints import allowed_mask
 from gdp.errors import ModelError
 from gdp.graph.fuse import fuse
+from gdp.graph.op_graph import OpGraph
 from gdp.methods.base import Candidate
 from gdp.methods.intervals import Row
 from gdp.placement import Placement, Split
 from gdp.prepare import prepare_placement
 from gdp.question import Question
 from gdp.sim.objectives import Score, find_objective
+from gdp.splits.division import Pieces
 from gdp.splits.members import divided, known_division
+from gdp.targets.engine import runs_stages
 from gdp.targets.rows import FINE_SHARES, ModuleBlocks, module_blocks
 from gdp.targets.vllm.groups import Group, arrangements, grouped
+from gdp.targets.vllm.rules import VLLM
 from gdp.units import format_bytes
 
 SIMULATED = 2
@@ -169,14 +173,27 @@ def estimates(question: Question, block: Int[np.ndarray, "N"], known: bool) -> l
     free = [d for d in gpus if allowed[:, d].all()]  # members, and copies, compute all ops
     found: list[LayoutEstimate] = []
     has_experts = known and known_division(graph).has_experts
+    wholes = _divided_evenly(graph) if known else ()
     for size in range(1, max(1, len(free)) + 1 if known else 2):
+        if any(whole % size for whole in wholes):
+            continue
         groups = grouped(question.cluster, free if size > 1 else gpus, size)
         for experts in (False, True) if has_experts and size > 1 else (False,):
             try:
                 found += _of_groups(question, block, groups, experts, free)
             except ModelError:  # so many GPUs do not divide the heads or columns
-                break
+                continue
     return sorted(found, key=lambda estimate: estimate.value_s)
+
+
+def _divided_evenly(graph: OpGraph) -> tuple[int, ...]:
+    """Numbers that engines divide by the tensor parallel size without a rest: heads
+    (`verify_with_parallel_config` of `vllm/config/model.py`), and words, padded before
+    (`pad_vocab_size`, `divide` of `vllm/model_executor/layers/vocab_parallel_embedding.py`)."""
+    units = known_division(graph).units
+    words = (-(-u.total // VLLM.padding) for u in units if u.kind == Pieces.VOCABULARY)
+    heads = (unit.total for unit in units if unit.kind == Pieces.HEADS)
+    return (*(count * VLLM.padding for count in words), *heads)
 
 
 def usable_gpus(cluster: Cluster) -> list[int]:
@@ -199,12 +216,14 @@ def _of_groups(
         parts = divided(question.graph, cluster, splits)
     blocks = module_blocks(question, block, parts, [group[0] for group in groups])
     pipelined = find_objective(question.objective).pipelined
-    join = np.maximum if pipelined else np.add
+    join, staged = np.maximum if pipelined else np.add, runs_stages(VLLM, question.model)
     for copies in _copies(question, len(groups)):
         for twins, every in arrangements(cluster, groups, copies, free):
             own = blocks.limited_to(list(twins), every)
+            if not staged:
+                own = min(own.alone(), key=lambda one: one.best_of_orders(0.0, join)[0])
             value_s, row = own.best_of_orders(0.0, join)
-            if row:
+            if row and (staged or not every):
                 degrees = Degrees(size, len(row), copies, experts)
                 yield LayoutEstimate(degrees, value_s / (copies if pipelined else 1), own, twins)
 

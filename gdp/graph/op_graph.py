@@ -56,6 +56,11 @@ WEIGHT_ARITHMETIC = "weight_arithmetic"
 cast to such numbers, too; "llm.int8": as bitsandbytes does it, in every runtime."""
 
 
+WEIGHT_BLOCK = "weight_block"
+"""Attribute of an op with quantised weights: (columns, rows) of a block whose numbers share a scale
+or a word, which no division cuts."""
+
+
 @dataclass(frozen=True, eq=False)
 class OpGraph:
     """A dataflow graph with its ops in topological order. Frozen; arrays are read-only.
@@ -172,7 +177,9 @@ class OpGraph:
     @property
     def digests(self) -> tuple[str, ...]:
         """Its digest, and those by which files of earlier versions know it."""
-        return self.digest, self._digest(frozenset([WEIGHT_ARITHMETIC])), self.earlier_digest
+        left_out = ({WEIGHT_BLOCK}, {WEIGHT_BLOCK, WEIGHT_ARITHMETIC})
+        before = dict.fromkeys(self._digest(frozenset(names)) for names in left_out)
+        return self.digest, *before, self.earlier_digest
 
     @functools.cached_property
     def op_index(self) -> dict[str, int]:

@@ -22,7 +22,7 @@ from gdp.costs.measured.graph import ATTENTION, EXPERTS
 from gdp.errors import ModelError
 from gdp.graph.generation import STEP
 from gdp.graph.linear_attention import CONVOLUTION, KEY_HEADS, VALUE_HEADS
-from gdp.graph.op_graph import INPUT, OUTPUT, OpGraph
+from gdp.graph.op_graph import INPUT, OUTPUT, WEIGHT_BLOCK, OpGraph
 from gdp.ops.llamacpp import IMAGE_ENCODER
 from gdp.ops.table import ELEMENTWISE_OPS, VIEWS
 
@@ -66,6 +66,7 @@ class Unit(NamedTuple):
     kind: Pieces
     total: int
     keys: int = 0  # heads of keys, of kinds that have heads
+    step: int = 1  # pieces that a block of quantised weights holds together
 
 
 class Assigned(NamedTuple):
@@ -116,8 +117,29 @@ def division_of(graph: OpGraph) -> Division:
     for op, (role, unit) in found.by_expert.items():
         experts.role[op], experts.unit[op] = role, unit
     return Division(
-        graph, tuple(found.units), columns, experts, tuple(found.partial_ops()),
+        graph, stepped_units(found, graph), columns, experts, tuple(found.partial_ops()),
         tuple(found.gathered), frozenset(found.whole_keys),
+    )  # fmt: skip
+
+
+def stepped_units(found: "_Search", graph: OpGraph) -> tuple[Unit, ...]:
+    """The units with the pieces that blocks of quantised weights hold together: of the columns of a
+    product, or of the rows of one that adds."""
+    steps = [1] * len(found.units)
+    for op, detail in enumerate(graph.detail):
+        block, role = detail.attributes.get(WEIGHT_BLOCK), found.role[op]
+        if not isinstance(block, tuple) or role not in (Role.COLUMN, Role.ROW):
+            continue
+        unit, (columns, rows) = found.units[found.unit[op]], found.sizes(op)
+        width, size = (columns, block[0]) if role == Role.COLUMN else (rows, block[1])
+        # Gate and up, of one product, are two rows of columns.
+        each = 1 if unit.kind == Pieces.COLUMNS else max(1, width // max(1, unit.total))
+        steps[found.unit[op]] = math.lcm(
+            steps[found.unit[op]], int(size) // math.gcd(int(size), each)
+        )
+    units = zip(found.units, steps, strict=True)
+    return tuple(
+        unit if unit.kind == Pieces.VOCABULARY else unit._replace(step=step) for unit, step in units
     )  # fmt: skip
 
 
@@ -181,8 +203,10 @@ class _Search:
             self.role[op], self.unit[op] = role, index
 
     def sizes(self, op: int) -> tuple[int, int]:
-        """(columns, rows) of the weight of a linear product."""
+        """(columns, rows) of the weight of a linear product, or of those of experts."""
         detail = self.graph.detail[op]
+        if len(detail.input_shapes[1]) == 3 and self.is_experts[op]:
+            return detail.input_shapes[1][2], detail.input_shapes[1][1]
         return detail.output_shapes[0][-1], detail.input_shapes[0][-1]
 
     def reach(

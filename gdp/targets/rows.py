@@ -73,6 +73,10 @@ class ModuleBlocks:
         """These stretches, on some of the devices alone, or on `every` one of them."""
         return replace(self, usable=tuple(usable), every=every)
 
+    def alone(self) -> "list[ModuleBlocks]":
+        """These stretches, on each of the devices alone."""
+        return [self.limited_to([d]) for d in self.usable]
+
     @cached_property
     def scratch_bytes(self) -> Int[np.ndarray, "C C"]:
         """The most tensors of a block in every stretch, such as logits where the head is."""

@@ -15,6 +15,7 @@ from gdp.ops.vllm import DEFAULTS, SMALL_KINDS, Defaults
 from gdp.question import Question
 from gdp.result import Result
 from gdp.splits.members import why_undivided
+from gdp.targets.engine import legal_devices, quantisation_of
 from gdp.targets.target import ExportJob
 from gdp.targets.vllm.export import (
     VllmOptions,
@@ -33,6 +34,7 @@ from gdp.targets.vllm.layouts import (
     told_layout,
     usable_gpus,
 )
+from gdp.targets.vllm.rules import VLLM
 from gdp.units import format_bytes
 
 
@@ -40,6 +42,7 @@ def vllm_model(model: Model, cluster: Cluster) -> Model:
     """A configuration as vLLM computes it: attention fused, prompts in chunks of the tokens that
     `vllm serve` computes at once on the GPUs of a cluster, in a type that all of them compute.
     Other models as they are."""
+    cluster, _ = legal_devices(VLLM, model, cluster)
     served = as_served(model, vllm_defaults(cluster).batched_tokens)
     spec = spec_of(served)
     if not spec.startswith(HF_PREFIX) or all(d.has_bfloat16 for d in _gpus(cluster)):
@@ -64,7 +67,8 @@ def vllm_defaults(cluster: Cluster) -> Defaults:
 
 
 def _gpus(cluster: Cluster) -> list[Device]:
-    return [device for device in resident(cluster).devices if not device.is_cpu]
+    devices = resident(cluster).devices
+    return [d for d in devices if not d.is_cpu and d.supported != frozenset()]
 
 
 def plan_vllm(question: Question) -> Result:
@@ -90,6 +94,7 @@ def plan_vllm(question: Question) -> Result:
         raise InfeasibleError(
             f"cluster {question.cluster.name!r} has no GPU, and vLLM needs one here"
         )
+    cluster, left_out = legal_devices(VLLM, question.model, cluster)
     several = len(usable_gpus(cluster)) > 1
     why = why_undivided(question.graph) if several else "one GPU"
     machines = (replace(question, cluster=machine) for machine in by_share(cluster))
@@ -101,10 +106,12 @@ def plan_vllm(question: Question) -> Result:
         raise InfeasibleError(
             f"{question.graph.name!r} does not fit on cluster {cluster.name!r}: {reason}"
         )
-    best = min(fitting, key=lambda one: one.score.value_s)
+    best = min(fitting, key=lambda one: one.value_s)
     bound = (least_s(replace(question, cluster=cluster)), BOUND_BY) if several else None
     question, layouts = next((own, found) for own, found in tried if best in found)
     result = solve.evaluate(question, best.placement, bound)
+    if left_out:
+        result = replace(result, notes=(*result.notes, left_out))
     if not several:
         return replace(result, method="vllm")
     fitting = [one for one in layouts if one.score.feasible]
@@ -167,5 +174,6 @@ def options_of(job: ExportJob) -> VllmOptions:
     scheme = "" if spec.quantize == "none" else spec.quantize
     return vllm_options(
         job.question.graph, job.placement, machine, peak_bytes, longest, scheme,
-        spec.max_num_batched_tokens, job.question.serves, job.question.draft,
+        spec.max_num_batched_tokens, job.question.serves, job.question.draft, spec.dtype,
+        quantisation_of(job.spec),
     )  # fmt: skip

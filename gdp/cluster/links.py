@@ -139,15 +139,13 @@ def concurrent_rings(cluster: Cluster, devices: Sequence[int]) -> int:
     return 1
 
 
-def _kind_of(cluster: Cluster, src: int, dst: int) -> tuple[LinkKind, bool]:
+def _kind_of(cluster: Cluster, src: int, dst: int, host: int) -> tuple[LinkKind, bool]:
     """The link between two devices as its numbers tell it, and True if these are what follows from
-    the presets of its ends."""
+    the presets of its ends and the host's PCIe generation."""
     numbers = (float(cluster.link_bytes_per_s[src, dst]), float(cluster.link_latency_s[src, dst]))
-    entries = [presets().get(device.kind) for device in cluster.devices]
-    a, b = entries[src], entries[dst]
+    a, b = (presets().get(cluster.devices[d].kind) for d in (src, dst))
     if a is not None and b is not None:
-        host = host_generation([x for x in entries if x is not None])
-        for suffix in ("", "nvlink", "pcie3", "pcie4", "pcie5"):
+        for suffix in ("", "nvlink", *PCIE_BYTES_PER_S):
             kind = link_kind(a, b, host, suffix)
             if kind is not None and kind[1:3] == numbers:
                 return kind, not suffix
@@ -166,29 +164,35 @@ def links_line(cluster: Cluster) -> str:
     # A device whose caches are kept elsewhere stands for weights at rest, without a link itself.
     gpus = [d for d, x in enumerate(cluster.devices) if not (x.is_cpu or x.caches_on)]
     cpus = [d for d, device in enumerate(cluster.devices) if device.is_cpu]
-    groups: dict[tuple[str, str], list[Device]] = {}
+    known = [presets()[d.kind] for d in cluster.devices if d.kind in presets()]
+    host, kinds = host_generation(known), dict[object, tuple[LinkKind, bool]]()
+    groups: dict[tuple[str, str], dict[str, Device]] = {}
     from_presets = True
 
     def add(src: int, dst: int, hub: str, members: Sequence[int]) -> None:
         nonlocal from_presets
-        kind, follows = _kind_of(cluster, src, dst)
+        ends = (cluster.devices[src].kind, cluster.devices[dst].kind)
+        key = (ends, cluster.link_bytes_per_s[src, dst], cluster.link_latency_s[src, dst])
+        if key not in kinds:
+            kinds[key] = _kind_of(cluster, src, dst, host)
+        kind, follows = kinds[key]
         rate = f"{kind.bytes_per_s / 1e9:.4g} GB/s"
         text = f"{kind.name} ({rate})" if kind.name else rate
-        if hub or not any(text == known for known, of in groups if of):
+        if hub or not any(text == other for other, of in groups if of):
             from_presets &= follows
-            own = groups.setdefault((text, hub), [])
-            own += [cluster.devices[d] for d in members if cluster.devices[d] not in own]
+            named = {cluster.device_names[d]: cluster.devices[d] for d in members}
+            groups.setdefault((text, hub), {}).update(named)
 
     for d in gpus if cpus else ():
         hub = max(cpus, key=lambda cpu: float(cluster.link_bytes_per_s[cpu, d]))
         add(hub, d, cluster.device_names[hub], [d])
     for i, j in itertools.combinations(gpus, 2):
         add(i, j, "", [i, j])
-    named = [
-        f"{text} between {f'{hub} and ' if hub else ''}{_names(members)}"
+    lines = [
+        f"{text} between {f'{hub} and ' if hub else ''}{_names(list(members.values()))}"
         for (text, hub), members in groups.items()
     ]
-    return "; ".join(named) + (" (from the cards' datasheets)" if named and from_presets else "")
+    return "; ".join(lines) + (" (from the cards' datasheets)" if lines and from_presets else "")
 
 
 def _names(devices: Sequence[Device]) -> str:

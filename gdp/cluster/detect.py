@@ -182,7 +182,7 @@ def _host_links(run: Run, gpus: Sequence[Device]) -> dict[str, float]:
 
 
 def _queried(run: Run, fields: str) -> list[list[str]]:
-    """Cells of what nvidia-smi answers, a row for each GPU."""
+    """Cells of a query of nvidia-smi, a row for each GPU."""
     text = run(["nvidia-smi", f"--query-gpu={fields}", "--format=csv,noheader,nounits"]) or ""
     return [[cell.strip() for cell in line.split(",")] for line in text.strip().splitlines()]
 

@@ -16,15 +16,18 @@ from gdp.cluster.file import Machine, load_cluster
 from gdp.cluster.links import links_line
 from gdp.cluster.types import Cluster, fullness
 from gdp.costs.base import CostModel
-from gdp.errors import InfeasibleError
+from gdp.errors import InfeasibleError, PlacementError
 from gdp.graph.op_graph import OpGraph
 from gdp.methods.base import Search
-from gdp.models import Generation, with_options
+from gdp.models import Generation, is_gguf, with_options
 from gdp.placement import Placement, check, make_placement
 from gdp.question import Question
 from gdp.result import Result
 from gdp.targets.contexts import plan_longest
 from gdp.targets.free import plan_freely
+
+LLAMACPP = "llamacpp"
+"""Target of .gguf models."""
 
 
 @dataclass(frozen=True)
@@ -93,7 +96,8 @@ def fit(
         new: Tokens that are written.
         context: Tokens of each sequence that caches are reserved for, "max" for the longest that
             fits. Default: those of prompt and new.
-        target: Runtime that shall be able to follow, as `gdp.place` takes it. Default: none.
+        target: Runtime that shall be able to follow, as `gdp.place` takes it. Default: llama.cpp
+            for .gguf models where it runs, as nothing else runs them; none for others.
         costs: As `gdp.place` takes them.
         search: Budget of each placement. Default: one second.
         progress: Called with the row that begins and the share of the rows that are done.
@@ -103,6 +107,8 @@ def fit(
         ArgumentError: A scheme is given for a model of another kind.
     """
     search, plan = search or Search(seconds=1.0), plan_freely if target is None else planned
+    if target is None and is_gguf(model):
+        target, plan = LLAMACPP, _by_llamacpp
     machines = [load_cluster(cluster) for cluster in clusters]
     asked = list(itertools.product(quantize, prompts, batches))
     rows: dict[tuple[int, str, int, int], tuple[FitRow, Result | None]] = {}
@@ -117,11 +123,21 @@ def fit(
             rows[j, scheme, prompt, batch] = _planned(
                 row, plan, request, machine, target=target, costs=costs, search=search
             )
-    plans = [result.placement for _, result in rows.values() if result is not None]
+    results = [result for _, result in rows.values() if result is not None]
+    plans = [] if target == LLAMACPP else [result.placement for result in results]
     return [
         row if result is None else _told(row, _best_of(result, plans))
         for row, result in (rows[j, *key] for j in range(len(machines)) for key in asked)
     ]
+
+
+def _by_llamacpp(question: Question) -> Result:
+    """The answer of llama.cpp's own target; a free one where it cannot run, as without a
+    processor."""
+    try:
+        return planned(question)
+    except PlacementError:
+        return plan_freely(replace(question, target=None))
 
 
 def _planned(

@@ -41,6 +41,8 @@ ROOMY = 0.75
 that nobody misses."""
 NEAR_ORDERS = 24
 """Orders of unlike devices, as fast as the best, among which an even row is looked for."""
+SPREAD = "spread evenly"
+"""Begins the note of a plan that was taken for its room."""
 EVEN_STEPS = 8  # halvings of the share of memory that the fullest device may fill
 
 
@@ -248,7 +250,7 @@ def evened(result: Result, placements: Iterable[Placement | None]) -> Result:
     before = max(fullness(cluster, result.score.peak_bytes.tolist()))
     cost = max(best.value_s / result.value_s - 1, 0.0) if result.value_s else 0.0
     note = (
-        f"spread evenly: the fullest device is {fullest:.0%} full instead of {before:.0%}, which "
+        f"{SPREAD}: the fullest device is {fullest:.0%} full instead of {before:.0%}, which "
         f"costs {cost:.2%}: simplicity 0 answers the fastest plan"
     )
     told = [n for n in result.notes if n != nearly_full(cluster, result.score.peak_bytes.tolist())]

@@ -446,12 +446,16 @@ def two_machines(*, lan: float = 1e9) -> Cluster:
 def test_gpus_of_another_machine_are_lent_by_rpc(tmp_path: Path) -> None:
     """Named after that machine's processor; devices in the order of the plan."""
     graph, cluster = load(f"{write_gguf(tmp_path / 'm.gguf')}?decode"), two_machines()
-    device = np.where(np.isin(graph.scope, ["token_embd", ""]), 1, 2)
+    here = np.where(np.isin(graph.scope, ["token_embd", ""]), 1, 2)
+    device = np.where(np.isin(graph.scope, ["output", "output_norm"]), 4, here)
     flags = flags_of(graph, make_placement(graph, cluster, device), cluster)
     told = dict(zip(flags.arguments()[::2], flags.arguments()[1::2], strict=True))
     assert told["--rpc"] == "b-cpu:50052"
     assert told["--device"] == "RPC0,CUDA0,RPC1"
-    assert told["--tensor-split"] == "0,4,0"
+    assert told["--tensor-split"] == "0,3,1"
+    # A machine whose GPUs compute nothing lends none.
+    alone = flags_of(graph, make_placement(graph, cluster, here), cluster)
+    assert (alone.rpc, alone.device, alone.tensor_split, alone.n_gpu_layers) == ((), (), (), 4)
     for same in (two_machines(lan=20e9), box(64 * MIB, 64 * MIB)):
         at = np.where(np.isin(graph.scope, ["token_embd", ""]), same.host, 2)
         arguments = flags_of(graph, make_placement(graph, same, at), same).arguments()

@@ -17,7 +17,7 @@ from gdp.costs.op_offload import sent_bytes
 from gdp.errors import ModelError, PlacementError
 from gdp.graph.op_graph import OpGraph
 from gdp.models import load
-from gdp.placement import Split, load_placement, make_placement
+from gdp.placement import Placement, Split, load_placement, make_placement
 from gdp.prepare import prepare_placement
 from gdp.question import Question
 from gdp.splits.division import Pieces, division_of
@@ -26,7 +26,7 @@ from gdp.targets.llamacpp.flags import flags_of, slots_of
 from gdp.targets.llamacpp.pipeline import saved_s
 from gdp.targets.llamacpp.plan import _pipelined, plan_llamacpp
 from gdp.targets.llamacpp.tensor import _rounded, why_no_tensor_split
-from tests.gguf_models import INNER, MIB, WIDTH, box, quick, write_gguf
+from tests.gguf_models import INNER, MIB, WIDTH, box, quick, sayable, write_gguf
 
 
 def model(folder: Path, query: str = "decode&sequence=64", **more: object) -> OpGraph:
@@ -216,7 +216,7 @@ def test_micro_batches_go_through_gpus_as_a_pipeline(tmp_path: Path) -> None:
     assert saved(whole, (Split((1, 2)),)) == 0.0
     question = Question(graph, cluster)
     result = solve.evaluate(question, make_placement(graph, cluster, device))
-    (note,) = _pipelined(result).notes
+    (note,) = _pipelined(result, ()).notes
     assert note.startswith("micro-batches of the prompt go through the GPUs as a pipeline")
 
 
@@ -234,3 +234,22 @@ def test_a_micro_batch_of_another_size(tmp_path: Path) -> None:
     assert (told["--ubatch-size"], told["--batch-size"]) == ("4096", "4096")
     with pytest.raises(ModelError, match="ubatch must be a positive whole number"):
         load(f"{path}?ubatch=none")
+
+
+@pytest.mark.parametrize("rates", [(1e11, 1e11), (2e11, 1e11), (1e11, 1e11, 2e11)])
+def test_the_plan_is_the_best_as_a_pipeline(rates: tuple[float, ...], tmp_path: Path) -> None:
+    """Against every row of whole blocks on GPUs: C micro-batches through stages of s seconds take
+    sum(s) / C + (C - 1) / C max(s), steps their sum."""
+    path = write_gguf(tmp_path / "m.gguf", layers=6)
+    graph, cluster = load(f"{path}?prompt=4096&new=2&ubatch=512"), quick(*rates, size=99 * MIB)
+    found = plan_llamacpp(Question(graph, cluster))
+
+    def piped_s(placement: Placement) -> float:
+        score = solve.simulate(found.question, placement)
+        return score.value_s - saved_s(prepare_placement(found.question, placement))
+
+    blocks = np.concatenate(slots_of(graph).layers)
+    rows = [placed for placed in sayable(graph, cluster) if placed.device[blocks].all()]
+    best_s = min(map(piped_s, rows))
+    taken_s = found.value_s if found.placement.splits else piped_s(found.placement)
+    assert taken_s <= best_s * 1.01

@@ -8,7 +8,7 @@ tensors in whose names the regular expression is found. A block's cache lies wit
 
 import re
 import shlex
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -189,8 +189,8 @@ def flags_of(graph: OpGraph, placement: Placement, cluster: Cluster) -> Flags:
         return _divided_flags(graph, placement, cluster)
     slots, device = slots_of(graph), placement.device
     order = [0 if n is None else 1 + n for n in cluster.accelerator_numbers]
-    gpus = range(max(order))
     used = {int(d) for d in device[~graph.is_io]}
+    gpus = [order[d] for d in _known_gpus(cluster, used)]
     if len(cpus := [cluster.device_names[d] for d in sorted(used) if order[d] == 0]) > 1:
         raise _cannot(f"ops lie on {' and '.join(cpus)}, and llama.cpp knows one CPU")
     alone = {d for d, own in enumerate(cluster.devices) if own.is_unified and d == cluster.host}
@@ -211,13 +211,22 @@ def flags_of(graph: OpGraph, placement: Placement, cluster: Cluster) -> Flags:
             if order[where]:
                 raise _cannot(f"experts of block {block} are on another GPU than the block")
             away.append(block)
-    counts, lent = tuple(places.count(1 + gpu) for gpu in gpus), _lent(cluster)
+    counts, lent = tuple(places.count(gpu) for gpu in gpus), _lent(cluster, used)
     flags = Flags(
         sum(counts), counts if len(gpus) > 1 else (), _overrides(graph, slots, away),
         _context(graph), *_planned(graph), op_offload=_sends_weights(graph, device, cluster),
         rpc=lent.get("rpc", ()), device=lent.get("device", ()), **_asked(graph),
     )  # fmt: skip
     return _with_encoder(flags, graph, device, slots, cluster)
+
+
+def _known_gpus(cluster: Cluster, used: Collection[int]) -> list[int]:
+    """The GPUs of the host, and those of machines that lend one that computes, in their order."""
+    machines = {machine_of(cluster, d) for d in (*used, cluster.host)}
+    return [
+        d for d, number in enumerate(cluster.accelerator_numbers)
+        if number is not None and machine_of(cluster, d) in machines
+    ]  # fmt: skip
 
 
 def _divided_flags(graph: OpGraph, placement: Placement, cluster: Cluster) -> Flags:
@@ -231,7 +240,7 @@ def _divided_flags(graph: OpGraph, placement: Placement, cluster: Cluster) -> Fl
         raise _cannot("a processor computes a part of each op, and llama.cpp divides among GPUs")
     if any(numbers[d] is not None for d in device[slots.embedding]):
         raise _cannot("llama.cpp keeps token_embd on the CPU (--cluster tells CPUs from GPUs)")
-    if _lent(cluster):
+    if _lent(cluster, split.devices):
         raise _cannot("GPUs of several machines divide ops")
     if split.experts:
         raise _cannot("GPUs hold whole experts, and llama.cpp divides the columns of each")
@@ -254,8 +263,10 @@ def _with_encoder(
     file, number = str(graph.detail[op].attributes["file"]), cluster.accelerator_numbers[device[op]]
     if number is None:
         return replace(flags, mmproj=file)
-    names = _lent(cluster).get("device")
-    return replace(flags, mmproj=file, mmproj_device=names[number] if names else f"CUDA{number}")
+    used = [int(d) for d in device[~graph.is_io]]
+    names = _lent(cluster, used).get("device")
+    at = _known_gpus(cluster, used).index(int(device[op]))
+    return replace(flags, mmproj=file, mmproj_device=names[at] if names else f"CUDA{number}")
 
 
 def _context(graph: OpGraph) -> int:
@@ -267,10 +278,11 @@ def _context(graph: OpGraph) -> int:
     return int(tokens)  # pyright: ignore[reportArgumentType]
 
 
-def _lent(cluster: Cluster) -> dict[str, tuple[str, ...]]:
-    """Machines that lend GPUs to the host, and the names of all GPUs in their order."""
+def _lent(cluster: Cluster, used: Collection[int]) -> dict[str, tuple[str, ...]]:
+    """Machines that lend the host GPUs that compute, and the names of all GPUs of these machines
+    in their order."""
     home = machine_of(cluster, cluster.host)
-    gpus = [machine_of(cluster, d) for d, own in enumerate(cluster.devices) if not own.is_cpu]
+    gpus = [machine_of(cluster, d) for d in _known_gpus(cluster, used)]
     far = list(dict.fromkeys(machine for machine in gpus if machine != home))
     if not far:
         return {}

@@ -6,7 +6,7 @@ which is what a chain of blocks takes; beside it stands llama.cpp's own plan (`f
 """
 
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -14,7 +14,7 @@ import numpy as np
 from jaxtyping import Float, Int
 
 from gdp import solve
-from gdp.cluster.types import Cluster
+from gdp.cluster.types import Cluster, fullness, nearly_full
 from gdp.errors import ArgumentError, InfeasibleError, PlacementError
 from gdp.graph.op_graph import OpGraph
 from gdp.methods.intervals import best_row
@@ -22,7 +22,7 @@ from gdp.placement import Placement, make_placement
 from gdp.prepare import prepare_placement, prepare_problem, requests_in_flight
 from gdp.problem.arrays import arrays_of
 from gdp.question import Question
-from gdp.result import Result
+from gdp.result import Result, counts_of, with_bound
 from gdp.sim.segments import border_tensors
 from gdp.targets.llamacpp.encoder import homes_of_encoder, told
 from gdp.targets.llamacpp.fit_rule import FitSizes, fit_plan
@@ -35,6 +35,7 @@ from gdp.targets.rows import (
     EVEN_STEPS,
     FINE_SHARES,
     MEMORY_SHARES,
+    SPREAD,
     evened,
     first_that_fits,
 )
@@ -54,6 +55,7 @@ class _LlamaBlocks:
     cpu: int
     layer_s: Float[np.ndarray, "S D"]
     experts_s: Float[np.ndarray, "S D"]
+    prompt_s: Float[np.ndarray, "S D"]  # of these two, those of the micro-batches of a prompt
     segment_s: Float[np.ndarray, "D"]  # the dispatch that is paid for every stretch, in all passes
     layer_bytes: Int[np.ndarray, "S"]
     expert_bytes: Int[np.ndarray, "S"]
@@ -66,6 +68,8 @@ class _LlamaBlocks:
     flow_bytes: int  # between blocks
     logits_bytes: int
     away_bytes: Int[np.ndarray, "S 2"]  # to the experts, and back
+    chunks: int  # micro-batches of the prompt
+    stage_s: float = np.inf  # most of `prompt_s` on a GPU that has whole slots; inf: any plan
 
     def move_s(self, src: int, dst: int, size: int) -> float:
         latency_s = self.cluster.link_latency_s * self.crossings
@@ -86,6 +90,11 @@ class _LlamaBlocks:
                 most = int(fill * self.cluster.memory_bytes[d]) - self.tensor_bytes
                 memory_bytes[d] = min(memory_bytes[d], most)
         return replace(self, memory_bytes=memory_bytes)
+
+    def piped_s(self, total_s: float, at: Int[np.ndarray, "S"]) -> float:
+        """Seconds of a plan whose GPUs read a prompt as a pipeline; see `pipeline.saved_s`."""
+        stages = np.bincount(at, self.prompt_s[np.arange(len(at)), at])
+        return total_s - (1 - 1 / self.chunks) * float(stages.sum() - stages.max())
 
     @cached_property
     def away_s(self) -> list[list[float]]:
@@ -143,19 +152,47 @@ def _planned(question: Question, slots: Slots, home: int | None) -> Result:
     result = first_that_fits(question, plans, reason, "llamacpp")
     result = beside(result, _fit_peer(graph, cluster, slots, blocks))
     result = evened(result, _even_placements(graph, cluster, slots, blocks))
-    return _or_divided(_pipelined(result), tensor_plans(question, slots, blocks.rest))
+    result = _pipelined(result, _piped_placements(graph, cluster, slots, blocks))
+    return _or_divided(result, tensor_plans(question, slots, blocks.rest))
 
 
-def _pipelined(result: Result) -> Result:
-    """The result with a note where llama.cpp reads its prompt sooner than it says."""
-    saved = saved_s(prepare_placement(result.question, result.placement))
+def _pipelined(result: Result, plans: Iterable[Placement]) -> Result:
+    """The result, or a plan that takes fewer seconds where GPUs read the prompt as a pipeline; of
+    equal ones that with most room on its fullest device. With a note of what the pipeline saves."""
+    question, cluster = result.question, result.question.cluster
+    rows = [(result.placement, result.score)]
+    rows += [(p, solve.simulate(question, p)) for p in plans]
+    rows = [row for row in rows if row[1].feasible]
+    saved_by = [saved_s(prepare_placement(question, placement)) for placement, _ in rows]
+    piped_s = [s.value_s - saved for (_, s), saved in zip(rows, saved_by, strict=True)]
+    fullest = [max(fullness(cluster, score.peak_bytes.tolist())) for _, score in rows]
+    slack = EQUAL if question.search.simplicity else 0.0
+    near = [i for i, value_s in enumerate(piped_s) if value_s <= min(piped_s) * (1 + slack)]
+    best = min(near, key=lambda i: (fullest[i], piped_s[i]))
+    saved = saved_by[best]
+    if rows[best][0] is not result.placement:
+        placement, score = rows[best]
+        full = nearly_full(cluster, score.peak_bytes.tolist())
+        other = replace(
+            result, placement=placement, score=score, deviation_s=None,
+            counts=counts_of(question.graph, placement),
+            notes=(*_other_notes(result), *([full] if full else [])),
+        )  # fmt: skip
+        result = with_bound(other, result.bound_s, result.bound_by)
     if saved < NOTED * result.value_s:
         return result
     note = (
         f"micro-batches of the prompt go through the GPUs as a pipeline, which saves about "
-        f"{format_seconds(saved)} of these times"
+        f"{format_seconds(saved)} of these times: {format_seconds(piped_s[best])} in all, by which "
+        "this plan was chosen"
     )
     return replace(result, notes=(*result.notes, note))
+
+
+def _other_notes(result: Result) -> tuple[str, ...]:
+    """Notes that are not of the memory of its plan, or of how evenly it shares."""
+    full = nearly_full(result.question.cluster, result.score.peak_bytes.tolist())
+    return tuple(n for n in result.notes if n != full and not n.startswith(SPREAD))
 
 
 def _or_divided(result: Result, plans: Sequence[TensorPlan]) -> Result:
@@ -227,6 +264,32 @@ def _even_placements(
             least = fill
 
 
+def _piped_placements(
+    graph: OpGraph, cluster: Cluster, slots: Slots, blocks: _LlamaBlocks
+) -> Iterator[Placement]:
+    """Of plans that have all blocks whole on GPUs, those of the fewest seconds as a pipeline: the
+    least sum under a shorter and shorter slowest stage, by bisection. The best of these, and the
+    one that shares most evenly."""
+    if blocks.chunks < 2 or sum(not device.is_cpu for device in cluster.devices) < 2:
+        return
+    own, found = blocks.with_share(1.0), list[tuple[float, Int[np.ndarray, "N"]]]()
+    least, most = 0.0, float(np.where(np.isfinite(own.prompt_s), own.prompt_s, 0).sum(0).max())
+    for _ in range(EVEN_STEPS):
+        middle = (least + most) / 2
+        plan = _llama_devices(graph, slots, replace(own, stage_s=middle), False)
+        if plan is None:
+            least = middle
+            continue
+        at, most = np.array([plan[1][ops[0]] for ops in slots.layers if len(ops)]), middle
+        rows = np.array([len(ops) > 0 for ops in slots.layers])
+        value_s = replace(own, prompt_s=own.prompt_s[rows]).piped_s(plan[0].real, at)
+        found.append((value_s, plan[1]))
+    if found:
+        best = min(found, key=lambda row: row[0])
+        for device in {id(d): d for d in (best[1], found[-1][1])}.values():
+            yield make_placement(graph, cluster, device, made_by="gdp llamacpp")
+
+
 def even_row(graph: OpGraph, cluster: Cluster) -> Placement:
     """Blocks and output in equal shares on the CPU and each GPU, in the order of the flags."""
     slots, numbers = slots_of(graph), cluster.accelerator_numbers
@@ -282,7 +345,10 @@ def _llama_blocks(question: Question, slots: Slots, home: int | None = None) -> 
     of_group = np.zeros(problem.num_ops, dtype=np.int64)
     of_group[problem.origin.group_of] = piece
     seconds = np.zeros((len(pieces) + 1, cluster.num_devices))
-    np.add.at(seconds, of_group, np.where(problem.allowed, problem.compute_s + per_op, np.inf))
+    op_s = np.where(problem.allowed, problem.compute_s + per_op, np.inf)
+    np.add.at(seconds, of_group, op_s)
+    prompt_s = np.zeros_like(seconds)
+    np.add.at(prompt_s, of_group, np.where((problem.graph.chunks > 1)[:, None], op_s, 0.0))
     if not np.isfinite(seconds[0, cpu]):
         raise InfeasibleError(
             f"llama.cpp keeps token_embd on the CPU, and {cluster.device_names[cpu]!r} is forbidden"
@@ -304,6 +370,7 @@ def _llama_blocks(question: Question, slots: Slots, home: int | None = None) -> 
     return _LlamaBlocks(
         cluster=problem.cluster, cpu=cpu, layer_s=seconds[1 : count + 1],
         experts_s=seconds[count + 1 : -1],
+        prompt_s=prompt_s[1 : count + 1] + prompt_s[count + 1 : -1],
         segment_s=arrays_of(problem).segment_s * (1 if most == 1 else 2),
         layer_bytes=_summed(held_bytes, slots.layers),
         expert_bytes=_summed(held_bytes, slots.experts),
@@ -312,6 +379,7 @@ def _llama_blocks(question: Question, slots: Slots, home: int | None = None) -> 
         crossings=1 if most == 1 else 2, flow_bytes=_crossing(graph, slots.embedding)[1],
         logits_bytes=_crossing(graph, slots.layers[-1])[1],
         away_bytes=np.array([_crossing(graph, ops) for ops in slots.experts]),
+        chunks=int(graph.chunks.max()),
     )  # fmt: skip
 
 
@@ -421,10 +489,15 @@ def _llama_stretch(
     seconds = float((blocks.layer_s + blocks.experts_s)[span, device].sum())
     size = int((blocks.layer_bytes + blocks.expert_bytes)[span].sum())
     size += int(blocks.shared_bytes[span].max(axis=0).sum())
-    cpu = blocks.cpu
+    cpu, unified = blocks.cpu, not blocks.cluster.devices[blocks.cpu].is_cpu
+    pipes = blocks.stage_s < np.inf
+    if pipes and (
+        (device == cpu and not unified) or blocks.prompt_s[span, device].sum() > blocks.stage_s
+    ):
+        return None
     if device == cpu:
         fits = np.isfinite(seconds) and size <= blocks.memory_bytes[cpu]
-        return (seconds, size, ()) if fits else None
+        return (seconds, 0 if unified else size, ()) if fits else None
     seconds = float(blocks.layer_s[span, device].sum())
     owned = [int(s) for s in span if blocks.expert_bytes[s] > 0]
     here_s = {s: float(blocks.experts_s[s, device]) for s in owned}
@@ -439,6 +512,6 @@ def _llama_stretch(
     away += gone
     size -= int(blocks.expert_bytes[gone].sum())
     seconds += sum(away_s[s] if s in away else here_s[s] for s in owned)
-    if size > blocks.memory_bytes[device] or not np.isfinite(seconds):
+    if size > blocks.memory_bytes[device] or not np.isfinite(seconds) or (pipes and away):
         return None
     return seconds, int(blocks.expert_bytes[away].sum()), away

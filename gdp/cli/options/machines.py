@@ -84,7 +84,8 @@ def limited(
             if unknown := {key: sizes[key] for key in sizes if not any(key in o for o in own)}:
                 limit(clusters[0], unknown)  # raises
             clusters = [limit(c, mine) for c, mine in zip(clusters, own, strict=True)]
-    return [with_backend(c, backend) for c in clusters]
+    with prefix_errors("--backend"):
+        return [with_backend(c, backend) for c in clusters]
 
 
 def _has(cluster: "Cluster", key: str) -> bool:

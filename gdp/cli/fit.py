@@ -66,6 +66,7 @@ def _schemes(context: click.Context, parameter: click.Parameter, value: str) -> 
 @traffic_option
 @options.max_memory
 @options.reserve
+@options.backend
 @click.option("--seconds", type=float, default=1.0, show_default=True, help="Search of each row.")
 @options.seed
 @options.costs
@@ -74,8 +75,8 @@ def _schemes(context: click.Context, parameter: click.Parameter, value: str) -> 
 def fit(
     model: str, clusters: tuple[str, ...], prompts: tuple[int, ...], batches: tuple[int, ...],
     quantize: tuple[str, ...], new: int, context: str | None, target: str | None,
-    traffic: str | None, max_memory: tuple[str, ...], reserve: tuple[str, ...], seconds: float,
-    seed: int, costs: str | None, outputs: options.Outputs,
+    traffic: str | None, max_memory: tuple[str, ...], reserve: tuple[str, ...],
+    backend: str | None, seconds: float, seed: int, costs: str | None, outputs: options.Outputs,
 ) -> None:  # fmt: skip
     """Compare contexts, batches, schemes and machines: if they fit, and how fast they are.
 
@@ -102,7 +103,7 @@ def fit(
             f"--clusters {','.join(clusters)!r} has an empty name: write them like cpu+t4,cpu+h100"
         )
     outputs.require(model, costs, *(name for name in names if name.endswith(".toml")))
-    machines = options.limited(map(Cluster.load, names), max_memory, reserve)
+    machines = options.limited(map(Cluster.load, names), max_memory, reserve, backend)
     with stages() as say, listening(say):
         if traffic is not None:
             rows = fit_traffic(

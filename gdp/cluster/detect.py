@@ -53,7 +53,8 @@ def local_cluster(*, max_cores: int = MAX_CORES, run: Run | None = None) -> Clus
     """Detect this machine: its GPUs and the CPU as one device, or, without GPUs, its cores.
 
     GPUs come from nvidia-smi or rocm-smi, or from JAX if a JAX accelerator plug-in is installed;
-    unknown models get the preset with the nearest memory.
+    unknown models get the preset with the nearest memory. Their backend of llama.cpp is what an
+    installed llama-cpp-python was built with.
 
     Args:
         max_cores: Most cores, of those that this process may use.
@@ -243,8 +244,33 @@ def _gpu(
         LOG.warning("no preset for %s (%s): using the numbers of %s", name, model, preset)
     base = device_preset(preset, name)
     device = _sized(base, size_bytes or base.total_bytes)
-    own = capability or base.compute_capability
-    return replace(device, model=model, compute_capability=own)
+    own, backend = capability or base.compute_capability, backend_of(preset, ggml_libraries())
+    return replace(device, model=model, compute_capability=own, backend=backend)
+
+
+def ggml_libraries() -> list[str]:
+    """Names of the libraries that an installed llama-cpp-python computes with; none without it."""
+    from importlib.util import find_spec
+
+    found = find_spec("llama_cpp")
+    if found is None or found.origin is None:
+        return []
+    return sorted(path.name for path in (Path(found.origin).parent / "lib").glob("*ggml-*"))
+
+
+_LIBRARIES = {"nvidia": "cuda", "amd": "hip", "intel": "sycl", "apple": "metal"}
+
+
+def backend_of(preset: str, libraries: Sequence[str]) -> str:
+    """Backend of llama.cpp on a GPU where a build tells it: Vulkan where it has no other for its
+    maker; "" for the usual one, and where there is no build.
+
+    >>> backend_of("rx7900xtx", ["libggml-cpu.so", "libggml-vulkan.so"])
+    'vulkan'
+    """
+    own = _LIBRARIES.get(presets()[preset].maker, "none")
+    has = {name for name in (own, "vulkan") if any(f"ggml-{name}" in lib for lib in libraries)}
+    return "vulkan" if has == {"vulkan"} else ""
 
 
 def read_topology(text: str, names: list[str], kinds: Sequence[str] = ()) -> list[Link]:

@@ -22,6 +22,8 @@ ALONE = -1
 """Instead of a memory pool or a processor: the device shares it with no other."""
 MAX_DELAY_S = 1e9
 """Far beyond any device or link, and far from where the sums of a simulation overflow."""
+BACKENDS = ("cuda", "rocm", "vulkan", "sycl", "metal")
+"""Backends of llama.cpp that compute on GPUs."""
 MAX_CAPABILITY = 30.0
 """Beyond which a compute capability is one that lost its point, as in 86."""
 
@@ -63,6 +65,7 @@ class Device:
     reserve_bytes: int = 0  # kept beside `memory_bytes` for the system, drivers and runtimes
     unified: bool | None = None  # a GPU and its processor in one memory; None: Apple's chips alone
     compute_capability: float = 0.0  # of an NVIDIA GPU; 0: that of its kind's preset
+    backend: str = ""  # of llama.cpp on a GPU, of `BACKENDS`; "": the usual one of its maker
     copy_bytes_per_s: float = 0.0  # of a processor: a core copies memory so fast; 0: not known
     caches_on: str = ""  # device that holds the caches of ops placed here; "": this one
 
@@ -89,6 +92,10 @@ class Device:
             raise ClusterError(
                 f"{where}: compute_capability must be below 30, such as 8.6, "
                 f"got {self.compute_capability}"
+            )
+        if self.backend and self.backend not in BACKENDS:
+            raise ClusterError(
+                f"{where}: backend must be one of {', '.join(BACKENDS)}, got {self.backend!r}"
             )
         _check_delay(where, "dispatch_s", self.dispatch_s)
         if self.dispatch_per not in ("op", "segment"):

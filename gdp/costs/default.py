@@ -8,6 +8,7 @@ from gdp.cluster.types import CORE_KIND, Cluster, Device
 from gdp.costs.base import CostModel, roofline
 from gdp.costs.cost_file import load_costs
 from gdp.costs.learned import Calibration, KernelNetworks, LearnedCosts, same_vectors
+from gdp.costs.llama_backends import backend_of
 from gdp.costs.llamacpp import LlamaCosts
 from gdp.costs.llamacpp import predicts as llama_predicts
 from gdp.costs.machine import read_record, recorded_costs, remembered_costs
@@ -84,18 +85,24 @@ def _shipped_costs(cluster: Cluster, graph: OpGraph | None) -> tuple[CostModel, 
 
 
 def _llama_costs(cluster: Cluster, graph: OpGraph) -> tuple[CostModel, str]:
-    """Kernels of llama.cpp on GPUs, near their peaks as the network learned it where it covers
-    them; the roofline on the others."""
-    gpus = [device for device in cluster.devices if llama_predicts(device)]
-    if not gpus:
-        return _datasheets(cluster, graph)
+    """Kernels of llama.cpp on GPUs and processors, under CUDA near their peaks as the network
+    learned it; the roofline on the others."""
     found = shipped_network()
-    others = [device for device in cluster.devices if device not in gpus]
+    gpus = [device for device in cluster.devices if llama_predicts(device)]
+    cpus = [device for device in cluster.devices if device.is_cpu]
+    others = [device for device in cluster.devices if device not in (*gpus, *cpus)]
     base, label = _described(LearnedCosts(()), cluster, graph, others)
-    kinds = ", ".join(dict.fromkeys(device.kind for device in gpus))
-    told = f"kernels of llama.cpp: launches, bytes, and products as others measured them ({kinds})"
+    told = []
+    if gpus:
+        kinds = ", ".join(dict.fromkeys(f"{d.kind}, {backend_of(d)}" for d in gpus))
+        told.append(
+            f"kernels of llama.cpp: launches, bytes, and products as others measured them ({kinds})"
+        )
+    if cpus:
+        kinds = ", ".join(dict.fromkeys(device.kind for device in cpus))
+        told.append(f"what llama.cpp reaches of datasheet numbers ({kinds})")
     model = LlamaCosts(found[0] if found else None, base)
-    return OpOffloadCosts(model), "; ".join([told, *([label] if label else [])])
+    return OpOffloadCosts(model), "; ".join([*told, *([label] if label else [])])
 
 
 def _with_network(

@@ -61,6 +61,10 @@ WEIGHT_BLOCK = "weight_block"
 or a word, which no division cuts."""
 
 
+ARCHITECTURE = "architecture"
+"""Attribute of the op that holds the tokens of a GGUF model: `general.architecture` of its file."""
+
+
 @dataclass(frozen=True, eq=False)
 class OpGraph:
     """A dataflow graph with its ops in topological order. Frozen; arrays are read-only.
@@ -177,7 +181,9 @@ class OpGraph:
     @property
     def digests(self) -> tuple[str, ...]:
         """Its digest, and those by which files of earlier versions know it."""
-        left_out = ({WEIGHT_BLOCK}, {WEIGHT_BLOCK, WEIGHT_ARITHMETIC})
+        left_out = (
+            {WEIGHT_BLOCK, ARCHITECTURE}, {WEIGHT_BLOCK, ARCHITECTURE, WEIGHT_ARITHMETIC}
+        )  # fmt: skip
         before = dict.fromkeys(self._digest(frozenset(names)) for names in left_out)
         return self.digest, *before, self.earlier_digest
 

@@ -28,6 +28,7 @@ from gdp.costs.op_offload import SENT_BYTES
 from gdp.errors import ModelError
 from gdp.graph.generation import CACHE_AT, CacheGrowth, Request, generation_graph, with_context
 from gdp.graph.op_graph import (
+    ARCHITECTURE,
     BUFFER,
     INPUT,
     OUTPUT,
@@ -281,6 +282,7 @@ class _ModelBuilder:
         attributes: dict[str, Attribute] = {"context": self.spec.cached_tokens, "stored": kind}
         if name == TOKENS:
             attributes["blocks"] = self.num_blocks
+            attributes[ARCHITECTURE] = self.header.architecture
             if self.spec.ubatch != UBATCH:
                 attributes["ubatch"] = self.spec.ubatch
             if not self.spec.flash:

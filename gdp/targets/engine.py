@@ -24,8 +24,8 @@ class Needs(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Engine:
-    """What a version of an engine runs."""
+class EngineRules:
+    """The rules of one version of an engine."""
 
     name: str
     version: str
@@ -83,7 +83,7 @@ def architectures_of(model: Model | None) -> tuple[str, ...]:
     return tuple(loaded_config(spec).document.get("architectures") or ())
 
 
-def unknown_method(engine: Engine, kind: str) -> str:
+def unknown_method(engine: EngineRules, kind: str) -> str:
     """Why an engine reads no weights of a kind of quantisation, in a sentence; "" where it does."""
     method = kind.partition(" ")[0]
     known = {own.partition(" ")[0] for own in engine.methods} | set(engine.plugins)
@@ -95,7 +95,7 @@ def unknown_method(engine: Engine, kind: str) -> str:
     )
 
 
-def why_not_on(engine: Engine, kind: str, device: Device) -> str:
+def why_not_on(engine: EngineRules, kind: str, device: Device) -> str:
     """Why an engine does not compute weights of a kind of quantisation on a device, in a sentence;
     "" where it does, or where the device's compute capability is not known."""
     capability = compute_capability(device)
@@ -109,7 +109,9 @@ def why_not_on(engine: Engine, kind: str, device: Device) -> str:
     return ""
 
 
-def legal_devices(engine: Engine, model: Model | None, cluster: Cluster) -> tuple[Cluster, str]:
+def legal_devices(
+    engine: EngineRules, model: Model | None, cluster: Cluster
+) -> tuple[Cluster, str]:
     """The cluster in which GPUs that an engine refuses for a model compute nothing, and a note of
     those that are left out; "" where there are none.
 
@@ -138,6 +140,6 @@ def legal_devices(engine: Engine, model: Model | None, cluster: Cluster) -> tupl
     return replace(cluster, devices=tuple(devices)), f"left out: {said}"
 
 
-def runs_stages(engine: Engine, model: Model | None) -> bool:
+def runs_stages(engine: EngineRules, model: Model | None) -> bool:
     """False for architectures that an engine does not run as a pipeline."""
     return engine.one_stage.isdisjoint(architectures_of(model))

@@ -201,3 +201,32 @@ def test_numbers_of_the_options_reach_both_engines() -> None:
     assert {"--dtype", "--attention-backend"} <= set(mixed.why())
     assert arguments(mixed)[-2:] == ["--dtype", "float16"]
     assert np.isin(["--dtype"], VllmOptions((4,), (0,), 0.9, 64).arguments()).sum() == 0
+
+
+@pytest.mark.parametrize("other", [False, True])
+def test_a_plan_that_drafts_keeps_its_draft_in_both_engines(other: bool) -> None:
+    from gdp.placement import DraftModel
+    from gdp.targets.sglang.export import arguments, why
+
+    options = VllmOptions((4,), (0, 1), 0.9, 64, tensor=2, draft=DraftModel("hf:small", 4),
+                          other_words=other)  # fmt: skip
+    words = options.arguments()
+    assert ("--speculative-config.use_heterogeneous_vocab" in words) == other
+    assert ("use_heterogeneous_vocab" in options.why()) == other
+    told = arguments(options)
+    flags = dict(zip(told[::2], told[1::2], strict=True))
+    assert flags["--speculative-draft-model-path"] == "small"
+    assert flags["--speculative-num-steps"] == "4"
+    assert flags["--speculative-num-draft-tokens"] == "5"
+    assert "--speculative-algorithm" in why(options)
+
+
+@pytest.mark.parametrize(("words", "same"), [(128, True), (256, False)])
+def test_vocabularies_are_compared(words: int, same: bool, tmp_path: Path) -> None:
+    from gdp.targets.vllm.plan import _words
+
+    for name, size in (("large", 128), ("small", words)):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "config.json").write_text(json.dumps({**CONFIG, "vocab_size": size}))
+    assert (_words(str(tmp_path / "large")) == _words(f"hf:{tmp_path / 'small'}")) == same
+    assert _words("no/such-model") is None

@@ -68,7 +68,7 @@ def test_equal_gpus_halve_a_token(tmp_path: Path) -> None:
 
 
 def test_shares_follow_bandwidth(tmp_path: Path) -> None:
-    found = plan_llamacpp(Question(model(tmp_path), quick(1.6e11, 1e11)))
+    found = plan_llamacpp(Question(model(tmp_path, keys=4), quick(1.6e11, 1e11)))
     (split,) = found.placement.splits
     assert split.parts[0] > split.parts[1]
     even = make_placement(
@@ -168,7 +168,7 @@ def test_shares_are_whole_parts() -> None:
 
 
 def test_a_split_is_kept_in_files_and_exported(tmp_path: Path) -> None:
-    path, cluster = write_gguf(tmp_path / "m.gguf"), tmp_path / "box.toml"
+    path, cluster = write_gguf(tmp_path / "m.gguf", keys=4), tmp_path / "box.toml"
     write_cluster(quick(1.6e11, 1e11), cluster)
     placed, out = tmp_path / "p.json", tmp_path / "out"
     words = [str(path), "--generate", "prompt=64,new=16", "--cluster", str(cluster)]

@@ -25,6 +25,7 @@ from gdp.graph.generation import request_of
 from gdp.graph.op_graph import OpGraph
 from gdp.ops.llamacpp import BATCH, PROJECTOR, UBATCH
 from gdp.placement import Placement
+from gdp.targets.llamacpp.rules import MOST_GPUS, RPC_SERVER
 from gdp.targets.target import ExportJob
 
 ARGUMENTS = "arguments.txt"
@@ -90,7 +91,7 @@ class Flags:
             rows.append(
                 Option("--rpc", ",".join(f"{name}:{RPC_PORT}" for name in self.rpc),
                        "put the address of each machine in the place of its name, and start "
-                       f"'rpc-server --host ADDRESS --port {RPC_PORT}' there"))  # fmt: skip
+                       f"'{RPC_SERVER} --host ADDRESS --port {RPC_PORT}' there"))  # fmt: skip
         if self.device:
             rows += [
                 Option("--device", ",".join(self.device),
@@ -217,7 +218,18 @@ def flags_of(graph: OpGraph, placement: Placement, cluster: Cluster) -> Flags:
         _context(graph), *_planned(graph), op_offload=_sends_weights(graph, device, cluster),
         rpc=lent.get("rpc", ()), device=lent.get("device", ()), **_asked(graph),
     )  # fmt: skip
-    return _with_encoder(flags, graph, device, slots, cluster)
+    return _with_encoder(_named(flags), graph, device, slots, cluster)
+
+
+def _named(flags: Flags) -> Flags:
+    """The flags with as many GPUs as `--tensor-split` has entries for, by name where there are
+    more."""
+    if len(flags.tensor_split) <= MOST_GPUS:
+        return flags
+    if any(flags.tensor_split[MOST_GPUS:]):
+        raise _cannot(f"--tensor-split has {MOST_GPUS} entries at most")
+    names = flags.device or tuple(f"CUDA{k}" for k in range(MOST_GPUS))
+    return replace(flags, tensor_split=flags.tensor_split[:MOST_GPUS], device=names[:MOST_GPUS])
 
 
 def _known_gpus(cluster: Cluster, used: Collection[int]) -> list[int]:

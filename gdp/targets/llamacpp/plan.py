@@ -28,6 +28,7 @@ from gdp.targets.llamacpp.encoder import homes_of_encoder, told
 from gdp.targets.llamacpp.fit_rule import FitSizes, fit_plan
 from gdp.targets.llamacpp.flags import Slots, slots_of
 from gdp.targets.llamacpp.pipeline import saved_s
+from gdp.targets.llamacpp.rules import with_known_gpus
 from gdp.targets.llamacpp.tensor import TensorPlan, tensor_plans
 from gdp.targets.peers import Peer, beside
 from gdp.targets.rows import (
@@ -129,6 +130,7 @@ def plan_llamacpp(question: Question) -> Result:
     if question.constraints.together or question.constraints.whole:
         raise ArgumentError("--for llamacpp keeps blocks whole by itself: leave out --together")
     slots = slots_of(question.graph)
+    question = replace(question, cluster=with_known_gpus(question.cluster))
     if not len(slots.projector):
         return _planned(question, slots, None)
     found, error = list[Result](), None

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from gdp.errors import PlacementError
+from gdp.placement import DraftModel
 from gdp.splits.division import Pieces, Unit
 from gdp.splits.members import known_division
 from gdp.targets.engine import (
@@ -22,7 +23,13 @@ from gdp.targets.engine import (
 )
 from gdp.targets.sglang.rules import SGLANG
 from gdp.targets.target import ExportJob
-from gdp.targets.vllm.export import ADDRESSES, VllmOptions, write_commands
+from gdp.targets.vllm.export import (
+    ADDRESSES,
+    VllmOptions,
+    draft_name,
+    scheme_of,
+    write_commands,
+)
 from gdp.targets.vllm.plan import options_of
 
 UNTRIED = "SGLang was not run with this: the form is that of its source and documentation"
@@ -44,6 +51,12 @@ def export(job: ExportJob) -> list[Path]:
     """
     require_legal(job)
     options = options_of(job)
+    if options.other_words:
+        raise PlacementError(
+            f"{SGLANG} drafts with models of one vocabulary alone "
+            "(sglang/srt/speculative/standalone_worker_v2.py), and the plan has two: export "
+            "to vllm, or name another small model"
+        )
     # Copies in one server (`--dp-size`) have experts of their own here.
     apart = options.serves or len(options.nodes) > 1
     each = options.commands if apart else (options,)
@@ -110,8 +123,22 @@ def arguments(options: VllmOptions) -> list[str]:
         *(["--chunked-prefill-size", str(options.at_once)] if options.at_once else []),
         *(["--quantization", method] if method else []),
         *(["--dtype", options.dtype] if options.dtype else []),
+        *([] if options.draft is None else _drafting(options.draft)),
         *(_apart(options) if options.serves else _of_copy(options)),
         *(_of_machines(options) if options.machines else []),
+    ]  # fmt: skip
+
+
+def _drafting(draft: DraftModel) -> list[str]:
+    """Arguments of a small model that drafts a row of tokens, whose last one is the large model's
+    own: `STANDALONE`, with one candidate a step."""
+    method = QUANTIZED_WHEN_LOADED.get(scheme_of(draft))
+    return [
+        "--speculative-algorithm", "STANDALONE",
+        "--speculative-draft-model-path", draft_name(draft),
+        "--speculative-num-steps", str(draft.tokens), "--speculative-eagle-topk", "1",
+        "--speculative-num-draft-tokens", str(draft.tokens + 1),
+        *([] if method is None else ["--speculative-draft-model-quantization", method]),
     ]  # fmt: skip
 
 
@@ -165,6 +192,7 @@ def why(options: VllmOptions) -> dict[str, str]:
         "--quantization": f"the plan stands on weights stored as {options.quantize} (--quantize)",
     }  # fmt: skip
     reasons |= {
+        "--speculative-algorithm": "a small model drafts so many tokens a pass, on the same GPUs",
         "--host": f"others reach it there from their machines; {ADDRESSES}",
         "--dtype": "the type that was planned: each process would decide by its own GPU",
         "--dist-init-addr": "the processes of a server meet there, on its first machine",

@@ -1,11 +1,11 @@
 """Rules of SGLang, read in its package: what it refuses to start."""
 
-from gdp.targets.engine import Engine, Needs
+from gdp.targets.engine import EngineRules, Needs
 
 _LAYERS = "sglang/srt/layers/quantization"
 _SCHEMES = f"{_LAYERS}/compressed_tensors/schemes/compressed_tensors"
 
-SGLANG = Engine(
+SGLANG = EngineRules(
     "SGLang", "0.5.23",
     Needs(7.5, "sglang/srt/model_executor/model_runner_components/load_model_utils.py"),
     {

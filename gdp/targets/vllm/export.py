@@ -111,6 +111,7 @@ class VllmOptions:
     dtype: str = ""  # of weights; "": vLLM's own choice
     mixed: bool = False  # GPUs are of before and after Ampere, which have kernels of their own
     kind: str = ""  # of quantisation of the weights
+    other_words: bool = False  # the model that drafts has a vocabulary of another size
 
     @property
     def servers(self) -> "tuple[VllmOptions, ...]":
@@ -196,18 +197,14 @@ class VllmOptions:
 
     def _drafting(self, draft: DraftModel) -> list[str]:
         """Arguments of speculative decoding."""
-        name = _DRAFT.fullmatch(draft.model)
-        if name is None:
-            raise PlacementError(
-                "the name of a model that drafts must have no spaces and not begin with '-', got "
-                f"{draft.model!r}"
-            )
-        method = QUANTIZED_WHEN_LOADED.get(_scheme_of(draft))
+        name = draft_name(draft)
+        method = QUANTIZED_WHEN_LOADED.get(scheme_of(draft))
         return [
-            "--speculative-config.method", "draft_model", "--speculative-config.model", name[1],
+            "--speculative-config.method", "draft_model", "--speculative-config.model", name,
             "--speculative-config.num_speculative_tokens", str(draft.tokens),
             "--speculative-config.draft_tensor_parallel_size", str(self.tensor),
             *([] if method is None else ["--speculative-config.quantization", method]),
+            *(["--speculative-config.use_heterogeneous_vocab", "true"] if self.other_words else []),
         ]  # fmt: skip
 
     def why(self) -> dict[str, str]:
@@ -268,7 +265,13 @@ class VllmOptions:
                 "its memory is part of --gpu-memory-utilization, and --max-model-len counts the "
                 "caches of the large model alone: lower it where vLLM says so"
             )
-            scheme = _scheme_of(self.draft)
+            if self.other_words:
+                reasons["use_heterogeneous_vocab"] = (
+                    "the models have vocabularies of other sizes, which vLLM refuses without it "
+                    "(`verify_equal_vocab_size_if_draft_model`); it drafts greedily by the words "
+                    "that both have"
+                )
+            scheme = scheme_of(self.draft)
             if scheme and scheme not in QUANTIZED_WHEN_LOADED:
                 reasons["draft"] = (
                     f"the plan stands on a small model stored as {scheme}, which vLLM does not "
@@ -302,7 +305,19 @@ class VllmOptions:
         return {k: v for k, v in reasons.items() if not k.isupper() or k in given}
 
 
-def _scheme_of(draft: DraftModel) -> str:
+def draft_name(draft: DraftModel) -> str:
+    """Name or path of a model that drafts, as an argument; raises `PlacementError` where it is no
+    word of its own."""
+    name = _DRAFT.fullmatch(draft.model)
+    if name is None:
+        raise PlacementError(
+            "the name of a model that drafts must have no spaces and not begin with '-', got "
+            f"{draft.model!r}"
+        )
+    return name[1]
+
+
+def scheme_of(draft: DraftModel) -> str:
     """Scheme that the weights of a model that drafts are stored in; "" for none."""
     parts = (part.partition("=") for part in draft.model.partition("?")[2].split("&"))
     scheme = {name: value for name, _, value in parts}.get("quantize", "")

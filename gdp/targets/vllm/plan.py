@@ -7,7 +7,7 @@ from gdp import solve
 from gdp.cluster.reserve import for_runtime
 from gdp.cluster.types import Cluster, Device
 from gdp.costs.offload import resident
-from gdp.errors import ArgumentError, InfeasibleError
+from gdp.errors import ArgumentError, InfeasibleError, ModelError
 from gdp.graph.generation import longest_of_model, request_of
 from gdp.graph.op_graph import OpGraph
 from gdp.models import HF_PREFIX, Model, as_served, spec_of
@@ -172,8 +172,27 @@ def options_of(job: ExportJob) -> VllmOptions:
     machine = for_runtime(job.question.cluster, "vllm")
     spec = parse_config_spec(job.spec)
     scheme = "" if spec.quantize == "none" else spec.quantize
-    return vllm_options(
+    options = vllm_options(
         job.question.graph, job.placement, machine, peak_bytes, longest, scheme,
         spec.max_num_batched_tokens, job.question.serves, job.question.draft, spec.dtype,
         quantisation_of(job.spec),
     )  # fmt: skip
+    draft = job.question.draft
+    if draft is None:
+        return options
+    own, other = _words(job.spec), _words(draft.model)
+    return replace(options, other_words=None not in (own, other) and own != other)
+
+
+def _words(model: str) -> int | None:
+    """Words of the vocabulary of a model; None where its configuration is not at hand."""
+    from gdp.importers.pytorch.config_check import check_config
+    from gdp.importers.pytorch.config_spec import config_file
+
+    spec = model if model.startswith(HF_PREFIX) else f"{HF_PREFIX}{model}"
+    try:
+        config = check_config(config_file(spec))
+    except ModelError:
+        return None
+    words = config.get("vocab_size") or (config.get("text_config") or {}).get("vocab_size")
+    return words if isinstance(words, int) else None

@@ -1,11 +1,11 @@
 """Rules of vLLM, read in its package: what it refuses to start."""
 
-from gdp.targets.engine import Engine, Needs
+from gdp.targets.engine import EngineRules, Needs
 
 _LAYERS = "vllm/model_executor/layers/quantization"
 _SCHEMES = f"{_LAYERS}/compressed_tensors/schemes/compressed_tensors"
 
-VLLM = Engine(
+VLLM = EngineRules(
     "vLLM", "0.33.0",
     Needs(7.5, "docs/getting_started/installation/gpu.cuda.inc.md"),
     {

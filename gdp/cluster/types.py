@@ -427,10 +427,17 @@ def make_cluster(
     label: dict[tuple[int, int], str | None] = {
         (i, j): f"{i}>{j}" if default_contention else None for i, j in pairs
     }
+    given: dict[tuple[int, int], tuple[float, float, str | None]] = {}
     for link in links:
         _check_link(link, index)
         a, b = index[link.src], index[link.dst]
         for i, j in [(a, b)] if link.one_way else [(a, b), (b, a)]:
+            own = link.bytes_per_s, link.latency_s, link.channel
+            if given.setdefault((i, j), own) != own:
+                raise ClusterError(
+                    f"link {devices[i].name!r} -> {devices[j].name!r} is given twice, not alike; "
+                    "give it once, or one_way = true to links that are one for each way"
+                )
             bandwidth[i, j], latency[i, j] = link.bytes_per_s, link.latency_s
             own = f"{i}>{j}" if link.contention else None
             label[i, j] = own if link.channel is None else f"named {link.channel}"

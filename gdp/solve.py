@@ -45,7 +45,12 @@ SHORT_S = 1.0
 COUNTED_BOUND_S = 2.0
 """Work of the bound where evaluations are given, in seconds of an idle core."""
 POLICY_OPS = 5000
-"""Ops from which `auto` asks the shipped policy: on smaller graphs search alone is as good."""
+"""Ops from which the shipped policy's placements, sampled and relinked, are a candidate of `auto`;
+of smaller graphs the greedy one is, where it is cheap: search alone is up to 6% behind with it on
+tiled products, and as good elsewhere (docs/decisions.md)."""
+GREEDY_S, GREEDY_OP_S, GREEDY_SHARE = 0.1, 2.2e-4, 0.1
+"""Seconds of an idle core that a greedy decode takes, for each op besides, and the most that it may
+take of the requested seconds."""
 MAX_WAYS = 12
 
 
@@ -145,10 +150,11 @@ def methods(
     """Every placement method by its command-line name.
 
     The policy of a checkpoint is `policy`, without search `policy_greedy` and `policy_samples`, and
-    a candidate of `auto`; the shipped one only of graphs of `POLICY_OPS` ops and more. `planned`
-    are further candidates of `auto`, which come first.
+    a candidate of `auto`; the shipped one of graphs of `POLICY_OPS` ops and more, and of smaller
+    ones its greedy decode. `planned` are further candidates of `auto`, which come first.
     """
     from gdp.methods.portfolio import auto
+    from gdp.methods.scoring import compile_once
     from gdp.methods.table import METHODS
 
     trained = _trained(checkpoint)
@@ -159,9 +165,23 @@ def methods(
             from gdp.policy.method import policy_candidate
 
             extra = [("policy", policy_candidate(checkpoint))]
+        elif trained and _decodes_quickly(problem, search):
+            extra = [("policy", trained["policy_greedy"])]
+        for name, method in extra:
+            compile_once(name, method, problem.objective)
         return auto(problem, search, extra=extra, planned=planned)
 
     return METHODS | trained | {"hsdag": _hsdag, "auto": with_policy}
+
+
+def _decodes_quickly(problem: Problem, search: Search) -> bool:
+    """True if a greedy decode takes at most `GREEDY_SHARE` of the seconds, or work is counted."""
+    if not find_objective(problem.objective).on_links:
+        return False
+    seconds = search.budget().seconds
+    if search.evaluations is not None or seconds is None:
+        return True
+    return GREEDY_S + GREEDY_OP_S * problem.num_ops <= GREEDY_SHARE * seconds
 
 
 def _trained(checkpoint: str | Path | None) -> dict[str, Method]:

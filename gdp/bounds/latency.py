@@ -84,7 +84,12 @@ def _programs(
     bounds = [] if budget.paths_unsolved else _linear(program, budget)
     known_s = max([known_s, *(bound.value_s for bound in bounds)])
     nodes = budget.nodes(program.size, paths=True)
-    if nodes == 0 or budget.paths_unsolved or known_s >= found_s * (1.0 - _MIP_GAP) or budget.is_over():
+    if (
+        nodes == 0
+        or budget.paths_unsolved
+        or known_s >= found_s * (1.0 - _MIP_GAP)
+        or budget.is_over()
+    ):
         return bounds
     text = (
         "mixed-integer program of paths, work, transfers and memory: "

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from jaxtyping import Int
 
+from gdp.cluster.links import links_line
 from gdp.graph.op_graph import OpGraph
 from gdp.methods.base import Candidate as Candidate
 from gdp.placement import Placement
@@ -78,6 +79,11 @@ class Result:
         return self.score.value_s
 
     @property
+    def links(self) -> str:
+        """The links of the cluster's accelerators, by kind; "" where there are none."""
+        return links_line(self.question.cluster)
+
+    @property
     def gap(self) -> float:
         """(value - bound) / value: how far from the optimum the placement can be at most."""
         return max(0.0, (self.value_s - self.bound_s) / self.value_s) if self.value_s > 0 else 0.0
@@ -130,6 +136,7 @@ class Result:
             "search_cpu_s": self.search_cpu_s,
             "seed": self.seed,
             "costs": self.costs,
+            "links": self.links,
             "deviation_s": self.deviation_s,
             "candidates": [vars(candidate) for candidate in self.candidates],
             "notes": list(self.notes),

@@ -103,7 +103,8 @@ def generating_config(name: str) -> dict[str, Any]:
     """The `config.json` of a name, with the class that the architecture generates by."""
     kind, fields = CONFIGS[name]
     fields = {k: v for k, v in fields.items() if v is not None or k in ("sliding_window",)}
-    return {"model_type": kind, "architectures": [_CLASSES.get(name, "TinyForCausalLM")], **fields}
+    architecture = _CLASSES.get(name, "TinyForCausalLM")
+    return {"model_type": kind, "architectures": [architecture], "dtype": "float32", **fields}
 
 
 def shorten_chunks(monkeypatch: pytest.MonkeyPatch) -> None:

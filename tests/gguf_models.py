@@ -91,6 +91,11 @@ def write_gguf(
     return path
 
 
+def stored_bytes(graph: OpGraph) -> int:
+    """Bytes of weights and caches, without the buffers that llama.cpp reserves."""
+    return int(graph.weight_bytes[~graph.is_buffer].sum())
+
+
 def box(*gpu_bytes: int, cpu_bytes: int = 64 * MIB) -> Cluster:
     """A slow CPU and GPUs of these sizes, links that are quick to begin."""
     gpus = [

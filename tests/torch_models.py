@@ -11,7 +11,7 @@ transformers: Any = pytest.importorskip("transformers", reason="transformers is 
 
 _SMALL = {
     "vocab_size": 100, "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2,
-    "num_attention_heads": 4,
+    "num_attention_heads": 4, "dtype": "float32",
 }  # fmt: skip
 CONFIGS = {
     "bert": ("BertConfig", "AutoModelForMaskedLM", {}),

@@ -9,7 +9,7 @@ import numpy as np
 
 from gdp.cluster.detect import cpu_model
 from gdp.cluster.presets import device_names, device_preset
-from gdp.cluster.types import Cluster, Device, make_cluster
+from gdp.cluster.types import Cluster, Device, is_cpu_kind, make_cluster
 from gdp.costs import machine
 from gdp.costs.adapt import AdaptedCosts, Piece, Run, Share, adapt, op_keys
 from gdp.costs.calibrate import ModelPrediction
@@ -26,7 +26,7 @@ kernels take the smallest of rounds, whole models what a round took."""
 
 def reference_device(kind: str) -> Device:
     """The device with datasheet numbers that is nearest to a kind."""
-    nearest = "cpu-core" if kind.startswith("cpu") else "a100"
+    nearest = "cpu-core" if is_cpu_kind(kind) else "a100"
     return device_preset(kind if kind in device_names() else nearest)
 
 
@@ -131,7 +131,7 @@ def _learned(profile: Profile, name: str) -> tuple[Remembered, list[machine.Mach
 
 def _require_here(profile: Profile) -> None:
     here = cpu_model()
-    if not profile.device.kind.startswith("cpu") or profile.device.model != here:
+    if not is_cpu_kind(profile.device.kind) or profile.device.model != here:
         measured = profile.device.model or profile.device.kind
         raise ProfileError(
             f"the profile is of {measured}, this machine is {here}: write costs for it with -o"

@@ -11,6 +11,7 @@ from gdp import solve
 from gdp.api.faster import faster_machines
 from gdp.api.generation import generation_of
 from gdp.cluster.file import Machine
+from gdp.cluster.links import links_line
 from gdp.cluster.types import UNLIMITED_BYTES, Cluster
 from gdp.constraints import Constraints, allowed_mask, matching, together_ids
 from gdp.costs.base import CostModel
@@ -74,6 +75,7 @@ def explain(
         return {
             "generation": generation_of(question, placement).to_json(),
             "faster": [row.to_json() for row in faster_machines(question, placement)],
+            "links": links_line(question.cluster),
         }
     return explained(question, placement, op, scope)
 
@@ -118,6 +120,7 @@ def explained(
         "transfers": _transfers(view, kernels),
         "limits": _limits(rows, cluster, now, len(chosen), placement.simplicity_cost),
         "costs": problem.origin.costs,
+        "links": links_line(cluster),
     }
 
 

@@ -11,8 +11,9 @@ import numpy as np
 
 from gdp import solve
 from gdp.api.generation import generation_answer
-from gdp.api.place import ask, planned, quantisation_note
+from gdp.api.place import ask, loading_note, planned
 from gdp.cluster.file import Machine, load_cluster
+from gdp.cluster.links import links_line
 from gdp.cluster.types import Cluster, fullness
 from gdp.costs.base import CostModel
 from gdp.errors import InfeasibleError
@@ -47,6 +48,7 @@ class FitRow:
     longest_context: int | None = None  # that the plan has room for
     note: str = ""  # what a scheme leaves of the weights as they are
     costs: str = ""  # where the seconds come from, and how far off they may be
+    links: str = ""  # of the machine's accelerators, by kind
     layout: str = ""  # of a plan that divides ops, such as "tensor 4"
 
     @property
@@ -133,8 +135,8 @@ def _planned(
         result = plan_longest(question, plan) if question.longest else plan(question)
     except InfeasibleError as error:
         return replace(row, limit=str(error)), None
-    note = quantisation_note(request, result.question.graph)
-    return replace(row, note=note, costs=result.costs), result
+    note = loading_note(request, result.question.graph)
+    return replace(row, note=note, costs=result.costs, links=links_line(machine)), result
 
 
 def _best_of(result: Result, plans: Iterable[Placement]) -> Result:

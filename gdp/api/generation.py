@@ -12,7 +12,7 @@ from jaxtyping import Bool, Float
 from gdp import solve
 from gdp.cluster.types import UNLIMITED_BYTES, Cluster
 from gdp.costs.offload import is_offload
-from gdp.costs.op_offload import offloads, sent_bytes
+from gdp.costs.op_offload import is_sent, offloads
 from gdp.errors import ArgumentError, ModelError
 from gdp.graph.generation import NEXT_TOKEN, Request, request_of, run_once
 from gdp.graph.op_graph import OpGraph
@@ -263,7 +263,7 @@ def causes_s(predicted: Prediction) -> dict[str, Float[np.ndarray, "M"]]:
     op_s = op_s - exchange_s
     streams = np.array([is_offload(entry) for entry in devices])[device]
     on_cpu = np.array([entry.is_cpu for entry in devices])[device]
-    sends = (sent_bytes(graph) > 0) & offloads(graph, problem.cluster) & on_cpu & ~streams
+    sends = is_sent(graph) & offloads(graph, problem.cluster) & on_cpu & ~streams
     own = work & ~streams & ~sends
     rate = np.array([entry.bytes_per_s for entry in devices])[device]
     speed = np.array([devices[device[op]].speed(graph.detail[op].dtype) for op in ops])
@@ -336,8 +336,10 @@ def _memory(
     caches = cache_bytes_on(graphs, placement, cluster, count)
     held = weights_once(graphs, placement)
     for d, entry in enumerate(cluster.devices):
-        weights = int((graphs[d].weight_bytes - graphs[d].cache_bytes)[held[d]].sum())
-        cache = int(caches[d])
+        # Buffers that a runtime reserves, such as those of masks, are neither weights nor caches.
+        own, room = graphs[d], graphs[d].is_buffer[held[d]]
+        weights = int((own.weight_bytes - own.cache_bytes)[held[d][~room]].sum())
+        cache = int(caches[d]) - count * int(own.cache_bytes[held[d][room]].sum())
         peak = int(score.peak_bytes[d])
         limited = entry.memory_bytes < UNLIMITED_BYTES
         rows.append(

@@ -161,7 +161,7 @@ def answer(question: Question, phases: Phases | None = None) -> Result:
     divides = target is not None and PLANNERS[target].divides
     if request is not None and not divides:
         notes.append(tensor_parallel(graph, question.cluster))
-    notes.append(quantisation_note(model, graph))
+    notes.append(loading_note(model, graph))
     record = replace(question, model=model).record()
     asked = set(question.constraints.whole)
     whole = tuple(sorted(set(result.question.constraints.whole) - asked))
@@ -204,11 +204,12 @@ def _room_bytes(
     return room_bytes(resident(cluster), constraints)
 
 
-def quantisation_note(model: Model | None, graph: OpGraph) -> str:
-    """Experts that a scheme of `--quantize` leaves at 16 bits, in a sentence; "" where none are."""
+def loading_note(model: Model | None, graph: OpGraph) -> str:
+    """Type that weights are loaded in where the configuration does not name it, and experts that a
+    scheme leaves at 16 bits, in a sentence; "" where there is nothing to tell."""
     if model is None or not spec_of(model).startswith(HF_PREFIX):
         return ""
-    from gdp.importers.pytorch.huggingface import quantisation_note as note
+    from gdp.importers.pytorch.huggingface import loading_note as note
 
     return note(spec_of(model), graph)
 

@@ -193,4 +193,5 @@ def _remarks(rows: "Sequence[FitRow | TrafficRow]") -> list[str]:
     reasons = dict.fromkeys(f"{row.label}: {row.limit}" for row in rows if row.limit)
     notes = dict.fromkeys(f"note: {row.quantize}: {row.note}" for row in rows if row.note)
     costs = dict.fromkeys(f"costs of {row.cluster}: {row.costs}" for row in rows if row.costs)
-    return [*reasons, *notes, *costs]
+    links = dict.fromkeys(f"links of {row.cluster}: {row.links}" for row in rows if row.links)
+    return [*reasons, *notes, *costs, *links]

@@ -35,12 +35,14 @@ def explain(
     from gdp.api.faster import faster_machines
     from gdp.api.generation import generation_of
     from gdp.cli.text import generation_text
+    from gdp.cluster.links import links_line
 
     question, placed = about.question(placement, about.model.given, constraints.read())
     if op is None and scope is None:
         answer, faster = generation_of(question, placed), faster_machines(question, placed)
         plain = {"generation": answer.to_json(), "faster": [row.to_json() for row in faster]}
-        show(plain, lambda: generation_text(answer, faster))
+        plain["links"] = links_line(question.cluster)
+        show(plain, lambda: generation_text(answer, question.cluster, faster))
         return
     explanation = explained(question, placed, op, scope)
     show(explanation, lambda: explained_text(explanation))
@@ -95,7 +97,8 @@ def explained_text(explanation: Mapping[str, Any]) -> str:
         ]  # fmt: skip
     else:
         lines.append("nothing that they make or read is sent")
-    return shown([*lines, *explanation["limits"]])
+    links = explanation["links"]
+    return shown([*lines, *([f"links: {links}"] if links else []), *explanation["limits"]])
 
 
 def _count(number: int, what: str) -> str:

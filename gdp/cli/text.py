@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from gdp.cluster.detect import Arithmetic, Bandwidth
+from gdp.cluster.links import links_line
 from gdp.cluster.presets import device_preset, presets
 from gdp.cluster.types import UNLIMITED_BYTES, Cluster, Device
 from gdp.costs.default import source_of
@@ -96,6 +97,7 @@ def result_text(
         f"{cluster.name}, {result.objective}, "
         f"method {result.method}, seed {result.seed}",
         f"costs    {result.costs}",
+        *links_lines(cluster),
         *traffic,
         *(_times(result) if answer is None else generation_lines(answer)),
         *_deviation(result),
@@ -113,6 +115,12 @@ def result_text(
         lines += ["", _candidates(result)]
     lines += [f"note: {note}" for note in result.notes]
     return shown(lines)
+
+
+def links_lines(cluster: Cluster) -> list[str]:
+    """The line of an answer on the links that it was planned on, where there are any."""
+    line = links_line(cluster)
+    return [f"links    {line}"] if line else []
 
 
 def _bound(result: Result) -> str:
@@ -164,7 +172,9 @@ def generation_lines(answer: "GenerationAnswer") -> list[str]:
     return [*lines, *(f"limit    {text}" for text in answer.limits)]
 
 
-def generation_text(answer: "GenerationAnswer", faster: "Sequence[Faster]" = ()) -> Shown:
+def generation_text(
+    answer: "GenerationAnswer", cluster: Cluster, faster: "Sequence[Faster]" = ()
+) -> Shown:  # fmt: skip
     """Text of `gdp explain` for a whole request."""
     parts = {
         part.text: [
@@ -177,7 +187,7 @@ def generation_text(answer: "GenerationAnswer", faster: "Sequence[Faster]" = ())
         for text, both in parts.items() if max(both) >= 0.005
     ]  # fmt: skip
     shares = table(["time goes to", "prompt", "decode"], rows)
-    lines = [*generation_lines(answer), "", shares, ""]
+    lines = [*links_lines(cluster), *generation_lines(answer), "", shares, ""]
     if faster:
         gains = [
             [
@@ -332,6 +342,7 @@ def cluster_text(cluster: Cluster) -> str:
             f"links {speeds.min():.4g} to {speeds.max():.4g} GB/s, "
             f"{delays.min():.3g} to {delays.max():.3g} us, " + _channels_text(cluster)
         )
+        text += [line] if (line := links_line(cluster)) else []
     text += dict.fromkeys(f"costs of {d.kind}: {source_of(d)}" for d in cluster.devices)
     return shown(text)
 

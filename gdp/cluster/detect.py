@@ -16,16 +16,18 @@ from typing import NamedTuple
 
 import numpy as np
 
-from gdp.cluster.presets import (
-    CORE_BYTES_PER_S,
-    CORE_LATENCY_S,
+from gdp.cluster.links import (
     NVLINK_BYTES_PER_S,
     NVLINK_LATENCY_S,
     PATHS,
-    PCIE_BYTES_PER_S,
     PCIE_LATENCY_S,
-    device_names,
+    pcie_bytes_per_s,
+)
+from gdp.cluster.presets import (
+    CORE_BYTES_PER_S,
+    CORE_LATENCY_S,
     device_preset,
+    preset_links,
     preset_of_model,
     presets,
 )
@@ -72,16 +74,12 @@ def local_cluster(*, max_cores: int = MAX_CORES, run: Run | None = None) -> Clus
     matrix = run(["nvidia-smi", "topo", "-m"]) or ""
     links = read_topology(matrix, [g.name for g in gpus], [g.kind for g in gpus])
     joined = {(link.src, link.dst) for link in links}
-    lanes = dict(zip([g.name for g in gpus], _host_links(run, len(gpus)), strict=True))
-    devices = [cpu, *gpus]
-    for a in devices:
-        for b in devices:
-            if a is not b and (a.name, b.name) not in joined:
-                speed = min(lanes[d.name] for d in (a, b) if d.name in lanes)
-                links.append(
-                    Link(a.name, b.name, speed, PCIE_LATENCY_S, channel=f"{a.name} out",
-                         one_way=True)
-                )  # fmt: skip
+    devices, lanes = [cpu, *gpus], _host_links(run, gpus)
+    for link in preset_links(devices, [d.kind for d in devices]):
+        if (link.src, link.dst) not in joined:
+            known = [lanes[name] for name in (link.src, link.dst) if name in lanes]
+            over_pcie = known and link.latency_s == PCIE_LATENCY_S
+            links.append(replace(link, bytes_per_s=min(known)) if over_pcie else link)
     return make_cluster("local", devices, links)
 
 
@@ -155,35 +153,38 @@ def _output(command: list[str]) -> str | None:
 
 
 def _nvidia(run: Run) -> list[Device]:
-    text = run(["nvidia-smi", "--query-gpu=name,memory.total", "--format=csv,noheader,nounits"])
+    rows = _queried(run, "name,memory.total")
+    capabilities = [_number(row[0]) for row in _queried(run, "compute_cap")]
     devices = []
-    for i, line in enumerate((text or "").strip().splitlines()):
-        name, _, mebibytes = line.rpartition(",")
-        if mebibytes.strip().isdigit():
-            devices.append(_gpu(f"gpu{i}", name.strip(), int(mebibytes) * 2**20))
+    for i, row in enumerate(rows):
+        if len(row) > 1 and row[-1].isdigit():
+            own = capabilities[i] if i < len(capabilities) else 0.0
+            size_bytes = int(row[-1]) * 2**20
+            devices.append(_gpu(f"gpu{i}", ",".join(row[:-1]), size_bytes, "nvidia", own))
     return devices
 
 
-def _host_links(run: Run, count: int) -> list[float]:
-    """Bytes per second each way between the host and each GPU, by the generation and the lanes that
-    the driver names; PCIe 4 with 16 lanes where it names none. A link that rests has dropped to
-    another generation, but never to fewer lanes."""
-    fields = "pcie.link.gen.max,pcie.link.width.current"
+def _number(cell: str) -> float:
+    """A compute capability, such as 8.6; 0.0 for other text."""
+    return float(cell) if re.fullmatch(r"[0-9]{1,2}\.[0-9]", cell) else 0.0
+
+
+def _host_links(run: Run, gpus: Sequence[Device]) -> dict[str, float]:
+    """Bytes per second each way between the host and GPUs, by the generation and the lanes that the
+    driver names; without those of which it names none. A link that rests has dropped to another
+    generation, but never to fewer lanes."""
+    rows = _queried(run, "pcie.link.gen.max,pcie.link.width.current")
+    return {
+        gpu.name: pcie_bytes_per_s(int(row[0]), int(row[1]))
+        for gpu, row in zip(gpus, rows, strict=False)
+        if len(row) == 2 and all(cell.isdigit() for cell in row) and int(row[1])
+    }
+
+
+def _queried(run: Run, fields: str) -> list[list[str]]:
+    """Cells of what nvidia-smi answers, a row for each GPU."""
     text = run(["nvidia-smi", f"--query-gpu={fields}", "--format=csv,noheader,nounits"]) or ""
-    rows = [[cell.strip() for cell in line.split(",")] for line in text.strip().splitlines()]
-    speeds = [PCIE_BYTES_PER_S["pcie4"]] * count
-    for i, row in enumerate(rows[:count]):
-        if len(row) == 2 and all(cell.isdigit() for cell in row) and int(row[1]):
-            speeds[i] = _LANE_BYTES_PER_S[min(max(int(row[0]), 1), 6)] * int(row[1])
-    return speeds
-
-
-# Of one lane, one direction: 250 and 500 MB/s (PCI-SIG base specifications 1.0 and 2.0), then a
-# sixteenth of the presets; the sixth generation doubles again, less what its flits carry.
-_LANE_BYTES_PER_S = {
-    1: 0.25e9, 2: 0.5e9, 6: 7.563e9,
-    **{g: PCIE_BYTES_PER_S[f"pcie{g}"] / 16 for g in (3, 4, 5)},
-}  # fmt: skip
+    return [[cell.strip() for cell in line.split(",")] for line in text.strip().splitlines()]
 
 
 def _rocm(run: Run) -> list[Device]:
@@ -202,7 +203,7 @@ def _rocm(run: Run) -> list[Device]:
         size = next((v for k, v in entry.items() if "Total Memory" in k and v.isdigit()), None)
         if size is not None:
             name = next((v for k, v in entry.items() if "Card" in k), "AMD GPU")
-            devices.append(_gpu(f"gpu{len(devices)}", name, int(size)))
+            devices.append(_gpu(f"gpu{len(devices)}", name, int(size), "amd"))
     return devices
 
 
@@ -228,16 +229,22 @@ def _jax_devices() -> list[Device]:
     return devices
 
 
-def _gpu(name: str, model: str, size_bytes: int) -> Device:
-    """A GPU with the numbers of its preset, or of the preset with the nearest memory."""
+def _gpu(
+    name: str, model: str, size_bytes: int, maker: str = "", capability: float = 0.0
+) -> Device:  # fmt: skip
+    """A GPU with the numbers of its preset, or of that of its maker, and of its compute capability
+    where one is, with the nearest memory."""
     preset = preset_of_model(model, size_bytes)
     if preset is None:
-        known = [p for p in device_names() if not device_preset(p).is_cpu]
-        known = [p for p in known if not device_preset(p).is_unified]
-        preset = min(known, key=lambda p: abs(device_preset(p).total_bytes - size_bytes))
+        known = {p: x for p, x in presets().items() if x.maker and not x.unified}
+        known = {p: x for p, x in known.items() if x.maker == maker} or known
+        same = {p: x for p, x in known.items() if x.compute_capability == capability} or known
+        preset = min(same, key=lambda p: abs(device_preset(p).total_bytes - size_bytes))
         LOG.warning("no preset for %s (%s): using the numbers of %s", name, model, preset)
     base = device_preset(preset, name)
-    return replace(_sized(base, size_bytes or base.total_bytes), model=model)
+    device = _sized(base, size_bytes or base.total_bytes)
+    own = capability or base.compute_capability
+    return replace(device, model=model, compute_capability=own)
 
 
 def read_topology(text: str, names: list[str], kinds: Sequence[str] = ()) -> list[Link]:

@@ -2,7 +2,7 @@
 
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -46,6 +46,7 @@ class DeviceEntry(msgspec.Struct, forbid_unknown_fields=True):
     memory_pool: str | None = None
     reserve_bytes: int | str | None = None
     unified: bool | None = None
+    compute_capability: float | None = None
     copy_bytes_per_s: float | None = None
 
 
@@ -62,14 +63,18 @@ class LinkEntry(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class ClusterEntry(msgspec.Struct, forbid_unknown_fields=True):
-    """A cluster file. `contention` is for links that do not say, and pairs without a link."""
+    """A cluster file. `contention` is for links that do not say, and pairs without a link.
+
+    Such pairs have the bandwidth and latency of the defaults; where none is given, devices of
+    presets the links that follow from these, others 16 GB/s and 10 us.
+    """
 
     device: list[DeviceEntry]
     link: list[LinkEntry] = []
     name: str = ""
     host: str | int = 0
-    default_bytes_per_s: float = 16e9
-    default_latency_s: float = 10e-6
+    default_bytes_per_s: float | None = None
+    default_latency_s: float | None = None
     contention: bool = True
 
 
@@ -85,15 +90,34 @@ def read_cluster(path: str | os.PathLike[str]) -> Cluster:
 
 def cluster_of(entry: ClusterEntry, name: str) -> Cluster:
     """The cluster of a file's content, called `name` unless it says otherwise."""
+    devices = [_device(device) for device in entry.device]
+    defaults = {
+        key: value
+        for key in ("default_bytes_per_s", "default_latency_s")
+        if (value := getattr(entry, key)) is not None
+    }
     return make_cluster(
         entry.name or name,
-        [_device(device) for device in entry.device],
-        [_link(link, entry.contention) for link in entry.link],
-        default_bytes_per_s=entry.default_bytes_per_s,
-        default_latency_s=entry.default_latency_s,
+        devices,
+        [
+            *([] if defaults else _preset_links(devices, entry.contention)),
+            *(_link(link, entry.contention) for link in entry.link),
+        ],
+        **defaults,
         default_contention=entry.contention,
         host=entry.host,
     )
+
+
+def _preset_links(devices: Sequence[Device], contention: bool) -> list[Link]:
+    """The links among the devices that are of presets by their kinds."""
+    from gdp.cluster.presets import preset_links, presets
+
+    known = [device for device in devices if device.kind in presets()]
+    links = preset_links(known, [device.kind for device in known])
+    if contention:
+        return links
+    return [replace(link, channel=None, contention=False) for link in links]
 
 
 def cluster_of_toml(text: str, name: str) -> Cluster:
@@ -173,8 +197,10 @@ def cluster_toml(cluster: Cluster) -> str:
             lines.append(f"copy_bytes_per_s = {device.copy_bytes_per_s!r}")
         if device.memory_pool:
             lines.append(f"memory_pool = {_quote(device.memory_pool)}")
-        if device.unified:
-            lines.append("unified = true")
+        if device.unified is not None:
+            lines.append(f"unified = {str(device.unified).lower()}")
+        if device.compute_capability:
+            lines.append(f"compute_capability = {device.compute_capability!r}")
         if device.model:
             lines.append(f"model = {_quote(device.model)}")
         if device.supported is not None:

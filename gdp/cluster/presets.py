@@ -1,95 +1,34 @@
 """Clusters by name: `2xcpu-core`, `4xa100-nvlink`, `cpu+2xt4-pcie3`."""
 
-import functools
 import re
+from collections.abc import Sequence
 from dataclasses import replace
 
-import msgspec
-
-from gdp.cluster.types import MAX_DEVICES, Cluster, Device, Link, make_cluster
+from gdp.cluster.links import PCIE_BYTES_PER_S, host_generation, link_kind
+from gdp.cluster.links import link_family as link_family
+from gdp.cluster.table import Preset as Preset
+from gdp.cluster.table import device_names as device_names
+from gdp.cluster.table import presets as presets
+from gdp.cluster.types import (
+    CORE_KIND,
+    MAX_DEVICES,
+    Cluster,
+    Device,
+    Link,
+    is_cpu_kind,
+    make_cluster,
+)
 from gdp.errors import ClusterError
-from gdp.files.reading import Kind, data_path, read_toml
 from gdp.units import parse_bytes
 
-# One direction of 16 lanes: 985, 1969 and 3938 MB/s per lane after 128b/130b coding
-# (PCI-SIG base specifications 3.0, 4.0 and 5.0).
-PCIE_BYTES_PER_S = {"pcie3": 15.75e9, "pcie4": 31.5e9, "pcie5": 63.0e9}
-PCIE_LATENCY_S = 10e-6
-NVLINK_LATENCY_S = 5e-6
-# One direction of one link, of which GPUs bond several (NVLink 2 to 4: NVIDIA V100, A100 and H100
-# datasheets, 50 GB/s per link both ways).
-NVLINK_BYTES_PER_S = 25e9
-# Paths of `nvidia-smi topo -m` that are no NVLink start from PCIe 4 x16; what host bridges and the
-# interconnect between sockets take off is an assumption, to be overridden in a TOML file.
-PATHS = {
-    "PIX": (31.5e9, 8e-6),
-    "PXB": (28e9, 9e-6),
-    "PHB": (25e9, 10e-6),
-    "NODE": (22e9, 11e-6),
-    "SYS": (16e9, 13e-6),
-}
 # Cores of one machine hand over a pointer: what it costs is waking the reader, and that the data
 # lie in the other core's cache. Measured between two ONNX Runtime sessions (`gdp profile`).
 CORE_BYTES_PER_S = 2e10
 CORE_LATENCY_S = 45e-6
 
 
-class Preset(msgspec.Struct, forbid_unknown_fields=True):
-    """A device of `data/clusters/devices.toml`, which explains the fields."""
-
-    kind: str
-    memory: str
-    memory_bytes: str
-    flop_per_s: dict[str, float]
-    bytes_per_s: float
-    dispatch_s: float
-    source: str
-    dispatch_per: str = "op"
-    nvlink_bytes_per_s: float | None = None
-    unified: bool = False
-    units: float = 0.0  # multiprocessors or compute units; 0 where it is not known
-    clock_hz: float = 0.0
-    cache_bytes: float = 0.0  # of the last level
-    product: str = ""  # in the name that drivers give it, where that is not the preset's
-
-
-@functools.cache
-def presets() -> dict[str, Preset]:
-    """Every device preset by its name."""
-    path = data_path("clusters", "devices.toml")
-    raw = read_toml(path, Kind("file of device presets", ClusterError), dict)
-    return msgspec.convert(raw, dict[str, Preset])
-
-
-def device_names() -> list[str]:
-    """The device presets that exist."""
-    return sorted(presets())
-
-
-def link_family(cluster: Cluster, src: int, dst: int) -> str:
-    """Family of a link between two accelerators whose numbers are gdp's own: "nvlink" or "pcie".
-
-    "" for links whose bandwidth or latency somebody else gave, for those of unknown devices and of
-    processors. Presets and detection know no more of a link than its datasheet.
-    """
-    ends = cluster.devices[src], cluster.devices[dst]
-    if src == dst or any(device.is_cpu for device in ends):
-        return ""
-    speed = float(cluster.link_bytes_per_s[src, dst])
-    numbers = (speed, float(cluster.link_latency_s[src, dst]))
-    if numbers in _PCIE_NUMBERS:
-        return "pcie"
-    known = [presets().get(device.kind) for device in ends]
-    most = min((preset.nvlink_bytes_per_s or 0.0) if preset else 0.0 for preset in known)
-    whole = speed in (most, NVLINK_BYTES_PER_S * round(speed / NVLINK_BYTES_PER_S))
-    return "nvlink" if whole and speed <= most and numbers[1] == NVLINK_LATENCY_S else ""
-
-
-_PCIE_NUMBERS = frozenset(
-    (*((speed, PCIE_LATENCY_S) for speed in PCIE_BYTES_PER_S.values()), *PATHS.values())
-)
 # Words behind a product's that make another product of it.
-_VARIANTS = r"(?![0-9a-z])(?![ -]*(?:ti|super|d|max-q)\b)"
+_VARIANTS = r"(?![0-9a-z])(?![ -]*(?:ti|super|d|max-q|xtx?|gre|nano|nx)\b)"
 _LAPTOP = re.compile(r"\b(?:laptop|mobile|max-q design)\b")
 _MARKS = re.compile(r"\((?:r|tm)\)|\+")
 _CAPACITY = re.compile(r"-\d+$")
@@ -98,14 +37,13 @@ _CAPACITY = re.compile(r"-\d+$")
 def preset_of_model(model: str, size_bytes: int = 0) -> str | None:
     """The accelerator preset of a driver's name for a device; of several sizes of one product the
     nearest to its memory, else to the size in its name, else the one of the plain name. None for
-    other products, as all of laptops are.
+    other products; those of laptops are other products than the cards of the same number.
 
     >>> preset_of_model("NVIDIA A100-SXM4-40GB", 40 << 30), preset_of_model("NVIDIA L40S")
     ('a100-40', 'l40s')
     """
     text = _MARKS.sub("", model.lower())
-    if _LAPTOP.search(text):
-        return None
+    of_laptop = _LAPTOP.search(text) is not None
     named: dict[str, list[str]] = {}
     for name, entry in presets().items():
         # A number behind a dash is a size only where the name without it is a preset, too: the
@@ -114,7 +52,9 @@ def preset_of_model(model: str, size_bytes: int = 0) -> str | None:
         product = entry.product or (plain if plain in presets() else name)
         words = re.findall(r"[a-z]+|[0-9]+", product)
         pattern = r"(?<![a-z0-9])" + r"[ -]*".join(words) + _VARIANTS
-        if not name.startswith("cpu") and re.search(pattern, text):
+        if of_laptop != (_LAPTOP.search(product) is not None) or is_cpu_kind(entry.kind):
+            continue
+        if re.search(pattern, text):
             named.setdefault(product, []).append(name)
     if not named:
         return None
@@ -143,6 +83,7 @@ def device_preset(preset: str, name: str | None = None) -> Device:
         dispatch_s=entry.dispatch_s,
         dispatch_per=entry.dispatch_per,
         unified=entry.unified,
+        compute_capability=entry.compute_capability,
     )
     return reserved(device)
 
@@ -150,11 +91,12 @@ def device_preset(preset: str, name: str | None = None) -> Device:
 def cluster_preset(spec: str) -> Cluster:
     """A cluster from `[COUNTx]DEVICE[+[COUNTx]DEVICE...][-LINK]`.
 
-    LINK is pcie3 (the default), pcie4, pcie5 or nvlink, and joins accelerators; anything that
-    involves a CPU goes over PCIe, and cores of one CPU share memory. Over PCIe a device has one
-    lane out, which its transfers share. Raises `ClusterError` when the spec is malformed.
+    Links follow from the devices (`gdp.cluster.links.link_kind`) unless LINK says otherwise: pcie3,
+    pcie4 or pcie5 of all links, nvlink of those between accelerators. Cores of one CPU share
+    memory. Of a device's transfers one leaves at a time, but for meshes. Raises `ClusterError` when
+    the spec is malformed.
     """
-    head, link = spec, "pcie3"
+    head, link = spec, ""
     for word in (*PCIE_BYTES_PER_S, "nvlink"):
         if spec.endswith(f"-{word}"):
             head, link = spec[: -len(word) - 1], word
@@ -178,12 +120,7 @@ def cluster_preset(spec: str) -> Cluster:
         raise ClusterError(
             f"cluster {spec!r}: {alone} shares the memory of its own processor; leave the cpu out"
         )
-    links = [
-        _link(spec, (devices[i], chosen[i]), (devices[j], chosen[j]), link)
-        for i in range(len(devices))
-        for j in range(len(devices))
-        if i != j
-    ]
+    links = preset_links(devices, chosen, link, f"cluster {spec!r}")
     return make_cluster(spec, devices, links)
 
 
@@ -199,18 +136,27 @@ def _part(spec: str, part: str) -> tuple[int, str]:
     return count, match[2]
 
 
-def _link(spec: str, src: tuple[Device, str], dst: tuple[Device, str], link: str) -> Link:
-    (a, preset_a), (b, preset_b) = src, dst
-    if preset_a == preset_b == "cpu-core":
-        return Link(a.name, b.name, CORE_BYTES_PER_S, CORE_LATENCY_S, one_way=True)
-    to_cpu = a.is_cpu or b.is_cpu
-    if link == "nvlink" and not to_cpu:
-        speeds = [presets()[p].nvlink_bytes_per_s for p in (preset_a, preset_b)]
-        if None in speeds:
-            raise ClusterError(
-                f"cluster {spec!r}: {a.kind} or {b.kind} has no NVLink; use pcie3 to pcie5"
+def preset_links(
+    devices: Sequence[Device], names: Sequence[str], suffix: str = "", where: str = "cluster"
+) -> list[Link]:
+    """The links among devices of named presets; raises `ClusterError` where `suffix` is nvlink and
+    an accelerator has none."""
+    entries = [presets()[name] for name in names]
+    host, links = host_generation(entries), []
+    for a, first in zip(devices, entries, strict=True):
+        for b, second in zip(devices, entries, strict=True):
+            if a is b:
+                continue
+            if first.kind == second.kind == CORE_KIND:
+                links.append(Link(a.name, b.name, CORE_BYTES_PER_S, CORE_LATENCY_S, one_way=True))
+                continue
+            kind = link_kind(first, second, host, suffix)
+            if kind is None:
+                raise ClusterError(
+                    f"{where}: {a.kind} or {b.kind} has no NVLink; use pcie3 to pcie5"
+                )
+            channel = f"{a.name} to {b.name}" if kind.mesh else f"{a.name} out"
+            links.append(
+                Link(a.name, b.name, kind.bytes_per_s, kind.latency_s, channel, one_way=True)
             )
-        slower = min(s for s in speeds if s is not None)
-        return Link(a.name, b.name, slower, NVLINK_LATENCY_S, channel=f"{a.name} out", one_way=True)
-    bandwidth = PCIE_BYTES_PER_S["pcie4" if link == "nvlink" else link]
-    return Link(a.name, b.name, bandwidth, PCIE_LATENCY_S, channel=f"{a.name} out", one_way=True)
+    return links

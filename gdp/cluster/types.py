@@ -1,7 +1,6 @@
 """The machine: devices, their speeds and memories, and the links between them."""
 
 import functools
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import ClassVar
@@ -23,10 +22,22 @@ ALONE = -1
 """Instead of a memory pool or a processor: the device shares it with no other."""
 MAX_DELAY_S = 1e9
 """Far beyond any device or link, and far from where the sums of a simulation overflow."""
+MAX_CAPABILITY = 30.0
+"""Beyond which a compute capability is one that lost its point, as in 86."""
 
 
 CORE_KIND = "cpu-core"
 """One core of a processor, which computes with one thread."""
+
+
+_SIZES = {1: "pro max ultra", 2: "pro max ultra", 3: "pro max ultra", 4: "pro max", 5: "pro max"}
+APPLE_KINDS = frozenset(
+    f"m{generation}{size}"
+    for generation, sizes in _SIZES.items()
+    for size in ("", *(f"-{size}" for size in sizes.split()))
+)
+"""Apple's chips to 2026, each a preset. NVIDIA's cards are called M4 to M6000, too: a file says
+`unified = false` of its Tesla M4."""
 
 
 def is_cpu_kind(kind: str) -> bool:
@@ -50,7 +61,8 @@ class Device:
     memory_pool: str = ""  # devices of one name share `memory_bytes`, as the cores of a machine do
     processor: str = ""  # devices of one name compute one at a time; set by measured costs alone
     reserve_bytes: int = 0  # kept beside `memory_bytes` for the system, drivers and runtimes
-    unified: bool = False  # a GPU and its processor in one memory; Apple's are told by their kind
+    unified: bool | None = None  # a GPU and its processor in one memory; None: Apple's chips alone
+    compute_capability: float = 0.0  # of an NVIDIA GPU; 0: that of its kind's preset
     copy_bytes_per_s: float = 0.0  # of a processor: a core copies memory so fast; 0: not known
     caches_on: str = ""  # device that holds the caches of ops placed here; "": this one
 
@@ -73,6 +85,11 @@ class Device:
             raise ClusterError(
                 f"{where}: reserve_bytes must be >= 0, at most 2**62, got {self.reserve_bytes}"
             )
+        if not 0 <= self.compute_capability < MAX_CAPABILITY:
+            raise ClusterError(
+                f"{where}: compute_capability must be below 30, such as 8.6, "
+                f"got {self.compute_capability}"
+            )
         _check_delay(where, "dispatch_s", self.dispatch_s)
         if self.dispatch_per not in ("op", "segment"):
             raise ClusterError(
@@ -87,17 +104,23 @@ class Device:
     @property
     def is_unified(self) -> bool:
         """True for a GPU whose memory is its processor's, too, which it so stands for."""
-        return self.unified or self.is_apple
+        return self.kind in APPLE_KINDS if self.unified is None else self.unified
 
     @property
     def is_apple(self) -> bool:
-        """True for Apple's M1 and later, of whose memory Metal leaves a part to the system."""
-        return re.fullmatch(r"m\d+(-pro|-max|-ultra)?", self.kind) is not None
+        """True for Apple's chips, of whose memory Metal leaves a part to the system."""
+        return self.is_unified and self.kind in APPLE_KINDS
 
     @property
     def total_bytes(self) -> int:
         """Memory that the device reports to programs: what plans may fill, and the reserve."""
         return min(self.memory_bytes + self.reserve_bytes, UNLIMITED_BYTES)
+
+    @property
+    def has_bfloat16(self) -> bool:
+        """False for GPUs that compute bfloat16 in float32 with conversions, and so slower than
+        that: those before Ampere (compute capability 8.0)."""
+        return self.speed("bfloat16") >= self.flop_per_s["default"]
 
     def speed(self, dtype: str) -> float:
         """FLOP/s in a dtype, or the default."""

@@ -27,6 +27,8 @@ SHIPPED = "shipped"
 """Name of the costs that travel with gdp, without what was learned of this machine."""
 DATASHEET = "datasheet"
 """Name of the roofline of datasheet numbers on every device."""
+FROM_DATASHEETS = "roofline from datasheets"
+"""Source of the seconds of devices of which no kernel was measured, nor of their family."""
 
 
 def resolve_costs(
@@ -137,8 +139,9 @@ def source_of(device: Device) -> str:
     if found is not None and covers(device):
         return told_of(found[1], device.kind).partition(": ")[2]
     if device.is_cpu and shipped():
-        return f"{transferred(shipped()[0], device).label()} for ONNX models, else datasheet"
-    return DATASHEET
+        scaled = transferred(shipped()[0], device).label()
+        return f"{scaled} for ONNX models, else {FROM_DATASHEETS}"
+    return FROM_DATASHEETS
 
 
 @functools.cache
@@ -184,7 +187,7 @@ def _described(
     by_label: dict[str, list[str]] = {}
     for device in cluster.devices if devices is None else devices:
         calibration = model.of(device)
-        label = "roofline from datasheet numbers"
+        label = FROM_DATASHEETS
         if (
             calibration is not None
             and graph is not None

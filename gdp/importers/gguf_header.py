@@ -1,20 +1,33 @@
 """Headers of GGUF files: hyperparameters, and shape and type of every tensor.
 
-The GGUF specification of ggml, version 3. The file is mapped, and its weights stay on disk.
+The GGUF specification of ggml, versions 2 and 3 (docs/gguf.md of ggml-org/ggml). The header alone
+is read, and its weights stay on disk. A file may be damaged or made to mislead: every count
+and length in it is compared with the bytes that are left before anything is read, kept or passed
+over.
 """
 
+import io
+import math
+import os
 import re
+import struct
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from gdp.errors import MissingExtraError, ModelError
-from gdp.files.reading import require_regular
+from gdp.files.reading import open_regular
 from gdp.version import install_command
 
 LARGEST = (1 << 31) - 1
 """Of a hyperparameter."""
+MOST_BYTES = 1 << 26
+"""Of a header; those with 260,000 tokens and their merges take 15 MB."""
+MOST_NUMBERS = 1 << 16
+"""Of a hyperparameter that differs by layer."""
+MOST_AXES = 4
+"""GGML_MAX_DIMS (ggml/include/ggml.h)."""
 _PART = re.compile(r"-(\d{5})-of-(\d{5})\.gguf$")
 
 
@@ -95,51 +108,181 @@ def read_header(path: Path) -> GgufHeader:
     return GgufHeader(str(path), architecture, numbers, tensors)
 
 
-def _read_part(
-    path: Path, architecture: str
-) -> tuple[str, dict[str, int | list[int]], dict[str, StoredTensor]]:
+Numbers = dict[str, int | list[int]]
+Tensors = dict[str, StoredTensor]
+
+
+def _read_part(path: Path, architecture: str) -> tuple[str, Numbers, Tensors]:
     """(architecture, hyperparameters, tensors) of one file; the first part names the
     architecture."""
-    gguf = import_gguf()
+    import_gguf()
     try:
-        require_regular(path)
+        with open_regular(path) as file:
+            reader = _Reader(file, os.fstat(file.fileno()).st_size)
+            fields, infos = reader.contents()
+            return _contents(reader, fields, infos, architecture)
     except FileNotFoundError:
         parts = "; all parts of a split model must be in one folder" * bool(_PART.search(path.name))
         raise ModelError(f"no model {str(path)!r}{parts}") from None
     except OSError as error:
         raise ModelError(f"{path}: cannot be read: {error.strerror}") from None
-    # What a damaged file makes the reader raise is of any kind.
-    try:
-        reader = gguf.GGUFReader(path)
-        if not architecture:
-            field = reader.get_field("general.architecture")
-            architecture = str(field.contents()) if field else ""
-        numbers = _numbers(reader, architecture + ".")
-        tensors = {
-            tensor.name: StoredTensor(
-                tuple(int(size) for size in tensor.shape),
-                tensor.tensor_type.name,
-                int(tensor.n_bytes),
+    except _DamagedError as error:
+        raise ModelError(f"{path} cannot be read as GGUF: {error}; the file is damaged") from None
+
+
+class _DamagedError(Exception):
+    """The header is none of GGUF."""
+
+
+_STRING, _ARRAY = 8, 9
+_SCALARS = {
+    0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d",
+}  # fmt: skip
+"""Types of values, as `struct` reads them."""
+_LEAST_FIELD, _LEAST_INFO = 8 + 4 + 1, 8 + 4 + 4 + 8
+"""Bytes of the shortest field, and of the shortest description of a tensor."""
+
+
+class _Reader:
+    """The header of an open file, read from its beginning."""
+
+    def __init__(self, file: io.BufferedReader, size: int) -> None:
+        self.file, self.size, self.order = file, size, "<"
+        self.end = min(size, MOST_BYTES)
+
+    def contents(self) -> tuple[dict[str, Any], list[tuple[str, tuple[int, ...], int, int]]]:
+        """(values of its fields by name; name, dimensions, type and offset of its tensors)."""
+        if self.take(4) != b"GGUF":
+            raise _DamagedError("it does not begin with GGUF")
+        version = self.number("I")
+        if version & 0xFFFF == 0:  # written by a machine of the other byte order
+            self.order, version = ">", int.from_bytes(version.to_bytes(4, "little"), "big")
+        if version not in (2, 3):
+            raise _DamagedError(f"version {version} of the format is not known")
+        tensors, fields = self.number("Q"), self.number("Q")
+        self.require(fields, _LEAST_FIELD, "fields")
+        values = {}
+        for _ in range(fields):
+            name = self.text()
+            if name in values:
+                raise _DamagedError(f"it has field {name!r} twice")
+            values[name] = self.value(self.number("I"), name)
+        self.require(tensors, _LEAST_INFO, "tensors")
+        return values, [self.info() for _ in range(tensors)]
+
+    def require(self, count: int, each: int, what: str) -> int:
+        """Bytes of so many parts, which are there; raises `_DamagedError` where they are not."""
+        left = self.end - self.file.tell()
+        if count * each > left:
+            raise _DamagedError(f"it says {count} {what} where {left} bytes are left of its header")
+        return count * each
+
+    def take(self, count: int) -> bytes:
+        """The next bytes."""
+        return self.file.read(self.require(count, 1, "bytes"))
+
+    def number(self, code: str) -> Any:
+        """The next number."""
+        return struct.unpack(self.order + code, self.take(struct.calcsize(self.order + code)))[0]
+
+    def text(self) -> str:
+        """The next text."""
+        return self.take(self.number("Q")).decode(errors="replace")
+
+    def value(self, kind: int, name: str, depth: int = 0) -> Any:
+        """The next value of a type; None for arrays that are no numbers, or are too long for
+        hyperparameters, which are passed over."""
+        if kind == _STRING:
+            return self.text()
+        if code := _SCALARS.get(kind):
+            return self.number(code)
+        if kind != _ARRAY or depth > 4:
+            raise _DamagedError(f"field {name!r} is of type {kind}, which is not known")
+        inner, count = self.number("I"), self.number("Q")
+        if code := _SCALARS.get(inner):
+            form = f"{self.order}{count if count <= MOST_NUMBERS else 0}{code}"
+            size = self.require(count, struct.calcsize(self.order + code), f"numbers in {name!r}")
+            if count <= MOST_NUMBERS:
+                return list(struct.unpack(form, self.take(size)))
+            self.file.seek(size, os.SEEK_CUR)
+            return None
+        self.require(count, 8, f"values in {name!r}")
+        if inner == _STRING:
+            self.pass_texts(count, name)
+        else:
+            for _ in range(count):
+                self.value(inner, name, depth + 1)
+        return None
+
+    def pass_texts(self, count: int, name: str) -> None:
+        """Pass over texts, such as all tokens and their merges."""
+        length_of, at = struct.Struct(f"{self.order}Q").unpack, self.file.tell()
+        for _ in range(count):
+            if at + 8 > self.end:
+                self.require(8, 1, "bytes")
+            (length,) = length_of(self.file.read(8))
+            at += 8 + length
+            if at > self.end:
+                self.require(length, 1, f"letters in {name!r}")
+            self.file.seek(length, os.SEEK_CUR)
+
+    def info(self) -> tuple[str, tuple[int, ...], int, int]:
+        """Name, dimensions, type and offset of the next tensor."""
+        name, axes = self.text(), self.number("I")
+        if axes > MOST_AXES:
+            raise _DamagedError(f"tensor {name!r} has {axes} axes; ggml has {MOST_AXES}")
+        return (
+            name,
+            tuple(self.number("Q") for _ in range(axes)),
+            self.number("I"),
+            self.number("Q"),
+        )
+
+
+def _contents(
+    reader: _Reader, fields: dict[str, Any], infos: list[tuple[str, tuple[int, ...], int, int]],
+    architecture: str,
+) -> tuple[str, Numbers, Tensors]:  # fmt: skip
+    """(architecture, hyperparameters, tensors) of a header that was read to its end."""
+    named = fields.get("general.architecture")
+    architecture = architecture or (named if isinstance(named, str) else "")
+    align = fields.get("general.alignment", 32)
+    if not isinstance(align, int) or align < 1 or align & (align - 1):
+        raise _DamagedError(f"general.alignment must be a power of two, got {align!r}")
+    begin = -(-reader.file.tell() // align) * align
+    tensors: Tensors = {}
+    for name, dims, kind, offset in infos:
+        if name in tensors:
+            raise _DamagedError(f"it has tensor {name!r} twice")
+        tensors[name] = stored = _stored(name, dims, kind)
+        if begin + offset + stored.nbytes > reader.size:
+            raise _DamagedError(
+                f"tensor {name!r} ends at byte {begin + offset + stored.nbytes}, and the file at "
+                f"{reader.size}"
             )
-            for tensor in reader.tensors
-        }
-    except Exception as error:
-        raise ModelError(
-            f"{path} cannot be read as GGUF: {type(error).__name__}: {error}"
-        ) from error
-    for name, stored in tensors.items():
-        if not stored.dims or min(stored.dims) < 1:
-            raise ModelError(
-                f"{path}: tensor {name!r} has the shape {list(stored.dims)}; the file is damaged"
-            )
+    prefix = f"{architecture}."
+    numbers = {
+        key.removeprefix(prefix): value for key, value in fields.items()
+        if key.startswith(prefix) and (isinstance(value, int) or _are_whole(value))
+    }  # fmt: skip
     return architecture, numbers, tensors
 
 
-def _numbers(reader: Any, prefix: str) -> dict[str, int | list[int]]:
-    numbers: dict[str, int | list[int]] = {}
-    for key, field in reader.fields.items():
-        value = field.contents() if key.startswith(prefix) else None
-        is_list = isinstance(value, list) and all(isinstance(v, int) for v in value)
-        if value is not None and (isinstance(value, int) or is_list):
-            numbers[key.removeprefix(prefix)] = value
-    return numbers
+def _are_whole(value: Any) -> bool:
+    return isinstance(value, list) and all(isinstance(part, int) for part in value)
+
+
+def _stored(name: str, dims: tuple[int, ...], kind: int) -> StoredTensor:
+    gguf = import_gguf()
+    if not dims or min(dims) < 1:
+        raise _DamagedError(f"tensor {name!r} has the shape {list(dims)}")
+    try:
+        type_ = gguf.GGMLQuantizationType(kind)
+        block, size = gguf.GGML_QUANT_SIZES[type_]
+    except (ValueError, KeyError):
+        raise _DamagedError(f"tensor {name!r} is of type {kind}, which is not known") from None
+    if dims[0] % block:
+        raise _DamagedError(
+            f"tensor {name!r} has rows of {dims[0]}, of which {type_.name} packs {block} together"
+        )
+    return StoredTensor(dims, type_.name, math.prod(dims) // block * size)

@@ -49,9 +49,10 @@ def best_rows(
     stage: Callable[[int], Shaped[np.ndarray, "C C"]],
     link: Shaped[np.ndarray, "D D C"] | None = None,
     join: Join = np.add,
+    every: bool = False,
 ) -> Iterator[tuple[complex, Row]]:
-    """`best_row` of each order in turn; what one begins with as the one before is kept, so that
-    orders are best sorted."""
+    """`best_row` of each order in turn, of those in which `every` device has an interval if asked;
+    what one begins with as the one before is kept, so that orders are best sorted."""
     best: list[np.ndarray] = []  # of each device as the last: cost of the elements before j
     back: list[tuple[np.ndarray, np.ndarray]] = []  # where its interval begins; the device before
     known: list[int] = []
@@ -62,21 +63,26 @@ def best_rows(
         known = list(order)
         for k in range(shared, len(order)):
             stage_s = stage(order[k])
-            heads = [np.where(np.arange(len(stage_s)) == 0, 0.0, np.inf)]
-            heads += [best[b] if link is None else join(best[b], link[order[b], order[k]])
-                      for b in range(k)]  # fmt: skip
+            begins = 0.0 if not every or k == 0 else np.inf
+            heads = [np.where(np.arange(len(stage_s)) == 0, begins, np.inf)]
+            heads += [
+                np.full(len(stage_s), np.inf) if every and b < k - 1
+                else best[b] if link is None else join(best[b], link[order[b], order[k]])
+                for b in range(k)
+            ]  # fmt: skip
             head, before = np.min(heads, axis=0), np.argmin(heads, axis=0) - 1
             values = join(head[:, None], stage_s)
             best.append(values.min(axis=0))
             back.append((values.argmin(axis=0), before))
-        yield _traced(order, best, back)
+        yield _traced(order, best, back, every)
 
 
 def _traced(
-    order: Sequence[int], best: list[np.ndarray], back: list[tuple[np.ndarray, np.ndarray]]
-) -> tuple[complex, Row]:
+    order: Sequence[int], best: list[np.ndarray], back: list[tuple[np.ndarray, np.ndarray]],
+    every: bool,
+) -> tuple[complex, Row]:  # fmt: skip
     """The value of the best cover under an order, and its intervals."""
-    k = int(np.argmin([values[-1] for values in best]))
+    k = len(best) - 1 if every else int(np.argmin([values[-1] for values in best]))
     value, j = complex(best[k][-1]), len(best[k]) - 1
     row: Row = []
     while k >= 0 and np.isfinite(value):

@@ -1,12 +1,25 @@
 """Defaults of vLLM on which plans stand."""
 
-BATCHED_TOKENS, BATCHED_TOKENS_LARGE = 2048, 8192
-"""Tokens that `vllm serve` computes at once (`--max-num-batched-tokens`): on most GPUs, and on
-those of at least 70 GiB other than the A100. `EngineArgs.get_batch_defaults` of
-`vllm/engine/arg_utils.py`; vllm-project/vllm#17885."""
-SEQUENCES, SEQUENCES_LARGE = 256, 1024
-"""Requests that `vllm serve` runs at once (`--max-num-seqs`), of the same function and GPUs."""
-LARGE_BYTES = 70 << 30
-"""Memory from which a GPU counts as large there."""
+from typing import NamedTuple
+
+
+class Defaults(NamedTuple):
+    """Defaults of `vllm serve` on GPUs of at least some memory."""
+
+    least_bytes: int
+    batched_tokens: int  # computed at once (`--max-num-batched-tokens`)
+    sequences: int  # requests that run at once (`--max-num-seqs`)
+
+
+DEFAULTS = (
+    Defaults(160 << 30, 16384, 1024),
+    Defaults(70 << 30, 8192, 1024),
+    Defaults(0, 2048, 256),
+)
+"""By memory, the largest first: `EngineArgs.get_batch_defaults` of `vllm/engine/arg_utils.py`
+(vLLM 0.33; vllm-project/vllm#17885)."""
+SMALL_KINDS = ("a100", "dgx-spark")
+"""Kinds of GPUs, by how they begin, that have the last of these whatever their memory: the A100 by
+name, the GB10 by its compute capability (12.1)."""
 AT_ONCE = "max_num_batched_tokens"
 """Option of `hf:` models: tokens of one pass of the engine that computes them."""

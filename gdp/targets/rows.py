@@ -16,6 +16,7 @@ import numpy as np
 from jaxtyping import Float, Int
 
 from gdp import solve
+from gdp.cluster.machines import machines
 from gdp.cluster.types import Cluster, fullness, nearly_full
 from gdp.errors import InfeasibleError
 from gdp.graph.op_graph import OpGraph
@@ -58,6 +59,7 @@ class ModuleBlocks:
     block_tensor_bytes: Int[np.ndarray, "B"]  # of each block
     usable: tuple[int, ...] = ()  # devices that get stretches: of each split the first
     splits: tuple[Split, ...] = ()
+    every: bool = False  # all usable devices get one
 
     @cached_property
     def room_bytes(self) -> Int[np.ndarray, "D"]:
@@ -67,14 +69,13 @@ class ModuleBlocks:
             rooms[split.devices[0]] = rooms[list(split.devices)].min()
         return rooms
 
-    def limited_to(self, usable: Sequence[int]) -> "ModuleBlocks":
-        """These stretches, on some of the devices alone."""
-        return replace(self, usable=tuple(usable))
+    def limited_to(self, usable: Sequence[int], every: bool = False) -> "ModuleBlocks":
+        """These stretches, on some of the devices alone, or on `every` one of them."""
+        return replace(self, usable=tuple(usable), every=every)
 
-    @property
-    def tensor_bytes(self) -> int:
-        """Bytes of tensors of the block that has most of them."""
-        return int(self.block_tensor_bytes.max())
+    def alone(self) -> "list[ModuleBlocks]":
+        """These stretches, on each of the devices alone."""
+        return [self.limited_to([d]) for d in self.usable]
 
     @cached_property
     def scratch_bytes(self) -> Int[np.ndarray, "C C"]:
@@ -98,10 +99,10 @@ class ModuleBlocks:
         return list(itertools.islice(orders_by_kind(self.cluster, self.usable), MAX_ORDERS))
 
     def fitting_s(self, share: float, fill: float = 1.0) -> Float[np.ndarray, "C C D"]:
-        """`seconds`, inf where the weights take more than the memory that a share of the tensors
-        leaves, or below 1 weights and tensors of a stretch more than `fill` of the memory."""
-        memory_bytes = self.room_bytes - int(share * self.tensor_bytes)
-        fits = self.weight_bytes[:, :, None] <= memory_bytes
+        """`seconds`, inf where weights and a share of the tensors of a stretch take more than the
+        memory, or below 1 weights and tensors of a stretch more than `fill` of the memory."""
+        held_bytes = self.weight_bytes + (share * self.scratch_bytes).astype(np.int64)
+        fits = held_bytes[:, :, None] <= self.room_bytes
         if fill < 1.0:
             held_bytes = self.weight_bytes + self.scratch_bytes
             fits &= held_bytes[:, :, None] <= fill * self.room_bytes
@@ -116,7 +117,7 @@ class ModuleBlocks:
     ) -> list[tuple[float, Row]]:
         """Value and row of the best row of each order."""
         seconds = np.ascontiguousarray(np.moveaxis(self.fitting_s(share, fill), 2, 0))
-        plans = best_rows(orders, lambda d: seconds[d], self.link_s, join)
+        plans = best_rows(orders, lambda d: seconds[d], self.link_s, join, self.every)
         return [(value.real, row) for value, row in plans]
 
     def even_row(self, share: float, join: Join) -> Row:
@@ -277,15 +278,31 @@ def first_that_fits(
 
 
 def orders_by_kind(cluster: Cluster, usable: Sequence[int]) -> Iterator[tuple[int, ...]]:
-    """Orders of some devices; those of one kind stay in the cluster's order."""
-    like = {d: (cluster.devices[d].kind, cluster.devices[d].memory_bytes) for d in usable}
+    """Orders of some devices: those of one machine follow each other, as ranks of runtimes do;
+    alike machines, and alike devices of one, stay in the cluster's order."""
+    at = machines(cluster)
+    like = {
+        d: (at[d], cluster.devices[d].kind, cluster.devices[d].memory_bytes) for d in usable
+    }  # fmt: skip
 
-    def rest(left: "Counter[tuple[str, int]]", order: tuple[int, ...]) -> Iterator[tuple[int, ...]]:
+    def rest(left: "Counter[_Kind]", order: tuple[int, ...]) -> Iterator[tuple[int, ...]]:
         if len(order) == len(usable):
             yield order
-        for kind in [k for k, count in left.items() if count]:
+        kinds = [k for k, count in left.items() if count]
+        here = [k for k in kinds if order and k[0] == at[order[-1]]]
+        for kind in here or _of_unlike_machines(kinds, left):
             mine = [d for d in usable if like[d] == kind]
             taken = mine[len(mine) - left[kind]]
             yield from rest(left - Counter([kind]), (*order, taken))
 
     return rest(Counter(like[d] for d in usable), ())
+
+
+_Kind = tuple[int, str, int]  # machine, kind of device, bytes of memory
+
+
+def _of_unlike_machines(kinds: Sequence[_Kind], left: "Counter[_Kind]") -> Iterator[_Kind]:
+    """The kinds of machines none of whose devices was taken, without machines alike an earlier."""
+    held = {m: sorted((*k[1:], left[k]) for k in kinds if k[0] == m) for m, *_ in kinds}
+    first = {m for m in held if m == next(n for n in held if held[n] == held[m])}
+    return (kind for kind in kinds if kind[0] in first)

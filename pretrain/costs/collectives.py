@@ -25,7 +25,7 @@ import click
 import numpy as np
 from jaxtyping import Float
 
-from gdp.cluster.presets import NVLINK_LATENCY_S, PCIE_BYTES_PER_S, PCIE_LATENCY_S
+from gdp.cluster.links import NVLINK_LATENCY_S, PCIE_BYTES_PER_S, PCIE_LATENCY_S
 from gdp.costs.measured.collectives import (
     LIBRARY,
     OPERATIONS,

@@ -32,7 +32,7 @@ ROWS = (
     f"{CARD},2048,pp,512,0,4000,", f"{CARD},,tg,128,0,9,spill", f"{CARD},,e2e,128,0,9,",
     f"{CARD},,tg,128,0,400,8 sequences together",
     "2 x RTX 3090,2,gpu-multi,llama.cpp,CUDA,llama 8B Q8_0,Q8_0,,,,tg,128,0,80,",
-    "RTX 4070 Laptop 8GB,1,gpu,llama.cpp,CUDA,llama 8B Q8_0,Q8_0,,,,tg,128,0,80,",
+    "RTX 3080 Laptop 8GB,1,gpu,llama.cpp,CUDA,llama 8B Q8_0,Q8_0,,,,tg,128,0,80,",
     "RTX 3090,1,gpu,llama.cpp,CUDA,unheard 8B,Q8_0,,,,tg,128,0,80,",
 )  # fmt: skip
 

@@ -134,6 +134,7 @@ def write_llama(folder: Path) -> None:
         "architectures": ["LlamaForCausalLM"], "model_type": "llama", "vocab_size": 2048,
         "hidden_size": 512, "intermediate_size": 1024, "num_hidden_layers": 2,
         "num_attention_heads": 4, "num_key_value_heads": 2, "tie_word_embeddings": False,
+        "dtype": "float32",
     }  # fmt: skip
     folder.mkdir()
     (folder / "config.json").write_text(json.dumps(found))

@@ -1,6 +1,5 @@
 """A `quantization_config` of any types is read or refused in one line."""
 
-import re
 from typing import Any
 
 import pytest
@@ -99,25 +98,3 @@ def test_null_is_as_if_the_field_were_left_out(model: Any) -> None:
     empty = {**plain, "group_size": None, "dynamic": None, "modules_in_block_to_quantize": None}
     check_quantization(empty, "F")
     assert stored_weights(model, empty, "F") == stored_weights(model, plain, "F")
-
-
-@pytest.mark.parametrize(
-    ("pattern", "said"),
-    [
-        ("(([a-z_.0-9]+)+)+!", "could take for ever"),
-        ("(a|aa)*!", "could take for ever"),
-        ("((a|aa))*!", "could take for ever"),
-        (".*.*.*.*.*!", "could take for ever"),
-        (r"(a)\1", "could take for ever"),
-        ("(", "is no regular expression"),
-        (r".*\.layers\.([0-9]|1[0-9])\.mlp\..*", ""),
-        ("(?:model[.])?lm_head$", ""),
-    ],
-)
-def test_patterns_are_compared_in_bounded_time(pattern: str, said: str) -> None:
-    config = {"quant_method": "compressed-tensors", "ignore": [f"re:{pattern}"]}
-    if not said:
-        check_quantization(config, "F")
-        return
-    with pytest.raises(ModelError, match=re.escape(said)):
-        check_quantization(config, "F")

@@ -39,7 +39,7 @@ TEN_HEADS: dict[str, Any] = {
     "model_type": "llama", "architectures": ["LlamaForCausalLM"], "vocab_size": 100,
     "hidden_size": 40, "intermediate_size": 80, "num_hidden_layers": 2, "head_dim": 4,
     "num_attention_heads": 10, "num_key_value_heads": 10, "max_position_embeddings": 64,
-    "tie_word_embeddings": False,
+    "tie_word_embeddings": False, "dtype": "float32",
 }  # fmt: skip
 
 

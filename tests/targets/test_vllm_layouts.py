@@ -23,7 +23,7 @@ from gdp.question import Question
 from gdp.result import Result
 from gdp.targets.table import PLANNERS
 from gdp.targets.vllm.export import VllmOptions, export_vllm, layer_row, vllm_options
-from gdp.targets.vllm.layouts import grouped
+from gdp.targets.vllm.groups import grouped
 from tests.decoders import Sizes, decoder
 
 LARGE = Sizes(layers=2, hidden=512, heads=8, keys=4, head=64, inner=2048, vocabulary=1024)

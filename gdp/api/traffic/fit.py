@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from gdp.api.place import ask, quantisation_note
+from gdp.api.place import ask, loading_note
 from gdp.api.traffic.plan import ServedPlan
 from gdp.api.traffic.serve import served_plan
 from gdp.cluster.file import Machine, load_cluster
@@ -37,6 +37,7 @@ class TrafficRow:
     limit: str = ""  # what limits decode, or what does not fit
     note: str = ""  # what a scheme leaves of the weights as they are
     costs: str = ""  # where the seconds come from, and how far off they may be
+    links: str = ""  # of the machine's accelerators, by kind
 
     @property
     def label(self) -> str:
@@ -108,6 +109,6 @@ def _told(row: TrafficRow, plan: ServedPlan, request: Generation) -> TrafficRow:
         row, fits=True, tokens_per_s=served.tokens_per_s, first_token=served.first_token,
         token=served.token, running=served.running, room=plan.room,
         layout=plan.layout,
-        limit=plan.generation.limits[1], costs=result.costs,
-        note=quantisation_note(request, result.question.graph),
+        limit=plan.generation.limits[1], costs=result.costs, links=result.links,
+        note=loading_note(request, result.question.graph),
     )  # fmt: skip

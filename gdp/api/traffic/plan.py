@@ -8,9 +8,9 @@ from gdp import solve
 from gdp.api.generation import GenerationAnswer, generation_answer, rooms
 from gdp.costs.measured.costs import prompt_launch_s
 from gdp.errors import ArgumentError, GdpError
+from gdp.graph.op_graph import OpGraph
 from gdp.importers.pytorch.config_spec import parse_config_spec
 from gdp.models import load, spec_of
-from gdp.ops.vllm import SEQUENCES, SEQUENCES_LARGE
 from gdp.placement import make_placement
 from gdp.prepare import requests_in_flight
 from gdp.question import Question
@@ -26,7 +26,7 @@ from gdp.sim.traffic import (
 )
 from gdp.sim.traffic_text import NO_LIMITS, TrafficLimits, parse_traffic
 from gdp.targets.vllm.layouts import Degrees
-from gdp.targets.vllm.plan import beyond_model, has_large_gpus, vllm_cluster
+from gdp.targets.vllm.plan import beyond_model, vllm_cluster, vllm_defaults
 from gdp.units import format_bytes, format_seconds
 
 NEAR = 1.5
@@ -290,9 +290,7 @@ def _passes_of(result: Result, batch: int) -> ServingEngine | None:
     """The engine of a plan's layout with other requests side by side; None where the model cannot
     be read, or has other ops then."""
     question, placed = result.question, result.placement
-    path, _, query = spec_of(question.model or "").partition("?")
-    others = [part for part in query.split("&") if not part.startswith("batch=")]
-    spec = f"{path}?{'&'.join([*others, f'batch={batch}'])}"
+    spec = replace(parse_config_spec(spec_of(question.model or "")), batch=batch).text
     try:
         graph = load(spec)
     except GdpError:
@@ -320,6 +318,11 @@ def on_its_passes(
     served = serve(in_steady_state(traffic, engine), engine)
     batch = generation.request.batch
     return ServedPlan(result, generation, engine, served, batch, within=within)
+
+
+def model_bytes(graph: OpGraph) -> int:
+    """Bytes of the weights of a model, tied ones once."""
+    return int((graph.weight_bytes - graph.cache_bytes)[graph.weight_holders()].sum())
 
 
 def require_context(question: Question, traffic: Traffic) -> None:
@@ -363,7 +366,7 @@ def engine_of(answer: GenerationAnswer, question: Question) -> ServingEngine:
         token_s=answer.first_token_s / (request.batch * request.prompt),
         context_s=answer.caches_s / (request.batch * mean_context),
         tokens_at_once=at_once,
-        requests_at_once=SEQUENCES_LARGE if has_large_gpus(question.cluster) else SEQUENCES,
+        requests_at_once=vllm_defaults(question.cluster).sequences,
         cache_tokens=room * sequences * request.held,
         stages=answer.stages,
         copies=answer.copies,

@@ -15,6 +15,7 @@ from gdp.api.traffic.plan import (
     PLANS,
     ComparedPlan,
     ServedPlan,
+    model_bytes,
     near,
     on_its_passes,
     require_context,
@@ -155,7 +156,7 @@ def numbers_of_copies(question: Question, traffic: Traffic) -> list[int]:
     that leave no GPU over, and powers of two."""
     cluster, graph = vllm_cluster(question.cluster), question.graph
     gpus = usable_gpus(cluster)
-    weights = int((graph.weight_bytes - graph.cache_bytes)[graph.weight_holders()].sum())
+    weights = model_bytes(graph)
     room = sum(cluster.devices[d].memory_bytes for d in gpus)
     alike = max(Counter(cluster.devices[d].kind for d in gpus).values())
     most = min(alike, traffic.concurrency or alike, room // max(1, weights))

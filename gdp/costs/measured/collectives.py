@@ -34,7 +34,7 @@ import numpy as np
 from jaxtyping import Float
 
 from gdp import checkpoint
-from gdp.cluster.presets import link_family
+from gdp.cluster.links import concurrent_rings, link_family
 from gdp.cluster.types import NO_CHANNEL, Cluster
 from gdp.costs.measured.kernels import ENGINES
 from gdp.errors import ArgumentError
@@ -213,23 +213,25 @@ def _between(
 def pace_s(cluster: Cluster, devices: Sequence[int], operation: str) -> float:
     """Seconds a byte that each device sends takes, on the channel that is busy longest.
 
-    Of a ring each device sends to the next, in the order given; of an all-to-all to all others,
-    at once where their links have channels of their own.
+    Of a ring each device sends to the next, in the order given, in a mesh over rings that run
+    concurrently; of an all-to-all to all others, at once where their links have channels of their
+    own.
     """
-    d = len(devices)
+    d, rings = len(devices), 1
     if operation == "all_to_all":
         pairs = [(i, j) for i in devices for j in devices if i != j]
     elif operation == "send":
         pairs = [(devices[0], devices[1])]
     else:
         pairs = [(devices[k], devices[(k + 1) % d]) for k in range(d)]
+        rings = concurrent_rings(cluster, devices)
     part = 1.0 / (d - 1) if operation == "all_to_all" else 1.0
     busy: dict[object, float] = {}
     for pair in pairs:
         channel = int(cluster.channel[pair])
         key = pair if channel == NO_CHANNEL else channel
         busy[key] = busy.get(key, 0.0) + part / float(cluster.link_bytes_per_s[pair])
-    return max(busy.values())
+    return max(busy.values()) / rings
 
 
 def collective_s(

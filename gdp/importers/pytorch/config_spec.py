@@ -1,6 +1,6 @@
 """Specs of models of transformers, `hf:PATH?task=causal-lm`, and the files that they name."""
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from gdp.errors import ModelError
@@ -12,11 +12,13 @@ from gdp.ops.vllm import AT_ONCE
 from gdp.units import whole_number
 
 PREFIX = "hf:"
+TYPES = ("bfloat16", "float16", "float32")
+"""Types that weights are loaded in, in the order in which vLLM prefers them."""
 
 
 _KEYS = frozenset((
     "task", "batch", "sequence", "decode", "prompt", "new", "quantize", "requests", "context",
-    AT_ONCE,
+    "dtype", AT_ONCE,
 ))  # fmt: skip
 
 
@@ -32,11 +34,26 @@ class ConfigSpec:
     prompt: int = 0  # tokens that are read before `new` ones are written; 0: one phase alone
     new: int = 0
     quantize: str = ""  # a scheme to try; "": that of the configuration
+    dtype: str = ""  # type that weights are loaded in; "": that of the checkpoint
     # Tokens of a pass, where an engine computes the model (`gdp.graph.serving`); 0: torch does.
     max_num_batched_tokens: int = 0
     # Traces do not depend on these two, so that they are last:
     requests: int = 0  # in flight at once
     context: int = 0  # tokens that caches are reserved for; 0: those of prompt and new
+
+    @property
+    def text(self) -> str:
+        """The spec that `parse_config_spec` reads as this one.
+
+        >>> ConfigSpec("llama", prompt=64, new=8, batch=2).text
+        'hf:llama?batch=2&prompt=64&new=8'
+        """
+        given = {
+            name: value for name, value in asdict(self).items()
+            if name != "path" and value != getattr(ConfigSpec, name)
+        }  # fmt: skip
+        parts = [name if value is True else f"{name}={value}" for name, value in given.items()]
+        return PREFIX + self.path + ("?" if parts else "") + "&".join(parts)
 
     @property
     def request(self) -> Request:
@@ -49,14 +66,16 @@ def parse_config_spec(text: str) -> ConfigSpec:
 
     >>> parse_config_spec("hf:llama/config.json?batch=2&decode")  # doctest: +NORMALIZE_WHITESPACE
     ConfigSpec(path='llama/config.json', task='', batch=2, sequence=512, decode=True, prompt=0,
-               new=0, quantize='', max_num_batched_tokens=0, requests=0, context=0)
+               new=0, quantize='', dtype='', max_num_batched_tokens=0, requests=0, context=0)
     """
     form = "hf:PATH?task=TASK&batch=1&sequence=512&decode&quantize=SCHEME"
     path, given = spec_parts(text, form, _KEYS, PREFIX)
     task = given.get("task", "")
     if task and task not in TASKS:
         raise ModelError(f"no task {task!r}; there are {', '.join(TASKS)}")
-    asked, scheme = request_tokens(given), given.get("quantize", "")
+    asked, scheme, dtype = request_tokens(given), given.get("quantize", ""), given.get("dtype", "")
+    if "dtype" in given and dtype not in TYPES:
+        raise ModelError(f"no dtype {dtype!r} to load weights in; there are {', '.join(TYPES)}")
     at_once = whole_number(given.get(AT_ONCE, "1"))
     if at_once is None:
         raise ModelError(
@@ -64,8 +83,8 @@ def parse_config_spec(text: str) -> ConfigSpec:
         )
     at_once = at_once if AT_ONCE in given else 0
     return ConfigSpec(
-        path, task, *batch_of(given), asked.prompt, asked.new, scheme, at_once, asked.requests,
-        asked.context,
+        path, task, *batch_of(given), asked.prompt, asked.new, scheme, dtype, at_once,
+        asked.requests, asked.context,
     )  # fmt: skip
 
 

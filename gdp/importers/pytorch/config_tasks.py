@@ -63,6 +63,14 @@ def task_of(config: Any) -> str:
     return next((t for t in tasks if t in known), tasks[0] if tasks else "feature-extraction")
 
 
+def may_generate(architectures: object) -> bool:
+    """True where the first of the class names of a configuration is of a model that writes tokens,
+    by its ending alone."""
+    name = str(architectures[0]) if isinstance(architectures, list) and architectures else ""
+    tasks = (t for end, tasks in _ENDINGS.items() if name.endswith(end) for t in tasks)
+    return any(task in GENERATES for task in tasks)
+
+
 def require_task(config: Any, task: str, text: str) -> None:
     """Raise `ModelError` where transformers has no class of this task for the model type; the line
     names the tasks that it has."""

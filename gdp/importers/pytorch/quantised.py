@@ -18,8 +18,9 @@ from math import ceil
 from typing import Any, NamedTuple
 
 from gdp.errors import ModelError
-from gdp.graph.op_graph import WEIGHT_ARITHMETIC
+from gdp.graph.op_graph import WEIGHT_ARITHMETIC, WEIGHT_BLOCK
 from gdp.importers.program import Op, ProgramOps, Value
+from gdp.importers.pytorch.patterns import NamePatterns
 from gdp.importers.pytorch.quantised_check import check_quantization
 from gdp.units import format_bytes
 
@@ -47,6 +48,7 @@ class StoredWeight(NamedTuple):
     nbytes: int
     dense_copy: str  # "never", "always", or "rows": for more than one row of activations
     arithmetic: str = "weights"  # a value of `WEIGHT_ARITHMETIC`
+    block: tuple[int, int] = (1, 1)  # columns and rows that stay together, see `WEIGHT_BLOCK`
 
 
 @dataclass(frozen=True)
@@ -62,8 +64,10 @@ class Scheme:
     add_default_skips: bool = False  # the output layer and tied weights, beside those named
     experts: bool = False  # stacked weights of experts are converted, too
     linears: bool = True
-    covers: Callable[[Config, str], bool] = lambda config, path: True
+    covers: Callable[[Config, str, NamePatterns], bool] = lambda config, path, patterns: True
     arithmetic: Callable[[Config], str] = lambda config: "weights"  # see `WEIGHT_ARITHMETIC`
+    # Outputs and inputs of a block that engines do not cut, of a matrix, or of experts.
+    block: Callable[[Config, bool], tuple[int, int]] = lambda config, experts: (1, 1)
     offloaded: str = ""  # what transformers does with maps that keep weights off accelerators
 
 
@@ -115,6 +119,40 @@ def _mxfp4(config: Config, w: Weight) -> int:
     return w.rows * (w.columns // 2 + w.columns // 32)
 
 
+def _packed_block(config: Config, experts: bool) -> tuple[int, int]:
+    """Eight numbers of 4 bits a word, and groups with a scale of inputs: engines halve those of
+    experts down to 32 (`MoeWNA16Method.create_weights` of `moe_wna16.py` in vLLM 0.33), and end at
+    parts of others (`auto_awq.py`, `check_marlin_supports_layer` of `utils/marlin_utils.py`)."""
+    size = max(1, int(config.get("group_size") or 128))
+    return 8, min(size, 32) if experts else size
+
+
+def _fp8_block(config: Config, experts: bool) -> tuple[int, int]:
+    """Blocks with a scale, where the configuration names them: engines end at parts of them
+    (`validate_fp8_block_shape` of `utils/fp8_utils.py` in vLLM 0.33, `layers/quantization/fp8.py`
+    in SGLang 0.5.23). Of experts vLLM 0.33 alone refines the blocks, for slower kernels."""
+    del experts
+    size = config.get("weight_block_size")
+    return (int(size[0]), int(size[1])) if size else (1, 1)
+
+
+def _compressed_block(config: Config, experts: bool) -> tuple[int, int]:
+    """By the first group, as `_compressed` (`verify_group_size_divides_partition` of
+    `vllm/distributed/utils.py`)."""
+    del experts
+    args = next(iter((config.get("config_groups") or {}).values()))["weights"]
+    if args.get("strategy") == "block":
+        high, wide = args.get("block_structure") or (128, 128)
+        return int(high), int(wide)
+    return 1, max(1, int(args.get("group_size") or 1))
+
+
+def _torchao_block(config: Config, experts: bool) -> tuple[int, int]:
+    del experts
+    kind, data = torchao_kind(config)
+    return 1, max(1, int(data.get("group_size") or 128)) if kind.startswith("int4") else 1
+
+
 def _hqq(config: Config, w: Weight) -> int:
     given = config.get("quant_config") or config
     given = given.get("weight_quant_params") or given
@@ -158,20 +196,20 @@ def torchao_kind(config: Config) -> tuple[str, Config]:
     return str(kind).lower().replace("_", ""), config.get("quant_type_kwargs") or config
 
 
-def _compressed_group(config: Config, path: str) -> Config | None:
+def _compressed_group(config: Config, path: str, patterns: NamePatterns) -> Config | None:
     """The group of a compressed-tensors configuration that holds a module; None where none does."""
-    if any(_named(path, pattern) for pattern in config.get("ignore") or ()):
+
+    def named(target: str) -> bool:
+        if target.startswith("re:"):
+            return patterns.matches(target[3:], path)
+        return path == target or path.endswith(f".{target}")
+
+    if any(map(named, config.get("ignore") or ())):
         return None
     for group in (config.get("config_groups") or {}).values():
-        if any(t == "Linear" or _named(path, t) for t in group.get("targets") or ()):
+        if any(target == "Linear" or named(target) for target in group.get("targets") or ()):
             return group if group.get("weights") else None
     return None
-
-
-def _named(path: str, pattern: str) -> bool:
-    if pattern.startswith("re:"):
-        return re.match(pattern[3:], path) is not None
-    return path == pattern or path.endswith(f".{pattern}")
 
 
 def _compressed(config: Config, w: Weight) -> int:
@@ -221,14 +259,13 @@ def _of_torchao(kind: str) -> str:
     return "float8" if kind == "float8dynamicactivationfloat8weight" else "weights"
 
 
-def _gptq_covers(config: Config, path: str) -> bool:
+def _gptq_covers(config: Config, path: str, patterns: NamePatterns) -> bool:
     inner = [name for names in config.get("modules_in_block_to_quantize") or () for name in names]
     if not re.search(r"\.\d+\.", path):  # GPTQ goes through the blocks; the output layer if asked
         return path.endswith("lm_head") and bool(config.get("lm_head"))
     dynamic = config.get("dynamic")
-    patterns = dynamic if isinstance(dynamic, Mapping) else {}
-    left_out = [k[2:] for k in patterns if str(k).startswith("-:")]
-    if any(re.match(pattern, path) for pattern in left_out):
+    left_out = [k[2:] for k in dynamic if k[:2] == "-:"] if isinstance(dynamic, Mapping) else []
+    if any(patterns.matches(pattern, path) for pattern in left_out):
         return False
     return not inner or any(path.endswith(f".{name}") for name in inner)
 
@@ -245,11 +282,11 @@ SCHEMES: Mapping[str, Scheme] = {
                "with 'cpu' or 'disk' only with llm_int8_enable_fp32_cpu_offload=True, and keeps "
                "modules there unquantised: larger and slower than planned"),
         Scheme("gptq", _gptq, "never", "Marlin or ExLlama, which unpack in registers", (),
-               experts=True, covers=_gptq_covers),
+               experts=True, covers=_gptq_covers, block=_packed_block),
         Scheme("awq", _awq, "never", "Marlin or the GEMM of AWQ, which unpack in registers",
-               add_default_skips=True, experts=True),
+               add_default_skips=True, experts=True, block=_packed_block),
         Scheme("fp8", _fp8, "never", "matrix units in float8, or Triton", experts=True,
-               arithmetic=lambda c: "float8"),
+               arithmetic=lambda c: "float8", block=_fp8_block),
         Scheme("fbgemm_fp8", _fbgemm, "never", "FBGEMM in float8", experts=True,
                arithmetic=lambda c: "float8"),
         Scheme("mxfp4", _mxfp4, "never", "Triton, which unpacks in registers", experts=True,
@@ -258,11 +295,12 @@ SCHEMES: Mapping[str, Scheme] = {
                ("skip_modules",), offloaded="HQQ: from_pretrained refuses a map with 'cpu' or "
                "'disk'; keep all on accelerators (--offload none)"),
         Scheme("torchao", _torchao, "never", "torchao's kernels, which unpack in registers",
-               arithmetic=lambda c: _of_torchao(torchao_kind(c)[0])),
+               arithmetic=lambda c: _of_torchao(torchao_kind(c)[0]), block=_torchao_block),
         Scheme("compressed-tensors", _compressed, "never",
                "vLLM's kernels; transformers itself unpacks when it loads, unless run_compressed",
-               (), experts=True, covers=lambda c, path: _compressed_group(c, path) is not None,
-               arithmetic=_of_compressed),
+               (), experts=True,
+               covers=lambda c, path, patterns: _compressed_group(c, path, patterns) is not None,
+               arithmetic=_of_compressed, block=_compressed_block),
     )
 }  # fmt: skip
 
@@ -329,30 +367,35 @@ def _is_bitsandbytes(config: Config) -> bool:
 def stored_weights(model: Any, config: Config, where: str) -> dict[str, StoredWeight]:
     """Bytes of each parameter of a transformers model as it is stored, by its path; those that are
     left as they are have no entry. Raises `ModelError` where a scheme has no such bits."""
-    scheme = SCHEMES[config["quant_method"]]
+    scheme, patterns = SCHEMES[config["quant_method"]], NamePatterns(where)
     stored: dict[str, StoredWeight] = {}
-    for path, weight in _converted(model, scheme, config):
+    for path, weight in _converted(model, scheme, config, patterns):
         own = config
         if scheme.method == "compressed-tensors":
             module = path.removesuffix(".weight")
-            own = {**config, "config_groups": {"group": _compressed_group(config, module)}}
+            own = {
+                **config,
+                "config_groups": {"group": _compressed_group(config, module, patterns)},
+            }
         try:
             nbytes = weight.matrices * scheme.nbytes(own, weight)
             arithmetic = scheme.arithmetic(own)
+            block = scheme.block(own, weight.matrices > 1)
         except (ModelError, TypeError, ValueError, LookupError, ArithmeticError,
                 AttributeError) as error:  # fmt: skip
             raise ModelError(f"{where}: quantization_config: {error}") from error
         copy = "never" if own.get("load_in_8bit") else scheme.dense_copy
-        stored[path] = StoredWeight(nbytes, copy, arithmetic)
+        stored[path] = StoredWeight(nbytes, copy, arithmetic, block)
     return stored
 
 
-def _converted(model: Any, scheme: Scheme, config: Config) -> Iterable[tuple[str, Weight]]:
+def _converted(
+    model: Any, scheme: Scheme, config: Config, patterns: NamePatterns
+) -> Iterable[tuple[str, Weight]]:
     """Parameters that a scheme converts, by transformers' own rules for modules left out."""
     import torch
     from transformers.pytorch_utils import Conv1D
     from transformers.quantizers.base import HfQuantizer
-    from transformers.quantizers.quantizers_utils import should_convert_module
 
     named = [config[key] for key in scheme.skips if config.get(key)]
     skips = HfQuantizer.get_modules_to_not_convert(
@@ -361,7 +404,9 @@ def _converted(model: Any, scheme: Scheme, config: Config) -> Iterable[tuple[str
     )  # fmt: skip
     by_rules = scheme.method not in ("gptq", "compressed-tensors")
     for path, module in model.named_modules():
-        if (by_rules and not should_convert_module(path, skips)) or not scheme.covers(config, path):
+        if by_rules and any(_is_skipped(path, key, patterns) for key in skips):
+            continue
+        if not scheme.covers(config, path, patterns):
             continue
         if isinstance(module, torch.nn.Linear | Conv1D) and scheme.linears:
             rows, columns = module.weight.shape
@@ -372,6 +417,12 @@ def _converted(model: Any, scheme: Scheme, config: Config) -> Iterable[tuple[str
             for name, weight in module.named_parameters(recurse=False):
                 if weight.dim() == 3:
                     yield f"{path}.{name}", _experts(module, weight)
+
+
+def _is_skipped(path: str, key: str, patterns: NamePatterns) -> bool:
+    """True for a module that is left out by a name or a pattern: at the end of its path, or from
+    the start to the end of a part of it (`should_convert_module` of transformers)."""
+    return path.endswith(key) or patterns.matches(key, path, r"(?:(?<=\.)|(?=\.|$))")
 
 
 def _experts(module: Any, weight: Any) -> Weight:
@@ -450,6 +501,8 @@ def _unpack(op: Op, value: Value, dense_bytes: int, stored: StoredWeight) -> Non
     op.traffic_bytes += read * (stored.nbytes / dense_bytes - 1.0) + 2.0 * read * copied
     op.flop += 2.0 * numbers
     op.attributes = {**op.attributes, WEIGHT_ARITHMETIC: stored.arithmetic}
+    if stored.block != (1, 1):
+        op.attributes = {**op.attributes, WEIGHT_BLOCK: stored.block}
     if stored.arithmetic == "llm.int8":
         # Activations are written and read in 8 bits, results in 32 (`int8_vectorwise_quant`,
         # `int8_linear_matmul`, `int8_mm_dequant` of bitsandbytes/autograd).

@@ -1,16 +1,12 @@
 """Checks of a `quantization_config` before a scheme reads it: the type of every field that one
-reads, wherever it stands, and patterns of names that are matched in bounded time."""
+reads, wherever it stands."""
 
-import re
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 from gdp.errors import ModelError
 
 MOST_DEPTH = 16
-MOST_REPEATS, MOST_PATTERN = 4, 1000
-"""Unbounded repetitions in a pattern, and its characters: a name of n letters takes about n to the
-power of the repetitions to compare."""
 
 
 class Wanted(NamedTuple):
@@ -61,12 +57,11 @@ FIELDS: Mapping[str, Wanted] = {
     "axis": Wanted("0 or 1", lambda v: _is_whole(v) and v in (0, 1)),
 }  # fmt: skip
 """Types of the fields that schemes read; null is always as if the field were left out."""
-_PATTERNS = ("ignore", "targets")
 _GROUPS = ("config_groups",)
 
 
 def check_quantization(config: Mapping[str, Any], where: str) -> None:
-    """Raise `ModelError` for a field of another type, or a pattern whose time is not bounded."""
+    """Raise `ModelError` for a field of another type."""
     _check(config, f"{where}: quantization_config", 0)
 
 
@@ -78,59 +73,10 @@ def _check(config: Mapping[str, Any], path: str, depth: int) -> None:
         wanted = FIELDS.get(key)
         if wanted and value is not None and not wanted.fits(value):
             raise ModelError(f"{own} must be {wanted.said}, got {_short(value)}")
-        if key in _PATTERNS:
-            for name in value or ():
-                _check_pattern(name.removeprefix("re:") if name.startswith("re:") else "", own)
-        if key == "dynamic":
-            for name in value if isinstance(value, Mapping) else ():
-                _check_pattern(str(name)[2:], own)
         if key in _GROUPS and any(not isinstance(v, Mapping) for v in (value or {}).values()):
             raise ModelError(f"{own} must be an object of objects, got {_short(value)}")
         if isinstance(value, Mapping):
             _check(value, own, depth + 1)
-
-
-def _check_pattern(pattern: str, path: str) -> None:
-    """Refuse what Python's `re` may compare for ever: repetitions of a group that repeats or
-    chooses itself, and many repetitions in a row."""
-    try:
-        re.compile(pattern)
-    except (re.error, RecursionError, OverflowError) as error:
-        raise ModelError(f"{path}: {_short(pattern)} is no regular expression: {error}") from None
-    if _repeats(pattern) > MOST_REPEATS or len(pattern) > MOST_PATTERN:
-        raise ModelError(
-            f"{path}: {_short(pattern)} could take for ever to compare; write it without nested "
-            f"repetitions, and with at most {MOST_REPEATS} of them"
-        )
-
-
-def _repeats(pattern: str) -> float:
-    """Unbounded repetitions in a pattern; infinity where a group that repeats or chooses is itself
-    repeated, or where it refers back to a group.
-
-    >>> _repeats(r"model[.]layers[.]([0-9]|1[0-9])[.].*"), _repeats("(a+)+"), _repeats("(a|ab)*")
-    (1, inf, inf)
-    """
-    bare = re.sub(r"\\[^1-9]|\[\^?\]?[^\]]*\]", "x", pattern)
-    if re.search(r"\\[1-9]|\(\?P=", bare):
-        return float("inf")
-    repeats, open_groups, closed = 0, [False], False
-    for i, letter in enumerate(bare):
-        if letter == "(":
-            open_groups.append(False)
-        elif letter == ")" and len(open_groups) > 1:
-            closed = open_groups.pop()
-            open_groups[-1] |= closed
-            continue
-        elif letter in "*+{":
-            if closed:
-                return float("inf")
-            repeats += 1
-            open_groups[-1] = True
-        elif letter == "|" or (letter == "?" and bare[i - 1 : i] != "("):
-            open_groups[-1] = True
-        closed = False
-    return repeats
 
 
 def _short(value: Any) -> str:

@@ -11,14 +11,14 @@ import shlex
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from jaxtyping import Int
 
 from gdp.cluster.machines import machine_of
 from gdp.cluster.types import Cluster
-from gdp.costs.op_offload import applies, offloads, sent_bytes
+from gdp.costs.op_offload import applies, is_sent, offloads
 from gdp.errors import PlacementError
 from gdp.files.writing import OWN_FILES_ONLY, OverwritePolicy, indented_json, new_contents
 from gdp.graph.generation import request_of
@@ -67,6 +67,8 @@ class Flags:
     device: tuple[str, ...] = ()
     ubatch_size: int = UBATCH  # most tokens of a prompt at once
     divides: bool = False  # the GPUs compute each op together, in the proportions of the split
+    flash: bool = True  # flash attention
+    outputs: int = 0  # rows of logits that are reserved; 0: those of a whole micro-batch
     mmproj: str = ""  # file of the image encoder
     mmproj_device: str = ""  # GPU that encodes images; empty: the processor
 
@@ -102,11 +104,13 @@ class Flags:
         if self.override_tensor:
             rows.append(Option("--override-tensor", ",".join(self.override_tensor),
                                "the experts of these blocks lie on the CPU"))  # fmt: skip
-        planned = (
-            "their tensors are part of the plan" if self.planned_tokens >= ubatch
-            else f"the plan has room for the tensors of {self.planned_tokens}, the rest comes out "
-            "of the reserve"
+        logits = (
+            f"and logits of {self.outputs}, as llama-server and llama-cli reserve them since pull "
+            "request 23861" if self.outputs
+            else "and logits of so many, as all programs but llama-server and llama-cli reserve, "
+            "and these before pull request 23861"
         )  # fmt: skip
+        tensors = min(self.planned_tokens, ubatch)
         return [
             *rows,
             Option("--ctx-size", str(self.ctx_size),
@@ -114,12 +118,15 @@ class Flags:
             Option("--cache-type-k", self.cache_type, "the type of cached keys that was planned"),
             Option("--cache-type-v", self.cache_type, "the type of cached values that was planned"),
             Option("--flash-attn", "on", "tensor splits need it") if self.divides
+            else Option("--flash-attn", "off", "the plan has room for the scores of a micro-batch")
+            if not self.flash
             else Option("--flash-attn", "auto",
                    "on wherever the devices have it for this cache, as the plan has no room for "
                    "scores of tokens by tokens; 'on' would move attention to the CPU in silence "
                    "where one lacks it (ggml-org/llama.cpp#28456)"),
             Option("--ubatch-size", str(ubatch),
-                   f"so many tokens of a prompt are computed at once; {planned}"),
+                   f"so many tokens of a prompt are computed at once; the plan has room for the "
+                   f"tensors of {tensors}, {logits}"),
             *([] if ubatch <= BATCH else [Option(
                 "--batch-size", str(ubatch), "so many at once need as many in a batch")]),
             *([] if self.op_offload else [Option(
@@ -208,7 +215,7 @@ def flags_of(graph: OpGraph, placement: Placement, cluster: Cluster) -> Flags:
     flags = Flags(
         sum(counts), counts if len(gpus) > 1 else (), _overrides(graph, slots, away),
         _context(graph), *_planned(graph), op_offload=_sends_weights(graph, device, cluster),
-        rpc=lent.get("rpc", ()), device=lent.get("device", ()), ubatch_size=_ubatch(graph),
+        rpc=lent.get("rpc", ()), device=lent.get("device", ()), **_asked(graph),
     )  # fmt: skip
     return _with_encoder(flags, graph, device, slots, cluster)
 
@@ -232,7 +239,7 @@ def _divided_flags(graph: OpGraph, placement: Placement, cluster: Cluster) -> Fl
     every = sum(number is not None for number in numbers)
     flags = Flags(
         len(slots.layers), split.parts, (), _context(graph), *_planned(graph),
-        device=tuple(used) if len(used) < every else (), ubatch_size=_ubatch(graph), divides=True,
+        device=tuple(used) if len(used) < every else (), divides=True, **_asked(graph),
     )  # fmt: skip
     return _with_encoder(flags, graph, device, slots, cluster)
 
@@ -281,7 +288,7 @@ def _lent(cluster: Cluster) -> dict[str, tuple[str, ...]]:
 def _sends_weights(graph: OpGraph, device: Int[np.ndarray, "N"], cluster: Cluster) -> bool:
     """False where weights on the CPU would go to a GPU for a prompt, and had better not."""
     here = [d for d, own in enumerate(cluster.devices) if own.is_cpu]
-    sent = np.isin(device, here) & (sent_bytes(graph) > 0)
+    sent = np.isin(device, here) & is_sent(graph)
     return not (sent.any() and applies(cluster)) or offloads(graph, cluster)
 
 
@@ -293,11 +300,14 @@ def _planned(graph: OpGraph) -> tuple[str, int]:
     return kind, int(graph.tensor_bytes[ids].max(initial=_TOKEN_BYTES)) // _TOKEN_BYTES
 
 
-def _ubatch(graph: OpGraph) -> int:
-    """Most tokens of a prompt that are computed at once."""
+def _asked(graph: OpGraph) -> dict[str, Any]:
+    """Fields that the spec of the graph tells: sizes of a micro-batch, and flash attention."""
     op = graph.op_index.get(_TOKENS)
-    told = UBATCH if op is None else graph.detail[op].attributes.get("ubatch", UBATCH)
-    return int(told)  # pyright: ignore[reportArgumentType]
+    told = {} if op is None else graph.detail[op].attributes
+    return {
+        "ubatch_size": told.get("ubatch", UBATCH), "flash": told.get("flash") != "off",
+        "outputs": told.get("outputs", 0),
+    }  # fmt: skip
 
 
 def _device_of_slots(graph: OpGraph, device: Int[np.ndarray, "N"], slots: Slots) -> list[int]:

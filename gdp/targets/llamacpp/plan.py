@@ -19,7 +19,7 @@ from gdp.errors import ArgumentError, InfeasibleError, PlacementError
 from gdp.graph.op_graph import OpGraph
 from gdp.methods.intervals import best_row
 from gdp.placement import Placement, make_placement
-from gdp.prepare import prepare_placement, prepare_problem
+from gdp.prepare import prepare_placement, prepare_problem, requests_in_flight
 from gdp.problem.arrays import arrays_of
 from gdp.question import Question
 from gdp.result import Result
@@ -57,6 +57,7 @@ class _LlamaBlocks:
     segment_s: Float[np.ndarray, "D"]  # the dispatch that is paid for every stretch, in all passes
     layer_bytes: Int[np.ndarray, "S"]
     expert_bytes: Int[np.ndarray, "S"]
+    shared_bytes: Int[np.ndarray, "S K"]  # of each kind of buffer, once for the slots of a device
     memory_bytes: Int[np.ndarray, "D"]  # for weights and caches
     rest: Int[np.ndarray, "N"]  # devices of ops that no slot has: inputs, the image encoder
     tensor_bytes: int  # at most so many are alive at once
@@ -246,8 +247,9 @@ def _fit_peer(graph: OpGraph, cluster: Cluster, slots: Slots, blocks: _LlamaBloc
     def plan() -> Placement | None:
         if not gpus:
             return None
+        buffers = blocks.tensor_bytes + int(blocks.shared_bytes.max(axis=0).sum())
         sizes = FitSizes(
-            blocks.layer_bytes, blocks.expert_bytes, cluster.memory_bytes[gpus], blocks.tensor_bytes
+            blocks.layer_bytes, blocks.expert_bytes, cluster.memory_bytes[gpus], buffers
         )
         fitted, where = fit_plan(sizes), np.array([*gpus, blocks.cpu])
         device = blocks.rest.copy()
@@ -291,6 +293,7 @@ def _llama_blocks(question: Question, slots: Slots, home: int | None = None) -> 
         for layer, experts in zip(slots.layers, slots.experts, strict=True)
     )
     flow, most = int(made_bytes[slots.embedding].sum()), int(graph.repeats.max())
+    held_bytes = np.where(graph.is_buffer & (graph.cache_bytes > 0), 0, graph.weight_bytes)
     memory_bytes = cluster.memory_bytes.copy()
     memory_bytes[cpu] -= int(graph.weight_bytes[slots.embedding].sum())
     rest = np.where(graph.is_io, cluster.host, cpu)
@@ -298,20 +301,38 @@ def _llama_blocks(question: Question, slots: Slots, home: int | None = None) -> 
         rest[slots.projector] = cpu if home is None else home
         memory_bytes[rest[slots.projector[0]]] -= int(graph.weight_bytes[slots.projector].sum())
 
-    def summed(values: np.ndarray, pieces: Sequence[Int[np.ndarray, "_"]]) -> np.ndarray:
-        return np.array([values[ops].sum(axis=0) for ops in pieces])
-
     return _LlamaBlocks(
         cluster=problem.cluster, cpu=cpu, layer_s=seconds[1 : count + 1],
         experts_s=seconds[count + 1 : -1],
         segment_s=arrays_of(problem).segment_s * (1 if most == 1 else 2),
-        layer_bytes=summed(graph.weight_bytes, slots.layers),
-        expert_bytes=summed(graph.weight_bytes, slots.experts),
+        layer_bytes=_summed(held_bytes, slots.layers),
+        expert_bytes=_summed(held_bytes, slots.experts),
+        shared_bytes=_shared_bytes(question, slots.layers),
         memory_bytes=memory_bytes, rest=rest, tensor_bytes=largest + 2 * flow,
         crossings=1 if most == 1 else 2, flow_bytes=_crossing(graph, slots.embedding)[1],
         logits_bytes=_crossing(graph, slots.layers[-1])[1],
         away_bytes=np.array([_crossing(graph, ops) for ops in slots.experts]),
     )  # fmt: skip
+
+
+def _summed(values: np.ndarray, pieces: Sequence[Int[np.ndarray, "_"]]) -> np.ndarray:
+    return np.array([values[ops].sum(axis=0) for ops in pieces])
+
+
+def _shared_bytes(
+    question: Question, layers: Sequence[Int[np.ndarray, "_"]]
+) -> Int[np.ndarray, "S K"]:
+    """Bytes of the buffers of each slot that all slots of a device share: masks, of all requests in
+    flight."""
+    graph = question.graph
+    shares = graph.is_buffer & (graph.cache_bytes > 0)
+    kinds = np.unique(graph.weight_id[shares])
+    bytes_ = np.zeros((len(layers), len(kinds)), dtype=np.int64)
+    for slot, ops in enumerate(layers):
+        mine = ops[shares[ops]]
+        kind = np.searchsorted(kinds, graph.weight_id[mine])
+        np.maximum.at(bytes_[slot], kind, graph.cache_bytes[mine])
+    return requests_in_flight(graph, question.cluster, question.objective) * bytes_
 
 
 def _crossing(graph: OpGraph, ops: Int[np.ndarray, "M"]) -> tuple[int, int]:
@@ -399,6 +420,7 @@ def _llama_stretch(
     span = np.arange(start, stop)
     seconds = float((blocks.layer_s + blocks.experts_s)[span, device].sum())
     size = int((blocks.layer_bytes + blocks.expert_bytes)[span].sum())
+    size += int(blocks.shared_bytes[span].max(axis=0).sum())
     cpu = blocks.cpu
     if device == cpu:
         fits = np.isfinite(seconds) and size <= blocks.memory_bytes[cpu]

@@ -24,6 +24,7 @@ from gdp.targets.tensor_parallel.shards import (
     the_split,
     tp_plan,
 )
+from gdp.targets.torchrun import torchrun_lines
 
 _HERE = Path(__file__).resolve().parent
 RUNNER, TP_RUNNER = _HERE / "runner.py", _HERE / "tp_runner.py"
@@ -70,12 +71,12 @@ def planned(
     Raises:
         PlacementError: Modules of PyTorch cannot follow the placement.
     """
-    from gdp.importers.pytorch.config_check import check_config, without_code
-    from gdp.importers.pytorch.config_spec import config_file, parse_config_spec
+    from gdp.importers.pytorch.config_type import loaded_config
     from gdp.targets.pytorch.run import torch_names
 
     split, shards, model = divided_model(spec, graph, placement, cluster)
-    asked = parse_config_spec(spec)
+    read = loaded_config(spec)
+    asked = read.spec
     names = torch_names(cluster)
     embedding = model.get_input_embeddings().weight
     plan = {
@@ -87,7 +88,9 @@ def planned(
         "words": int(embedding.shape[0]), "width": int(embedding.shape[1]), **shards.plain(),
     }  # fmt: skip
     require_fitting(spec, plan, split)
-    return plan, shards, without_code(check_config(config_file(spec)))
+    lines = torchrun_lines(cluster, split.devices, "run.py")
+    plan |= {"torchrun": lines} if lines else {}
+    return plan, shards, read.document
 
 
 def divided_model(

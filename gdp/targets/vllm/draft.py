@@ -11,8 +11,7 @@ import numpy as np
 from gdp.constraints import Constraints
 from gdp.errors import ArgumentError
 from gdp.graph.generation import request_of
-from gdp.importers.pytorch.config_spec import parse_config_spec
-from gdp.models import HF_PREFIX, Generation, as_served, load, spec_of
+from gdp.models import HF_PREFIX, Generation, Model, as_served, load, spec_of
 from gdp.placement import Placement, make_placement
 from gdp.prepare import room_bytes
 from gdp.question import Question
@@ -35,12 +34,12 @@ def beside(question: Question, placement: Placement) -> tuple[Question, Placemen
     if len(leads) != 1:
         raise ArgumentError("vLLM drafts for no pipeline of stages")
     lead = int(leads[0])
-    model = as_served(
+    model = _as_the_large_one(
         Generation(
             draft.model, request.prompt, request.new, request.batch, request.requests or None,
             request.context or None,
         ),
-        _tokens_at_once(question),
+        spec_of(question.model or ""),
     )  # fmt: skip
     graph = load(model, room_bytes=room_bytes(cluster, Constraints()))
     teams = tuple(team for team in placement.teams if team[0] == lead)
@@ -54,7 +53,13 @@ def beside(question: Question, placement: Placement) -> tuple[Question, Placemen
     ), small
 
 
-def _tokens_at_once(question: Question) -> int:
-    """Tokens of a pass of the large model, which are those of the engine."""
-    spec = spec_of(question.model or "")
-    return parse_config_spec(spec).max_num_batched_tokens if spec.startswith(HF_PREFIX) else 0
+def _as_the_large_one(draft: Generation, spec: str) -> Model:
+    """The small model as the engine of the large one computes it: as many tokens in one pass, in
+    its type (`SpeculativeConfig` of `vllm/config/speculative.py`)."""
+    if not spec.startswith(HF_PREFIX):
+        return draft
+    from gdp.importers.pytorch.config_type import loaded_config
+
+    large = loaded_config(spec)
+    served = spec_of(as_served(draft, large.spec.max_num_batched_tokens))
+    return f"{served}&dtype={large.loaded}"

@@ -5,16 +5,17 @@ from pathlib import Path
 
 from gdp import solve
 from gdp.cluster.reserve import for_runtime
-from gdp.cluster.types import Cluster
+from gdp.cluster.types import Cluster, Device
 from gdp.costs.offload import resident
 from gdp.errors import ArgumentError, InfeasibleError
 from gdp.graph.generation import longest_of_model, request_of
 from gdp.graph.op_graph import OpGraph
-from gdp.models import Model, as_served
-from gdp.ops.vllm import BATCHED_TOKENS, BATCHED_TOKENS_LARGE, LARGE_BYTES
+from gdp.models import HF_PREFIX, Model, as_served, spec_of
+from gdp.ops.vllm import DEFAULTS, SMALL_KINDS, Defaults
 from gdp.question import Question
 from gdp.result import Result
 from gdp.splits.members import why_undivided
+from gdp.targets.engine import legal_devices, quantisation_of
 from gdp.targets.target import ExportJob
 from gdp.targets.vllm.export import (
     VllmOptions,
@@ -33,13 +34,23 @@ from gdp.targets.vllm.layouts import (
     told_layout,
     usable_gpus,
 )
+from gdp.targets.vllm.rules import VLLM
 from gdp.units import format_bytes
 
 
 def vllm_model(model: Model, cluster: Cluster) -> Model:
     """A configuration as vLLM computes it: attention fused, prompts in chunks of the tokens that
-    `vllm serve` computes at once on the GPUs of a cluster. Other models as they are."""
-    return as_served(model, BATCHED_TOKENS_LARGE if has_large_gpus(cluster) else BATCHED_TOKENS)
+    `vllm serve` computes at once on the GPUs of a cluster, in a type that all of them compute.
+    Other models as they are."""
+    cluster, _ = legal_devices(VLLM, model, cluster)
+    served = as_served(model, vllm_defaults(cluster).batched_tokens)
+    spec = spec_of(served)
+    if not spec.startswith(HF_PREFIX) or all(d.has_bfloat16 for d in _gpus(cluster)):
+        return served
+    from gdp.importers.pytorch.config_type import loaded_config
+
+    read = loaded_config(spec, has_bfloat16=False)
+    return served if read.spec.dtype else f"{spec}&dtype={read.loaded}"
 
 
 def vllm_cluster(cluster: Cluster) -> Cluster:
@@ -47,12 +58,17 @@ def vllm_cluster(cluster: Cluster) -> Cluster:
     return with_one_share(for_runtime(resident(cluster), "vllm"))
 
 
-def has_large_gpus(cluster: Cluster) -> bool:
-    """True where vLLM takes its larger defaults: on GPUs of much memory alone, A100s aside."""
-    gpus = [device for device in resident(cluster).devices if not device.is_cpu]
-    return bool(gpus) and all(
-        device.total_bytes >= LARGE_BYTES and not device.kind.startswith("a100") for device in gpus
-    )
+def vllm_defaults(cluster: Cluster) -> Defaults:
+    """The defaults of `vllm serve` for a cluster: those of the smallest of its GPUs."""
+    gpus = _gpus(cluster)
+    is_small = not gpus or any(device.kind.startswith(SMALL_KINDS) for device in gpus)
+    least_bytes = 0 if is_small else min(device.total_bytes for device in gpus)
+    return next(row for row in DEFAULTS if least_bytes >= row.least_bytes)
+
+
+def _gpus(cluster: Cluster) -> list[Device]:
+    devices = resident(cluster).devices
+    return [d for d in devices if not d.is_cpu and d.supported != frozenset()]
 
 
 def plan_vllm(question: Question) -> Result:
@@ -78,6 +94,7 @@ def plan_vllm(question: Question) -> Result:
         raise InfeasibleError(
             f"cluster {question.cluster.name!r} has no GPU, and vLLM needs one here"
         )
+    cluster, left_out = legal_devices(VLLM, question.model, cluster)
     several = len(usable_gpus(cluster)) > 1
     why = why_undivided(question.graph) if several else "one GPU"
     machines = (replace(question, cluster=machine) for machine in by_share(cluster))
@@ -89,10 +106,12 @@ def plan_vllm(question: Question) -> Result:
         raise InfeasibleError(
             f"{question.graph.name!r} does not fit on cluster {cluster.name!r}: {reason}"
         )
-    best = min(fitting, key=lambda one: one.score.value_s)
+    best = min(fitting, key=lambda one: one.value_s)
     bound = (least_s(replace(question, cluster=cluster)), BOUND_BY) if several else None
     question, layouts = next((own, found) for own, found in tried if best in found)
     result = solve.evaluate(question, best.placement, bound)
+    if left_out:
+        result = replace(result, notes=(*result.notes, left_out))
     if not several:
         return replace(result, method="vllm")
     fitting = [one for one in layouts if one.score.feasible]
@@ -155,5 +174,6 @@ def options_of(job: ExportJob) -> VllmOptions:
     scheme = "" if spec.quantize == "none" else spec.quantize
     return vllm_options(
         job.question.graph, job.placement, machine, peak_bytes, longest, scheme,
-        spec.max_num_batched_tokens, job.question.serves, job.question.draft,
+        spec.max_num_batched_tokens, job.question.serves, job.question.draft, spec.dtype,
+        quantisation_of(job.spec),
     )  # fmt: skip

@@ -58,7 +58,7 @@ from gdp.units import MAX_SIZE_BYTES, whole_number
 CACHE_TYPES = ("f32", "f16", "bf16", "q8_0", "q4_0", "q4_1", "iq4_nl", "q5_0", "q5_1")
 """Of cached keys and values, as llama.cpp's `--cache-type-k` has them."""
 UNPACKED = ("f32", "f16", "bf16")
-"""Those that do without flash attention (`llama_init_from_model`)."""
+"""Types of caches that do without flash attention (`llama_init_from_model`)."""
 ACTIVATION_BYTES = 4  # llama.cpp passes F32 between ops
 TOKENS = "tokens"
 """Name of the op that holds the tokens of a pass."""

@@ -11,6 +11,7 @@ import pytest
 from click.testing import CliRunner
 from gguf_models import MIB, VOCABULARY, box, sayable, write_gguf
 
+import gdp
 from gdp import solve
 from gdp.api.place import answer
 from gdp.api.run import export
@@ -492,3 +493,28 @@ def test_a_device_in_one_memory_with_its_processor_needs_no_other(tmp_path: Path
     assert whole.ops_on == {"dgx-spark": graph.num_ops}
     with pytest.raises(ClusterError, match="shares the memory of its own processor"):
         load_cluster("cpu+dgx-spark")
+
+
+@pytest.mark.parametrize(
+    ("asked", "size"), [("", 4096), ("&ubatch=512", 512), ("&ubatch=1024", 1024)]
+)
+def test_a_larger_micro_batch_sends_weights_less_often(
+    asked: str, size: int, tmp_path: Path
+) -> None:
+    """A prompt of 4096 tokens with all blocks on the processor: its weights cross the link once,
+    not eight times, unless a size is asked for."""
+    path = write_gguf(tmp_path / "m.gguf", experts=4)
+    near = box(64 * MIB, cpu_bytes=999 * MIB)
+    cluster = replace(near, link_bytes_per_s=np.where(1 - np.eye(2), 1e9, np.inf))
+    blocks = Pin("*blk.*", ("cpu",))
+    placed = gdp.place(
+        f"{path}?prompt=4096&new=2{asked}", cluster, target="llamacpp",
+        constraints=Constraints(pins=(blocks,)),
+    )  # fmt: skip
+    graph = placed.question.graph
+    flags = flags_of(graph, placed.placement, cluster)
+    assert flags.ubatch_size == size
+    assert any(note.startswith("--ubatch-size") for note in placed.notes) == (not asked)
+    record = placed.placement.question
+    assert record is not None
+    assert load(record.model).digest == graph.digest

@@ -7,6 +7,7 @@ import pytest
 
 from gdp.cli.options import limited
 from gdp.cluster.detect import backend_of as backend_of_build
+from gdp.cluster.detect import num_sockets
 from gdp.cluster.file import cluster_of_toml, cluster_toml, with_backend
 from gdp.cluster.presets import cluster_preset, device_names, device_preset
 from gdp.cluster.types import BACKENDS
@@ -108,6 +109,20 @@ def test_a_processor_reads_packed_weights_at_the_lesser_rate(
     assert own == pytest.approx(max(read_s, ONE_BLOCK / dots))
     measured = replace(device, copy_bytes_per_s=1e9)
     assert backends.read_bytes_per_s(measured) > backends.read_bytes_per_s(device)
+
+
+def test_two_sockets_are_not_one(tmp_path: Path) -> None:
+    one = device_preset("cpu-server")
+    two = replace(one, sockets=2, bytes_per_s=2 * one.bytes_per_s)
+    assert backends.read_bytes_per_s(two) == backends.read_bytes_per_s(one)
+    box = replace(cluster_preset("cpu-server"), devices=(two,))
+    assert cluster_of_toml(cluster_toml(box), "box").devices[0].sockets == 2
+    with pytest.raises(ClusterError, match="sockets must be at least 1"):
+        replace(one, sockets=0)
+    told = tmp_path / "cpuinfo"
+    told.write_text("physical id\t: 0\nmodel name\t: x\nphysical id\t: 1\nphysical id\t: 0\n")
+    assert num_sockets(str(told)) == 2
+    assert num_sockets(str(tmp_path / "none")) == 1
 
 
 def test_a_backend_is_named_in_a_file_and_for_a_whole_machine() -> None:

@@ -69,6 +69,7 @@ def local_cluster(*, max_cores: int = MAX_CORES, run: Run | None = None) -> Clus
     cpu = replace(
         _sized(base, memory_bytes()),
         model=cpu_model(),
+        sockets=num_sockets(),
         # The preset has 8 cores; arithmetic scales with cores, memory bandwidth does not.
         flop_per_s={"default": base.flop_per_s["default"] * count / PRESET_CORES},
     )
@@ -106,6 +107,15 @@ def cpu_model() -> str:
     flags = entry.get("flags", "").split()
     widest = next((w for w, f in (("avx512", "avx512f"), ("avx2", "avx2")) if f in flags), "")
     return " ".join(part for part in (entry.get("model name", ""), widest) if part)
+
+
+def num_sockets(cpuinfo: str = "/proc/cpuinfo") -> int:
+    """Processors that this machine has in sockets; 1 where the system does not say."""
+    try:
+        text = Path(cpuinfo).read_text()
+    except OSError:
+        return 1
+    return max(1, len(set(re.findall(r"^physical id\s*:\s*(\d+)", text, re.MULTILINE))))
 
 
 def _cores(max_cores: int) -> Cluster:

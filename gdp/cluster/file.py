@@ -48,6 +48,7 @@ class DeviceEntry(msgspec.Struct, forbid_unknown_fields=True):
     unified: bool | None = None
     compute_capability: float | None = None
     backend: str | None = None
+    sockets: int | None = None
     copy_bytes_per_s: float | None = None
 
 
@@ -209,6 +210,8 @@ def cluster_toml(cluster: Cluster) -> str:
             lines.append(f"compute_capability = {device.compute_capability!r}")
         if device.backend:
             lines.append(f"backend = {_quote(device.backend)}")
+        if device.sockets > 1:
+            lines.append(f"sockets = {device.sockets}")
         if device.model:
             lines.append(f"model = {_quote(device.model)}")
         if device.supported is not None:

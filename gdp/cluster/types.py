@@ -67,6 +67,7 @@ class Device:
     compute_capability: float = 0.0  # of an NVIDIA GPU; 0: that of its kind's preset
     backend: str = ""  # of llama.cpp on a GPU, of `BACKENDS`; "": the usual one of its maker
     copy_bytes_per_s: float = 0.0  # of a processor: a core copies memory so fast; 0: not known
+    sockets: int = 1  # of a processor; `bytes_per_s` is that of all together
     caches_on: str = ""  # device that holds the caches of ops placed here; "": this one
 
     def __post_init__(self) -> None:
@@ -97,6 +98,8 @@ class Device:
             raise ClusterError(
                 f"{where}: backend must be one of {', '.join(BACKENDS)}, got {self.backend!r}"
             )
+        if self.sockets < 1:
+            raise ClusterError(f"{where}: sockets must be at least 1, got {self.sockets}")
         _check_delay(where, "dispatch_s", self.dispatch_s)
         if self.dispatch_per not in ("op", "segment"):
             raise ClusterError(

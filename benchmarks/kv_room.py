@@ -6,8 +6,9 @@
 `--gpu-memory-utilization`, tokens of a pass and "Available KV cache memory" of a GPU. The model is
 asked for through the public interface, with a `config.json` of its published sizes. Rows of
 `develop` were used to choose the constants of `gdp/targets/vllm/memory.py`; those of `judge` were
-not. Graphs are inside the share since 0.21, outside it in the older logs. Versions before 0.16 sort all logits where FlashInfer is not installed, which takes 38 bytes of
-each instead of 12: these rows (`sorted`) stand apart.
+not. Graphs are inside the share since 0.21, outside it in older logs. Versions before 0.16 sort all
+logits where FlashInfer is not installed, which takes 38 bytes of each instead of 12: these rows
+(`sorted`) stand apart.
 """
 
 import csv

@@ -237,7 +237,7 @@ def report(
     path, requests = outputs.paths["report"], traffic and parsed_traffic(traffic)
     outputs.require(about.model.given, placement, about.cluster.cluster, about.costs)
     question, placed = about.question(placement, about.model.given)
-    question = on_vllm(question) if requests else question
+    question = on_vllm(question, placed) if requests else question
     result = evaluate(question, placed)
     served = served_on(result, requests).traffic_json() if requests else None
     reporting.write_page(question, result, path, traffic=served)

@@ -122,13 +122,13 @@ class ModuleBlocks:
         plans = best_rows(orders, lambda d: seconds[d], self.link_s, join, self.every)
         return [(value.real, row) for value, row in plans]
 
-    def even_row(self, share: float, join: Join) -> Row:
-        """Of the rows that are as fast as the best, one whose fullest device is nearly as empty as
-        can be; empty where nothing fits."""
+    def even_row(self, share: float, join: Join, equal: float = EQUAL) -> Row:
+        """Of the rows that are as fast as the best, or slower by a share that still counts as
+        `equal`, one whose fullest device is nearly as empty as can be; empty where nothing fits."""
         plans = self._rows_of(self.orders, share, join, 1.0)
         best_s, row = min(plans, key=lambda plan: plan[0])
         # Less memory makes no order faster.
-        limit_s = best_s * (1 + EQUAL)
+        limit_s = best_s * (1 + equal)
         near = [o for o, (value_s, _) in zip(self.orders, plans, strict=True) if value_s <= limit_s]
         near = near[:NEAR_ORDERS]
         least, most = 0.0, 1.0

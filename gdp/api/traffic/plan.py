@@ -11,7 +11,7 @@ from gdp.errors import ArgumentError, GdpError
 from gdp.graph.op_graph import OpGraph
 from gdp.importers.pytorch.config_spec import parse_config_spec
 from gdp.models import load, spec_of
-from gdp.placement import make_placement
+from gdp.placement import Placement, make_placement
 from gdp.prepare import requests_in_flight
 from gdp.question import Question
 from gdp.result import Result
@@ -26,7 +26,7 @@ from gdp.sim.traffic import (
 )
 from gdp.sim.traffic_text import NO_LIMITS, TrafficLimits, parse_traffic
 from gdp.targets.vllm.layouts import Degrees
-from gdp.targets.vllm.plan import beyond_model, vllm_cluster, vllm_defaults
+from gdp.targets.vllm.plan import beyond_model, stages_of, vllm_cluster, vllm_defaults
 from gdp.units import format_bytes, format_seconds
 
 NEAR = 1.5
@@ -234,7 +234,7 @@ def _used(result: Result) -> str:
     return ", ".join(name for name, count in counts.items() if count and name in gpus)
 
 
-def on_vllm(question: Question) -> Question:
+def on_vllm(question: Question, placement: Placement) -> Question:
     """The question of a placement that is read from its file, with the memory that vLLM takes.
 
     Raises:
@@ -251,7 +251,7 @@ def on_vllm(question: Question) -> Question:
             f"the placement is of the GPUs that serve {question.serves} alone, and traffic is for "
             "a plan of both: place the model again with --traffic"
         )
-    return replace(question, cluster=vllm_cluster(question.cluster))
+    return replace(question, cluster=vllm_cluster(question, stages_of(question.graph, placement)))
 
 
 def served_on(

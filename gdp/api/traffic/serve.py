@@ -154,7 +154,7 @@ def is_worth_it(apart: ServedPlan, joint: ServedPlan) -> bool:
 def numbers_of_copies(question: Question, traffic: Traffic) -> list[int]:
     """Numbers of copies beyond one that GPUs of one kind have room for and requests to share: those
     that leave no GPU over, and powers of two."""
-    cluster, graph = vllm_cluster(question.cluster), question.graph
+    cluster, graph = vllm_cluster(question), question.graph
     gpus = usable_gpus(cluster)
     weights = model_bytes(graph)
     room = sum(cluster.devices[d].memory_bytes for d in gpus)

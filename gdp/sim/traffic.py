@@ -45,6 +45,7 @@ class Arrival(NamedTuple):
     at_s: float  # when it arrives; with a fixed concurrency, no earlier than another ends
     prompt: int  # tokens that are read
     new: int  # tokens that are written
+    line: int = 0  # of the table that it stands in; 0 where none does
 
 
 @dataclass(frozen=True)

@@ -74,4 +74,4 @@ def _arrival(path: str | os.PathLike[str], line: int, row: dict[Any, Any]) -> Ar
             f"{path}, line {line}: a request needs at_s of at least 0, and prompt and new from 1 "
             f"to {_MOST} tokens"
         )
-    return Arrival(at_s, prompt, new)
+    return Arrival(at_s, prompt, new, line)

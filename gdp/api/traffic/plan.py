@@ -8,6 +8,7 @@ from gdp import solve
 from gdp.api.generation import GenerationAnswer, generation_answer, rooms
 from gdp.costs.measured.costs import prompt_launch_s
 from gdp.errors import ArgumentError, GdpError
+from gdp.graph.generation import longest_of_model
 from gdp.graph.op_graph import OpGraph
 from gdp.importers.pytorch.config_spec import parse_config_spec
 from gdp.models import load, spec_of
@@ -26,7 +27,7 @@ from gdp.sim.traffic import (
 )
 from gdp.sim.traffic_text import NO_LIMITS, TrafficLimits, parse_traffic
 from gdp.targets.vllm.layouts import Degrees
-from gdp.targets.vllm.plan import beyond_model, stages_of, vllm_cluster, vllm_defaults
+from gdp.targets.vllm.plan import beyond, stages_of, vllm_cluster, vllm_defaults
 from gdp.units import format_bytes, format_seconds
 
 NEAR = 1.5
@@ -313,7 +314,7 @@ def on_its_passes(
     within: TrafficLimits = NO_LIMITS,
 ) -> ServedPlan:
     """Traffic on a plan, by the passes of as many requests as it was made for."""
-    require_context(result.question, traffic)
+    require_context(longest_of_model(result.question.graph), traffic)
     generation, engine = engine_on(result, requests_at_once)
     served = serve(in_steady_state(traffic, engine), engine)
     batch = generation.request.batch
@@ -325,11 +326,12 @@ def model_bytes(graph: OpGraph) -> int:
     return int((graph.weight_bytes - graph.cache_bytes)[graph.weight_holders()].sum())
 
 
-def require_context(question: Question, traffic: Traffic) -> None:
-    """Raise `ArgumentError` where a request is longer than the model was made for."""
-    longest = max(request.prompt + request.new for request in traffic.requests)
-    if refusal := beyond_model(question.graph, longest):
-        raise ArgumentError(refusal)
+def require_context(longest: int, traffic: Traffic) -> None:
+    """Raise `ArgumentError` where a request has more tokens than the `longest` that the model was
+    made for (0: nothing says it); it names the line of the request's table."""
+    most = max(traffic.requests, key=lambda request: request.prompt + request.new)
+    if refusal := beyond(longest, most.prompt + most.new):
+        raise ArgumentError((f"line {most.line} of the table: " if most.line else "") + refusal)
 
 
 def engine_on(

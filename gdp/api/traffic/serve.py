@@ -2,6 +2,7 @@
 several, and with GPUs of their own for prompts."""
 
 import math
+import os
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
@@ -24,6 +25,8 @@ from gdp.cluster.file import Machine
 from gdp.constraints import Constraints
 from gdp.costs.base import CostModel
 from gdp.errors import ArgumentError, InfeasibleError
+from gdp.graph.generation import longest_of_model
+from gdp.importers.pytorch.huggingface import longest_named
 from gdp.methods.base import Search
 from gdp.models import Generation
 from gdp.question import Question
@@ -119,6 +122,8 @@ def served_plan(
 ) -> ServedPlan:
     """The plan whose requests take the fewest seconds in the mean, of those that keep the limits;
     where none does, the one that exceeds them least. See `serve`."""
+    named = os.fspath(Generation(model, traffic.prompt, traffic.new))
+    require_context(longest_named(named), traffic)  # before anything is traced
     planner = PlanMaker(asked, answered, model, requests_at_once)
     plans = [_of_copies(planner, traffic, 1, within)]
     rows = [plans[0].compared()]
@@ -175,7 +180,7 @@ def _of_copies(
         try:
             request = Generation(planner.model, traffic.prompt, traffic.new, batch)
             question = planner.asked(request)
-            require_context(question, traffic)  # of the longest request, which is no plan's own
+            require_context(longest_of_model(question.graph), traffic)
             result = planner.answered(replace(question, copies=copies))
         except InfeasibleError:
             if batch == 1:

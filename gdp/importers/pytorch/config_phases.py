@@ -300,7 +300,8 @@ def generating_model(
         (spec.prompt, n) if encodes(model) else (spec.prompt + n, n)
         for n in (max(1, new // 2), new, new + 1)
     ]
-    longest = _longest(asked.config) + (spec.prompt if encodes(model) else 0)
+    longest = longest_of(asked.config.get_text_config(decoder=True))
+    longest += spec.prompt if encodes(model) else 0
 
     def step() -> HuggingFaceModel:
         with countable(asked.text), closed():
@@ -342,10 +343,9 @@ _LONGEST = ("max_position_embeddings", "max_target_positions", "max_seq_len", "s
 """Fields of configurations that say the longest context, the first of which counts."""
 
 
-def _longest(config: Any) -> int:
-    """Tokens of the longest context that a configuration was made for, with its scaling of
-    rotations; 0 where it says none."""
-    text = config.get_text_config(decoder=True)
+def longest_of(text: Any) -> int:
+    """Tokens of the longest context that the configuration of a text model was made for, with its
+    scaling of rotations; 0 where it says none."""
     for name in _LONGEST:
         size = getattr(text, name, None)
         if isinstance(size, int) and is_whole(size) and 0 < size <= LARGEST:

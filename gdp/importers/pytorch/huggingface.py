@@ -9,6 +9,7 @@ transformers without weights), `config_phases` (one pass, a step of decoding, a 
 
 from collections.abc import Callable, Mapping
 from dataclasses import astuple, replace
+from types import SimpleNamespace
 from typing import Any
 
 from gdp.graph.op_graph import OpGraph
@@ -23,6 +24,7 @@ from gdp.importers.pytorch.config_phases import (
     HuggingFaceModel,
     decoding_step,
     generating_model,
+    longest_of,
     reserved,
 )
 from gdp.importers.pytorch.config_spec import PREFIX, ConfigSpec
@@ -131,6 +133,21 @@ def loading_note(text: str, graph: OpGraph) -> str:
     own = graph.weight_bytes - graph.cache_bytes
     left = experts_left(((graph.scope[op], int(own[op])) for op in first), scheme)
     return "; ".join(filter(None, (type_note(text), left)))
+
+
+def longest_named(text: str) -> int:
+    """Tokens of the longest context that the file of a spec says its model was made for; 0 where it
+    says none, which transformers may know. Takes neither torch nor transformers."""
+    if not text.startswith(PREFIX):
+        return 0
+    document = loaded_config(text).document
+    part = document.get("text_config")
+    if document.get("is_encoder_decoder"):
+        return 0
+    try:
+        return longest_of(SimpleNamespace(**(part if isinstance(part, dict) else document)))
+    except (AttributeError, TypeError):  # of a form that transformers refuses
+        return 0
 
 
 def find_huggingface_trace(text: str) -> Traced | None:

@@ -252,7 +252,7 @@ def _ratio(flop: float, known: float) -> Fraction | None:
 def _shape(each: Sequence[Shape], law: _Law) -> Shape:
     if len({shape.itemsize for shape in each}) > 1:
         raise UnscalableError("types differ")
-    return Shape(
-        law.of([shape.dims for shape in each]), each[0].itemsize,
-        law.of([shape.stored_bytes for shape in each]),
-    )  # fmt: skip
+    dims = law.of([shape.dims for shape in each])
+    if all(replace(shape, stored_bytes=None).nbytes == shape.nbytes for shape in each):
+        return Shape(dims, each[0].itemsize)  # all that is read is stored, whatever is beside it
+    return Shape(dims, each[0].itemsize, law.of([shape.stored_bytes for shape in each]))

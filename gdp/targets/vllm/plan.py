@@ -148,9 +148,13 @@ def plan_vllm(question: Question) -> Result:
 
 
 def beyond_model(graph: OpGraph, tokens: int) -> str:
+    """`beyond` the context that the model of a graph was made for."""
+    return beyond(longest_of_model(graph), tokens)
+
+
+def beyond(longest: int, tokens: int) -> str:
     """Why vLLM serves no request of so many tokens, in a sentence; "" where it does. It refuses a
-    `--max-model-len` beyond the context that a model was made for."""
-    longest = longest_of_model(graph)
+    `--max-model-len` beyond the `longest` context that a model was made for; 0: nothing says it."""
     if not longest or tokens <= longest:
         return ""
     return (

@@ -38,7 +38,7 @@ def test_all_methods_are_measured_against_the_best_bound_of_any(
     assert worst.gap > best.gap
     assert not worst.proven_optimal
     text = compare_text(graph, cluster, rows)
-    assert f"bound    {format_seconds(best.bound_s)} (" in text
+    assert f"bound    {format_seconds(best.bound_s)}\n" in text + "\n"
     assert best.bound_by not in text
     with caplog.at_level(logging.INFO, logger="gdp"):
         assert f"proof    no placement of whole ops takes less: {best.bound_by}" in compare_text(

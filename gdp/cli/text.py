@@ -132,13 +132,13 @@ def links_lines(cluster: Cluster) -> list[str]:
     return [f"links    {line}"] if line else []
 
 
-def _bound_lines(result: Result) -> list[str]:
+def _bound_lines(result: Result, *, gap: bool = True) -> list[str]:
     """The proven limit and the gap to it; with `--verbose` the proof, too."""
     if not result.bound_by:
         return [f"bound    none is known of {result.objective}"]
     limit = find_objective(result.objective).text(result.bound_s)
-    gap = "optimal" if result.proven_optimal else f"gap {result.gap:.1%}"
-    lines = [f"bound    {limit} ({gap})"]
+    share = "optimal" if result.proven_optimal else f"gap {result.gap:.1%}"
+    lines = [f"bound    {limit}" + (f" ({share})" if gap else "")]
     if logging.getLogger("gdp").isEnabledFor(logging.INFO):
         lines.append(f"proof    no placement of {result.bound_over} takes less: {result.bound_by}")
     return lines
@@ -291,7 +291,7 @@ def compare_text(graph: OpGraph, cluster: Cluster, rows: Mapping[str, Result | s
     lines = [f"{graph.name} on {cluster.name}", table(header, body)]
     if results:
         best = max(results.values(), key=lambda row: row.bound_s)
-        lines += _bound_lines(best)
+        lines += _bound_lines(best, gap=False)
     lines += [f"{name}: {row}" for name, row in rows.items() if isinstance(row, str)]
     return shown(lines)
 

@@ -381,7 +381,7 @@ def errors_of(rows: Sequence[Row], asker: Asker) -> Iterator[str]:
         if np.isfinite(rate := asker.rate(row)):
             ratio = rate / _measured(row)
             mode = f", {row['split_mode']}" if row["kind"] == "gpu-multi" else ""
-            name = f"{row['test']}, {row['kind'].removesuffix('-multi+cpu')}{mode}"
+            name = f"{row['test']}, {row['kind'].replace('-multi+cpu', '+cpu')}{mode}"
             for group in (name, f"{name}: {row['devices']}"):
                 off[group].append(ratio)
     yield head("rows | | off: median, mean, worst; predicted over measured")

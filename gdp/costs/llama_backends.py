@@ -1,5 +1,5 @@
-"""What kernels of llama.cpp reach on a device: bandwidth by kind of memory, launches by backend,
-arithmetic by backend and maker.
+"""Shares of a device that kernels of llama.cpp reach: of its bandwidth by kind of memory, of its
+arithmetic by backend and maker; and their launches.
 
 Every number is of rows of llama-bench that carry the device's name, fitted by the mean absolute log
 error with equal weight for each device; `docs/benchmarks.md` tells rows and errors, also those of a

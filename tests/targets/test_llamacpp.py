@@ -21,6 +21,7 @@ from gdp.cluster.types import Cluster, Device, Link, make_cluster
 from gdp.constraints import Constraints, Pin
 from gdp.costs.base import roofline
 from gdp.costs.default import resolve_costs
+from gdp.costs.llamacpp import LlamaCosts
 from gdp.costs.offload import COPY_BYTES_PER_S, unpinned_bytes_per_s
 from gdp.errors import ClusterError, InfeasibleError, PlacementError
 from gdp.graph.op_graph import OUTPUT, OpDetail, OpGraph, make_graph
@@ -79,8 +80,7 @@ def test_the_plan_is_the_best_that_the_flags_can_say(
     graph = load(f"{write_gguf(tmp_path / 'm.gguf', experts=experts)}?decode&sequence=64")
     cluster = box(*(int(size * MIB) for size in sizes))
     scores = [
-        solve.simulate(Question(graph, cluster, costs=roofline), placement)
-        for placement in sayable(graph, cluster)
+        solve.simulate(Question(graph, cluster), placement) for placement in sayable(graph, cluster)
     ]
     best = min(score.latency_s for score in scores if score.feasible)
     found = plan_llamacpp(Question(graph, cluster))
@@ -137,8 +137,7 @@ def test_one_plan_serves_the_prompt_and_the_steps(tmp_path: Path) -> None:
     graph = load(f"{path}?prompt=24&new=40")
     found = plan_llamacpp(Question(graph, cluster))
     scores = [
-        solve.simulate(Question(graph, cluster, costs=roofline), placement)
-        for placement in sayable(graph, cluster)
+        solve.simulate(Question(graph, cluster), placement) for placement in sayable(graph, cluster)
     ]
     best = min(score.latency_s for score in scores if score.feasible)
     assert found.score.feasible
@@ -183,8 +182,7 @@ def test_a_quick_cpu_keeps_what_fits_beside_the_embedding(tmp_path: Path) -> Non
     cluster = replace(cluster, devices=(replace(cpu, flop_per_s={"default": 1e13},
                                                 bytes_per_s=1e12), gpu))  # fmt: skip
     scores = [
-        solve.simulate(Question(graph, cluster, costs=roofline), placement)
-        for placement in sayable(graph, cluster)
+        solve.simulate(Question(graph, cluster), placement) for placement in sayable(graph, cluster)
     ]
     best = min(score.latency_s for score in scores if score.feasible)
     assert plan_llamacpp(Question(graph, cluster)).value_s <= best * 1.03
@@ -401,7 +399,7 @@ def test_weights_on_the_cpu_go_to_the_first_gpu_for_a_prompt(
     between two products is computed there, too; the embedding and the head, of one token, stay."""
     graph = load(f"{write_gguf(tmp_path / 'm.gguf', experts=4)}?sequence={tokens}")
     cluster = box(64 * MIB, 64 * MIB)
-    plain = roofline(graph, cluster)
+    plain = LlamaCosts(None, roofline)(graph, cluster)
     costs, _ = resolve_costs(None, cluster, graph)
     seconds = costs(graph, cluster)
     # Each micro-batch copies the keys and values so far, of 2 heads of 64 numbers in F16, to the
@@ -432,7 +430,7 @@ def test_a_slow_link_leaves_the_prompt_to_the_cpu(tmp_path: Path) -> None:
         flags = flags_of(graph, make_placement(graph, cluster, where), cluster)
         assert ("--no-op-offload" in flags.arguments()) == told
     costs, _ = resolve_costs(None, slow, graph)
-    assert (costs(graph, slow) == roofline(graph, slow)).all()
+    assert (costs(graph, slow) == LlamaCosts(None, roofline)(graph, slow)).all()
 
 
 def two_machines(*, lan: float = 1e9) -> Cluster:

@@ -13,6 +13,7 @@ from gdp.cli.main import cli
 from gdp.cluster.file import write_cluster
 from gdp.cluster.types import Cluster
 from gdp.constraints import Constraints, parse_pin
+from gdp.costs.base import roofline
 from gdp.costs.op_offload import sent_bytes
 from gdp.errors import ModelError, PlacementError
 from gdp.graph.op_graph import OpGraph
@@ -59,7 +60,7 @@ def test_members_have_the_whole_between_them(experts: int, tmp_path: Path) -> No
 def test_equal_gpus_halve_a_token(tmp_path: Path) -> None:
     """Where exchanges are free two GPUs take half the time of one, less what stays on the CPU."""
     graph = model(tmp_path)
-    one, two = (plan_llamacpp(Question(graph, quick(*[1e11] * n))) for n in (1, 2))
+    one, two = (plan_llamacpp(Question(graph, quick(*[1e11] * n), costs=roofline)) for n in (1, 2))
     assert two.placement.splits == (Split((1, 2)),)
     assert one.value_s / two.value_s == pytest.approx(2, rel=0.05)
     assert any("tensor split 0.50/0.50: " in note for note in two.notes)

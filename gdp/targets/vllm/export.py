@@ -103,6 +103,7 @@ class VllmOptions:
     port: int = 0  # of the server; 0: vLLM's own
     serves: str = ""  # of requests "prompts" or "tokens" alone
     draft: DraftModel | None = None
+    kv_cache_dtype: str = ""  # of `CACHE_TYPES`, where the plan stands on one
 
     @property
     def servers(self) -> "tuple[VllmOptions, ...]":
@@ -145,6 +146,7 @@ class VllmOptions:
             "--max-model-len", str(self.max_model_len),
             *(["--max-num-batched-tokens", str(self.at_once)] if self.at_once else []),
             *(["--quantization", method] if method else []),
+            *(["--kv-cache-dtype", self.kv_cache_dtype] if self.kv_cache_dtype else []),
             *(["--port", str(self.port)] if self.port else []),
             *(SENDS_CACHES if self.serves else []),
             *([] if self.draft is None else self._drafting(self.draft)),
@@ -187,6 +189,8 @@ class VllmOptions:
                 "prompts are computed in chunks of so many tokens, for whose tensors the plan has "
                 "room"
             )
+        if self.kv_cache_dtype:
+            reasons["--kv-cache-dtype"] = "type of the keys and values that the plan has room for"
         if self.quantize in QUANTIZED_WHEN_LOADED:
             reasons["--quantization"] = (
                 f"the plan stands on weights stored as {self.quantize} (--quantize)"

@@ -165,7 +165,8 @@ def options_of(job: ExportJob) -> VllmOptions:
     machine = for_runtime(job.question.cluster, "vllm")
     spec = parse_config_spec(job.spec)
     scheme = "" if spec.quantize == "none" else spec.quantize
-    return vllm_options(
+    options = vllm_options(
         job.question.graph, job.placement, machine, peak_bytes, longest, scheme,
         spec.max_num_batched_tokens, job.question.serves, job.question.draft,
     )  # fmt: skip
+    return replace(options, kv_cache_dtype=spec.kv_cache_dtype)

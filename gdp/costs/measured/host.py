@@ -47,7 +47,7 @@ HOSTS: Mapping[str, Host] = {
     "trtllm": Host(0.0, 0.0, 0.0),
     "trtllm-1.0": Host(0.7e-3, 18e-6, 0.0),
 }  # fmt: skip
-"""Engines, by what `--costs` calls them, with the rows of measured steps that they are fitted to
+"""Engines, by their names in `--costs`, with the rows of measured steps that they are fitted to
 (residuals beside gdp's kernels and collectives; 2026-11-28):
 
 - vllm: 0.16 to 0.19 with asynchronous scheduling, the default since 0.14; 20 rows of MiniMax M2.5

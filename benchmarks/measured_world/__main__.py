@@ -5,7 +5,17 @@ python -m benchmarks.measured_world COMMAND --help
 
 import click
 
-from benchmarks.measured_world import box, layouts, llama, models, peaks, sailor, serving, traffic
+from benchmarks.measured_world import (
+    box,
+    engines,
+    layouts,
+    llama,
+    models,
+    peaks,
+    sailor,
+    serving,
+    traffic,
+)
 
 
 @click.group(help=__doc__)
@@ -15,6 +25,8 @@ def main() -> None:
 
 for _command in (
     serving.main,
+    engines.mlenergy,
+    engines.pilot,
     peaks.main,
     models.main,
     llama.main,

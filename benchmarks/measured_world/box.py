@@ -15,7 +15,6 @@ is fitted. NAME limits rows to models and quantisations that contain it.
 import csv
 import itertools
 import math
-import tempfile
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -165,12 +164,11 @@ def main(
         raise click.UsageError(GET)
     found = sorted(layouts(rows, names), key=lambda one: (*one.load[:2], one.load))
     plans, predicted = kept(kept_in), dict[Layout, float]()
-    with tempfile.TemporaryDirectory(prefix="measured-world-") as root:
-        for layout in found:
-            cards = load_cluster(f"cpu-server-ddr5+{layout.tensor}xrtx3090")
-            plan = planned_or_kept(plans, kept_in, layout.run(), cards, data, Path(root), costs)
-            if plan.engine is None:
-                raise click.ClickException(f"{layout.name} of {layout.load[0]}: {plan.why}")
-            predicted[layout] = tokens_per_s(layout, plan.engine)
-            click.echo(f"{layout.load[:4]} {layout.name}: {predicted[layout]:.0f}", err=True)
+    for layout in found:
+        cards = load_cluster(f"cpu-server-ddr5+{layout.tensor}xrtx3090")
+        plan = planned_or_kept(plans, kept_in, layout.run(), cards, data, costs)
+        if plan.engine is None:
+            raise click.ClickException(f"{layout.name} of {layout.load[0]}: {plan.why}")
+        predicted[layout] = tokens_per_s(layout, plan.engine)
+        click.echo(f"{layout.load[:4]} {layout.name}: {predicted[layout]:.0f}", err=True)
     click.echo("\n".join(told(found, predicted)))

@@ -42,13 +42,6 @@ from gdp.sim.traffic import ROUNDS, Arrival, Scheduling, ServingEngine, Traffic
 
 SHORTEST = 0.8
 """InferenceX's `RANDOM_RANGE_RATIO`: shortest over longest prompt, and answer."""
-BETWEEN_S = 1e-3
-"""Seconds between two passes of a vLLM that prepares inputs, and reads what was sampled, while its
-devices wait: before 0.11 all do, `--async-scheduling` or not (vllm-project/vllm#23569 overlaps
-them, which "is expected" to make passes 5% to 10% shorter). Llama was measured with 0.10.2
-(InferenceX's `.github/configs/master.yaml`). Of 0, 0.5, 1, 1.5 and 2 ms that by which tokens of its
-75 rows of 1,024 + 8,192 tokens are off least in the median (12.2%, 7.8%, 4.3%, 4.9%, 7.5%;
-`serving --per-device` with the names 70b_h100_sxm_vllm, 70b_h200_sxm_vllm, 70b_b200_sxm_vllm)."""
 
 
 class Served(Protocol):
@@ -89,8 +82,6 @@ def _vllm(run: Served) -> Setup:
         return Setup(16384 if run.batch <= 32 else 32768, scheduling)
     if "MiniMax" in run.model and run.system.startswith("b300"):
         return Setup(2 * run.prompt, scheduling, graph_tokens=2048)
-    if run.sweep or "Llama" in run.model:
-        scheduling = scheduling._replace(between_s=BETWEEN_S)
     return Setup(8192, scheduling)
 
 
@@ -140,6 +131,14 @@ def collectives_of(run: Served) -> tuple[str, str]:
     own = run.engine if run.engine in ENGINES else "vllm"
     fused = own == "vllm" and "Llama" in run.model and run.system.startswith("b200")
     return own, "trtllm" if fused else own
+
+
+def host_of(run: Served) -> str:
+    """Engine, as of `HOSTS`, whose steps those of a run are: sweeps ran vLLM 0.12, which does not
+    schedule ahead unless told to, and TensorRT-LLM 1.0."""
+    if run.engine == "vllm":
+        return "vllm-sync" if run.sweep else "vllm"
+    return "trtllm-1.0" if run.engine == "trtllm" and run.sweep else run.engine
 
 
 def cache_bits(run: Served) -> int | None:

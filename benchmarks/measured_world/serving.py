@@ -15,9 +15,10 @@ file, which another run reads.
 
 Each row is a server that always has B requests, each of a prompt and an answer of so many tokens.
 Seconds of its passes are those of `gdp place --traffic ... --for vllm`, whatever engine was
-measured, but for its own collectives; how passes are chosen, and how the B clients ask, is that of
-the public scripts of these measurements (`servers.py`). Where the caches of B requests have no
-room, the others wait; no row may be infeasible. Weights are stored as the row's precision says,
+measured, but for its own collectives and its host's part of a step; how passes are chosen, and how
+the B clients ask, is that of the public scripts of these measurements (`servers.py`). Where the
+caches of B requests have no room, the others wait; no row may be infeasible. Configurations are
+those of the package as they are, with `--quantize` where a row's precision is another one,
 caches in 8 bits where weights are, unless the model's own configuration or the server said
 otherwise. Devices are gdp's presets, else the datasheet numbers of that package. Errors are given
 apart for models that were looked at while the set-ups were written, and for the others.
@@ -32,34 +33,40 @@ import json
 import math
 import tempfile
 from collections import defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from dataclasses import asdict, replace
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import click
 import numpy as np
 
 import gdp
 from benchmarks.measured_world.per_device import told_per_device
-from benchmarks.measured_world.servers import asked_of, cache_bits, collectives_of, set_up
+from benchmarks.measured_world.servers import (
+    asked_of,
+    cache_bits,
+    collectives_of,
+    host_of,
+    set_up,
+)
 from benchmarks.measured_world.serving_runs import Predicted, Run, measured_runs
 from benchmarks.tables import head
 from gdp import solve
-from gdp.api.generation import generation_answer
+from gdp.api.generation import GenerationAnswer, generation_answer
 from gdp.api.traffic.plan import engine_of
 from gdp.cluster.file import load_cluster
 from gdp.cluster.presets import device_names
 from gdp.cluster.reserve import for_runtime
 from gdp.cluster.types import Cluster
 from gdp.costs.measured.collectives import collective_s
-from gdp.errors import InfeasibleError
+from gdp.costs.measured.host import ENGINE, HOSTS, host_s
+from gdp.errors import InfeasibleError, ModelError
 from gdp.graph.generation import STEP
-from gdp.models import Generation, load
+from gdp.models import Generation, Model, load
 from gdp.placement import Placement, Split, make_placement
 from gdp.question import Question
-from gdp.sim.objectives import Score
 from gdp.sim.traffic import ServingEngine, serve
 from gdp.splits.members import held_graphs, known_division
 from gdp.splits.sharding import exchanges
@@ -74,25 +81,24 @@ SAME_MODEL = {
     "meta-llama/Llama-3.1-70B": "meta-llama/Meta-Llama-3.1-70B",
     "meta-llama/Llama-3.1-8B": "meta-llama/Meta-Llama-3.1-8B",
     "meta-llama/Llama-3.1-8B-Instruct": "meta-llama/Meta-Llama-3.1-8B",
-}
-"""Names of models whose configuration lies under another name."""
-_FLOAT8 = {"num_bits": 8, "type": "float", "strategy": "channel", "symmetric": True}
-_NVFP4 = {
-    "num_bits": 4, "type": "float", "strategy": "tensor_group", "group_size": 16,
-    "symmetric": True,
+    "meta-llama/Llama-3.1-70B-Instruct": "meta-llama/Meta-Llama-3.1-70B",
+    "meta-llama/Llama-3.1-405B-Instruct": "meta-llama/Meta-Llama-3.1-405B",
+    "Qwen/Qwen3-235B-A22B-Instruct-2507": "Qwen/Qwen3-235B-A22B",
+    "Qwen/Qwen3-235B-A22B-Thinking-2507": "Qwen/Qwen3-235B-A22B",
+    "Qwen/Qwen3-235B-A22B-Instruct-2507-FP8": "Qwen/Qwen3-235B-A22B-FP8",
+    "Qwen/Qwen3-30B-A3B-Instruct-2507": "Qwen/Qwen3-30B-A3B", "zhipuai/GLM-5": "zai-org/GLM-5",
 }  # fmt: skip
-_INT8 = {"num_bits": 8, "type": "int", "strategy": "channel", "symmetric": True}
-_INT4 = {"num_bits": 4, "type": "int", "strategy": "group", "group_size": 128, "symmetric": True}
-WEIGHTS: Mapping[str, dict[str, Any]] = {
-    "": {}, "fp8": _FLOAT8, "fp4": _NVFP4, "int8": _INT8, "int4": _INT4,
+"""Models whose configuration lies under another name, in all that takes time and memory alike."""
+SCHEMES = {
+    "": "", "bf16": "", "bfloat16": "", "fp8": "fp8", "fp4": "nvfp4", "int8": "w8a8",
+    "int4": "w4a16", "mxfp4": "mxfp4",
 }  # fmt: skip
-"""Stored weights by the name of a precision; 16 bits without one."""
-CAST = {
-    "fp8": {"num_bits": 8, "type": "float"}, "fp4": {"num_bits": 4, "type": "float"},
-    "int8": {"num_bits": 8, "type": "int"},
+"""Scheme of `--quantize` by the precision of a row; "" for 16 bits."""
+STORED = {
+    ("fp8", "fp8"), ("int4", "compressed-tensors"), ("fp4", "mxfp4"), ("mxfp4", "mxfp4"),
+    ("", "mxfp4"),
 }  # fmt: skip
-"""Activations as the runs of a precision multiplied them."""
-CACHES = {"num_bits": 8, "type": "float"}
+"""Precisions that configurations with such a `quant_method` are of already."""
 
 
 class Planned(NamedTuple):
@@ -103,29 +109,35 @@ class Planned(NamedTuple):
     why: str = ""
 
 
-def write_config(
-    folder: Path, data: Path, model: str, precision: str, cached: int | None = None
-) -> None:
-    """The configuration of a model with weights in a precision, and caches of so many bits (None:
-    8 where the weights' scheme is not the model's own, which says it else)."""
+def configuration(model: str, folders: Iterable[Path]) -> str | None:
+    """The file of a model's configuration, the first of the folders that has it."""
     name = SAME_MODEL.get(model, model).replace("/", "--")
-    config = json.loads((data / "model_configs" / f"{name}_config.json").read_text())
-    if not {"dtype", "torch_dtype"} & config.keys():
-        config["dtype"] = "bfloat16"  # the type of such checkpoints, which vLLM reads from them
-    own = config.get("quantization_config") or {}
-    if precision and not (precision == "fp8" and own.get("quant_method") == "fp8"):
-        group = {
-            "targets": ["Linear"], "weights": WEIGHTS[precision],
-            "input_activations": CAST.get(precision),
-        }  # fmt: skip
-        config["quantization_config"] = {
-            "quant_method": "compressed-tensors", "ignore": ["lm_head"],
-            "config_groups": {"weights": group}, "kv_cache_scheme": CACHES,
-        }  # fmt: skip
-    if cached and "quantization_config" in config:
-        config["quantization_config"]["kv_cache_scheme"] = CACHES if cached == 8 else None
-    folder.mkdir(parents=True, exist_ok=True)
-    (folder / "config.json").write_text(json.dumps(config))
+    paths = (folder / f"{name}_config.json" for folder in folders)
+    return next((str(path) for path in paths if path.is_file()), None)
+
+
+def spec_of(run: Run, folders: Iterable[Path]) -> str:
+    """What a user types for the model of a run: its file as it is, with the scheme of `--quantize`
+    where it is stored otherwise, and the type of caches where the server said one (8 bits with
+    weights of 8 or 4 bits, unless it said others).
+
+    Raises:
+        ModelError: No folder has the configuration.
+    """
+    path = configuration(run.model, folders)
+    if path is None:
+        raise ModelError(f"no configuration of {run.model}: {GET}")
+    document = json.loads(Path(path).read_text())
+    own_scheme = (document.get("text_config") or document).get("quantization_config")
+    method = (own_scheme or document.get("quantization_config") or {}).get("quant_method")
+    if run.precision not in SCHEMES:
+        raise ModelError(f"no precision {run.precision!r}; there are {', '.join(SCHEMES)}")
+    own = (run.precision, method) in STORED
+    scheme, cached = "" if own else SCHEMES[run.precision], cache_bits(run)
+    cached = 8 if scheme and cached is None else cached
+    options = [f"quantize={scheme}"] if scheme else []
+    options += ["kv_cache_dtype=fp8"] if cached == 8 else []
+    return path + ("?" + "&".join(options) if options else "")
 
 
 def machine(data: Path, system: str, folder: Path, gpus: int = 1) -> Cluster:
@@ -152,32 +164,60 @@ def machine(data: Path, system: str, folder: Path, gpus: int = 1) -> Cluster:
     return load_cluster(path)
 
 
-def planned(config: Path, cluster: Cluster, run: Run, costs: str | None = None) -> Planned:
+def planned(spec: str, cluster: Cluster, run: Run, costs: str | None = None) -> Planned:
     """The plan of `--for vllm` for a run, with as many requests at once as have room."""
     batch, why = run.batch, ""
     while batch:
-        request = Generation(str(config), prompt=run.prompt, new=run.new, batch=batch)
-        model = PLANNERS["vllm"].model(request, cluster)
-        graph = load(model)
         try:
-            question, placement, score = answered(graph, cluster, run, costs)
+            question, _, engine = plan_of(spec, cluster, replace(run, batch=batch), costs)
         except InfeasibleError as error:
-            why, batch = (
-                str(error),
-                min(batch - 1, room(graph, cluster, batch, splits_of(run, cluster))),
-            )
+            graph = load(_asked(spec, cluster, replace(run, batch=batch)))
+            room_ = room(graph, cluster, batch, splits_of(run, cluster))
+            why, batch = str(error), min(batch - 1, room_)
             continue
-        answer = generation_answer(question, placement, score)
-        assert answer is not None
-        engine = engine_of(answer, replace(question, model=model))
-        return Planned(batch, with_collectives(engine, graph, cluster, run, batch), why)
+        engine = as_measured(engine, question.graph, cluster, run, batch)
+        return Planned(batch, engine, why)
     return Planned(0, why=why)
 
 
-def with_collectives(
+def plan_of(
+    spec: str, cluster: Cluster, run: Run, costs: str | None = None
+) -> tuple[Question, GenerationAnswer, ServingEngine]:
+    """The best plan for a run on one GPU; on several all layers in the layout of the run.
+
+    Raises:
+        InfeasibleError: It does not fit.
+    """
+    request = Generation(spec, prompt=run.prompt, new=run.new, batch=run.batch)
+    if run.tensor == 1:
+        result = gdp.place(request, cluster, target="vllm", costs=costs)
+        question, placement, score = result.question, result.placement, result.score
+    else:
+        model = _asked(spec, cluster, run)
+        graph = load(model)
+        machine = for_runtime(cluster, "vllm")
+        question = Question(graph, machine, costs=costs, target="vllm", model=model)
+        placement = _layers_on_gpus(graph, cluster, splits_of(run, cluster))
+        score = solve.simulate(question, placement)
+        if not score.feasible:
+            raise InfeasibleError(str(score))
+    answer = generation_answer(question, placement, score)
+    assert answer is not None
+    return question, answer, engine_of(answer, question)
+
+
+def _asked(spec: str, cluster: Cluster, run: Run) -> Model:
+    """The model of a run as vLLM computes it."""
+    request = Generation(spec, prompt=run.prompt, new=run.new, batch=run.batch)
+    return PLANNERS["vllm"].model(request, cluster)
+
+
+def as_measured(
     engine: ServingEngine, graph: gdp.OpGraph, cluster: Cluster, run: Run, batch: int
 ) -> ServingEngine:
-    """An engine of a plan for so many requests, with the collectives of the one of a run."""
+    """An engine of a plan for so many requests, with the host and the collectives of a run's."""
+    theirs_s, ours_s = (float(host_s(graph, HOSTS[n]).sum()) for n in (host_of(run), ENGINE))
+    engine = engine._replace(step_s=engine.step_s + (theirs_s - ours_s))
     own, (split, *_) = collectives_of(run), (*splits_of(run, cluster), None)
     if split is None or set(own) == {"vllm"}:
         return engine
@@ -201,25 +241,6 @@ def predicted(plan: Planned, run: Run) -> Predicted:
         return Predicted(0, why=plan.why)
     served = serve(asked_of(run), set_up(plan.engine, run))
     return Predicted(plan.batch, served.first_token.mean_s, served.token.mean_s, plan.why)
-
-
-def answered(
-    graph: gdp.OpGraph, cluster: Cluster, run: Run, costs: str | None
-) -> tuple[Question, Placement, Score]:
-    """The best plan on one GPU; on several all layers in the layout of the run.
-
-    Raises:
-        InfeasibleError: It does not fit.
-    """
-    if run.tensor == 1:
-        result = gdp.place(graph, cluster, target="vllm", costs=costs)
-        return result.question, result.placement, result.score
-    question = Question(graph, for_runtime(cluster, "vllm"), costs=costs, target="vllm")
-    placement = _layers_on_gpus(graph, cluster, splits_of(run, cluster))
-    score = solve.simulate(question, placement)
-    if not score.feasible:
-        raise InfeasibleError(str(score))
-    return question, placement, score
 
 
 def splits_of(run: Run, cluster: Cluster) -> tuple[Split, ...]:
@@ -374,7 +395,7 @@ def _answers(
     with tempfile.TemporaryDirectory(prefix="measured-world-") as root:
         for run in runs:
             cluster = machine(data, run.system, Path(root), run.tensor)
-            plan = planned_or_kept(plans, kept_in, run, cluster, data, Path(root), costs)
+            plan = planned_or_kept(plans, kept_in, run, cluster, data, costs)
             answer = predicted(plan, run)
             click.echo(f"{run.name}: {1e3 * answer.token_s:.2f} ms", err=True)
             yield answer
@@ -382,14 +403,13 @@ def _answers(
 
 def planned_or_kept(
     plans: dict[str, Planned], kept_in: Path | None, run: Run, cluster: Cluster, data: Path,
-    root: Path, costs: str | None,
+    costs: str | None,
 ) -> Planned:  # fmt: skip
     """The plan of a run, from those that are known, or made now and added to them."""
     key = json.dumps([*run.question, costs])
     if key not in plans:
-        config = root / run.model.replace("/", "--") / f"{run.precision or 16}-{cache_bits(run)}"
-        write_config(config, data, run.model, run.precision, cache_bits(run))
-        plans[key] = planned(config, cluster, run, costs)
+        spec = spec_of(run, [data / "model_configs"])
+        plans[key] = planned(spec, cluster, run, costs)
         _keep(kept_in, key, plans[key])
     return plans[key]
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from benchmarks.measured_world.servers import cache_bits, collectives_of
+from benchmarks.measured_world.servers import cache_bits, collectives_of, host_of
 
 LOOKED_AT = ("meta-llama/Llama-3.1-70B", "Qwen/Qwen3-32B", "MiniMaxAI/MiniMax-M2.5")
 """Models whose first tokens were looked at while `servers.py` was written, MiniMax later."""
@@ -41,7 +41,8 @@ class Run:
     @property
     def question(self) -> tuple[object, ...]:
         """All that a prediction depends on."""
-        own = cache_bits(self), *(collectives_of(self) if self.tensor > 1 else ())
+        own = host_of(self), cache_bits(self)
+        own = *own, *(collectives_of(self) if self.tensor > 1 else ())
         return *self.sizes, self.system, self.precision, self.tensor, self.experts, *own
 
     @property

@@ -9,7 +9,6 @@ Nothing is fitted. Runs on several devices are left out.
 """
 
 import csv
-import tempfile
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -17,7 +16,7 @@ from pathlib import Path
 import click
 
 import gdp
-from benchmarks.measured_world.serving import GET, installed, write_config
+from benchmarks.measured_world.serving import GET, configuration, installed
 from benchmarks.tables import head
 from gdp.sim.traffic import Arrival, ServedTraffic
 
@@ -38,7 +37,7 @@ def arrivals(path: Path) -> Mapping[str, list[Arrival]]:
 
 
 def predicted(
-    run: Mapping[str, str], requests: list[Arrival], config: Path, costs: str | None
+    run: Mapping[str, str], requests: list[Arrival], config: str, costs: str | None
 ) -> ServedTraffic:
     """The requests of a run on gdp's engine, with the limits of the run."""
     preset = next(own for name, own in PRESETS.items() if name in run["device"])
@@ -78,14 +77,14 @@ def main(bench: Path, data: Path | None, costs: str | None) -> None:
         raise click.UsageError(GET)
     requests = arrivals(bench / "serving_requests.csv")
     click.echo(head("model | GPU | figure | predicted | measured | error", left=3))
-    with (bench / "serving_runs.csv").open() as file, tempfile.TemporaryDirectory() as root:
+    with (bench / "serving_runs.csv").open() as file:
         for run in csv.DictReader(file):
             key = next((k for k in requests if run["source"].endswith(k)), None)
             if key is None or int(run["n_devices"]) > 1:
                 continue
-            model = run["model"].replace("meta-llama/Llama-3.1-8B", "meta-llama/Meta-Llama-3.1-8B")
-            config = Path(root) / model.replace("/", "--")
-            write_config(config, data, model, "")
+            config = configuration(run["model"], [data / "model_configs"])
+            if config is None:
+                raise click.UsageError(f"no configuration of {run['model']}: {GET}")
             for line in told(run, predicted(run, requests[key], config, costs)):
                 click.echo(line)
 

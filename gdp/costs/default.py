@@ -2,6 +2,7 @@
 
 import functools
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from gdp.cluster.types import CORE_KIND, Cluster, Device
@@ -14,6 +15,7 @@ from gdp.costs.llamacpp import predicts as llama_predicts
 from gdp.costs.machine import read_record, recorded_costs, remembered_costs
 from gdp.costs.measured.costs import MeasuredCosts, covers
 from gdp.costs.measured.graph import type_of_products
+from gdp.costs.measured.host import HOSTS
 from gdp.costs.measured.shipped import shipped_network, told_of
 from gdp.costs.op_offload import OpOffloadCosts
 from gdp.costs.processors import ERROR, transferred, with_processors
@@ -40,9 +42,10 @@ def resolve_costs(
     None takes what was learned of this machine (`gdp.costs.machine`) on top of the shipped costs;
     "shipped" the latter alone: calibrations for the devices they match, the kernel network for
     accelerators, datasheet numbers for the others, and the rates of XLA for graphs of JAX on cores
-    such as were measured. "datasheet" takes datasheet numbers for all. A path is a cost file, which
-    is used for all devices of its kind, whatever their model, or a record of
-    `gdp tune --write-costs`.
+    such as were measured. "datasheet" takes datasheet numbers for all. The name of an
+    engine (`gdp.costs.measured.host`) takes the shipped costs with the host's part of its steps. A
+    path is a cost file, which is used for all devices of its kind, whatever their model, or a
+    record of `gdp tune --write-costs`.
     """
     if costs is None:
         model, label = _shipped_costs(cluster, graph)
@@ -53,6 +56,11 @@ def resolve_costs(
         return _shipped_costs(cluster, graph)
     if costs == DATASHEET:
         return _datasheets(cluster, graph)
+    if isinstance(costs, str) and costs in HOSTS:
+        model, label = _shipped_costs(cluster, graph)
+        if isinstance(model, MeasuredCosts):
+            model = replace(model, host=HOSTS[costs])
+        return model, f"{label}; steps of {costs}"
     if isinstance(costs, str | Path):
         if Path(costs).suffix == ".json":
             return recorded_costs(*_shipped_costs(cluster, graph), read_record(costs))

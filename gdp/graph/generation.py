@@ -59,6 +59,8 @@ _NAMED = ", context "
 """Between the name of a graph and the context that its caches are reserved for."""
 _SERVED = "served"
 """Attribute of the op that takes the next token, where an engine computes the request."""
+_DRAFTS = "drafts"
+"""Attribute of the op that takes the next token, where the tokens are drafts for another model."""
 _TOKENS, _LONGEST = "cache_tokens", "longest_context"
 """Attributes of the op that takes the next token: those of a `CacheGrowth`."""
 
@@ -187,6 +189,17 @@ def with_requests(graph: OpGraph, requests: int) -> OpGraph:
 def as_served(graph: OpGraph) -> OpGraph:
     """The graph of a request that an engine computes, which replays recorded graphs of kernels."""
     return _told(graph, **{_SERVED: 1})
+
+
+def as_drafting(graph: OpGraph) -> OpGraph:
+    """The graph of a request whose tokens are drafts: its steps lie within those of a large model,
+    which an engine schedules."""
+    return _told(graph, **{_DRAFTS: 1})
+
+
+def drafts(graph: OpGraph) -> bool:
+    """True for the graph of a request whose tokens are drafts."""
+    return bool(_taking(graph).get(_DRAFTS, 0))
 
 
 def is_served(graph: OpGraph) -> bool:

@@ -13,7 +13,9 @@ from jaxtyping import Bool, Float, Int
 
 from gdp.cluster.types import Cluster
 from gdp.costs.measured.collectives import LIBRARY, collective_s
+from gdp.costs.measured.host import ranks_s
 from gdp.errors import ModelError
+from gdp.graph.generation import is_served
 from gdp.graph.op_graph import OpGraph
 from gdp.ops.llamacpp import IMAGE_ENCODER
 from gdp.placement import Placement, Split
@@ -82,6 +84,8 @@ def divided(
     engine = ENGINES.get(graph.source, "vllm")
     for split in splits:
         exchange_s[:, split.devices[0]] = _exchange_s(cluster, split, told, n, engine)
+        if is_served(graph):
+            exchange_s[:, split.devices[0]] += ranks_s(graph, len(split.devices))
     return Divided(held(splits[0].devices[0]), tuple(splits), exchange_s, others)
 
 

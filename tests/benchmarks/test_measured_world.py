@@ -11,26 +11,27 @@ from benchmarks.measured_world.box import layouts, tokens_per_s
 from benchmarks.measured_world.box import told as box_told
 from benchmarks.measured_world.per_device import choices, told_per_device
 from benchmarks.measured_world.servers import (
-    BETWEEN_S,
     asked_of,
     cache_bits,
     collectives_of,
+    host_of,
     set_up,
 )
 from benchmarks.measured_world.serving import (
+    as_measured,
     errors,
     layouts_in_order,
     machine,
     room,
+    spec_of,
     told,
-    with_collectives,
-    write_config,
 )
 from benchmarks.measured_world.serving_runs import Predicted, Run, measured_runs
 from benchmarks.measured_world.traffic import arrivals
 from benchmarks.measured_world.traffic import told as traffic_told
 from gdp.cluster.types import Device, make_cluster
 from gdp.costs.measured.collectives import collective_s
+from gdp.costs.measured.host import HOSTS
 from gdp.graph.op_graph import INPUT, OUTPUT, GraphBuilder
 from gdp.models import load
 from gdp.sim.traffic import Arrival, ServingEngine, Traffic, serve
@@ -75,27 +76,26 @@ def test_rows_that_are_held_back_doubtful_or_of_several_gpus_are_not_read(tmp_pa
 
 
 @pytest.mark.parametrize(
-    ("precision", "own", "given", "method", "cached"),
+    ("precision", "own", "changes", "options"),
     [
-        ("", {}, None, None, None), ("fp8", {}, None, "compressed-tensors", 8),
-        ("fp4", {"quant_method": "fp8"}, None, "compressed-tensors", 8),
-        ("fp8", {"quant_method": "fp8"}, None, "fp8", None),
-        ("fp8", {"quant_method": "fp8"}, 8, "fp8", 8), ("fp8", {}, 16, "compressed-tensors", None),
+        ("", None, {}, ""), ("bf16", None, {}, ""),
+        ("fp8", None, {}, "?quantize=fp8&kv_cache_dtype=fp8"), ("fp8", "fp8", {}, ""),
+        ("fp4", "fp8", {}, "?quantize=nvfp4&kv_cache_dtype=fp8"), ("fp4", "mxfp4", {}, ""),
+        ("fp8", "fp8", {"model": "o/MiniMax-M2.5"}, ""),
+        ("fp8", "fp8", {"model": "o/MiniMax-M2.5", "system": "h200_sxm"}, "?kv_cache_dtype=fp8"),
+        ("fp8", None, {"model": "o/Llama"}, "?quantize=fp8"),
     ],
 )  # fmt: skip
 def test_weights_and_caches_are_stored_by_the_precision(
-    precision: str, own: dict[str, str], given: int | None, method: str | None,
-    cached: int | None, tmp_path: Path,
-) -> None:  # fmt: skip
-    (tmp_path / "model_configs").mkdir()
-    model = {"model_type": "llama"} | ({"quantization_config": own} if own else {})
-    (tmp_path / "model_configs" / "o--m_config.json").write_text(json.dumps(model))
-    write_config(tmp_path / "out", tmp_path, "o/m", precision, given)
-    config = json.loads((tmp_path / "out" / "config.json").read_text())
-    scheme = config.get("quantization_config", {})
-    assert config["dtype"] == "bfloat16"
-    assert scheme.get("quant_method") == method
-    assert (scheme.get("kv_cache_scheme") or {}).get("num_bits") == cached
+    precision: str, own: str | None, changes: dict[str, str], options: str, tmp_path: Path
+) -> None:
+    run = replace(_run(0.01), precision=precision, **changes)
+    model = {"model_type": "llama"} | (
+        {"quantization_config": {"quant_method": own}} if own else {}
+    )
+    path = tmp_path / f"{run.model.replace('/', '--')}_config.json"
+    path.write_text(json.dumps(model))
+    assert spec_of(run, [tmp_path]) == f"{path}{options}"
 
 
 def test_a_system_is_a_preset_or_the_numbers_of_the_package(tmp_path: Path) -> None:
@@ -176,9 +176,7 @@ def test_clients_ask_as_the_measuring_programs_do() -> None:
     ("changes", "tokens", "expected"),
     [
         ({"engine": "vllm"}, 8192, {"mixed": True, "cuts": True, "ahead": True}),
-        ({"engine": "vllm"}, 8192, {"between_s": 0.0}),
-        ({"engine": "vllm", "sweep": True}, 8192, {"ahead": False, "between_s": BETWEEN_S}),
-        ({"engine": "vllm", "model": "o/Llama"}, 8192, {"ahead": True, "between_s": BETWEEN_S}),
+        ({"engine": "vllm", "sweep": True}, 8192, {"ahead": False}),
         ({"engine": "sglang", "system": "h200_sxm"}, 32768, {"mixed": False, "look_passes": 1}),
         ({"engine": "sglang", "system": "b200_sxm", "batch": 16, "tensor": 8}, 32768,
          {"look_passes": 30}),
@@ -231,8 +229,8 @@ def test_collectives_of_a_server_take_the_place_of_those_of_vllm(tmp_path: Path)
     run = replace(_run(0.01), tensor=8, batch=64)
     request = gdp.Generation(str(tmp_path), prompt=run.prompt, new=run.new, batch=run.batch)
     graph = load(PLANNERS["vllm"].model(request, cluster))
-    assert with_collectives(_engine(), graph, cluster, run, 64) == _engine()
-    theirs = with_collectives(_engine(), graph, cluster, replace(run, engine="trtllm"), 64)
+    assert as_measured(_engine(), graph, cluster, run, 64) == _engine()
+    theirs = as_measured(_engine(), graph, cluster, replace(run, engine="trtllm"), 64)
     gpus = range(1, 9)
 
     def longer_s(operation: str, size: int) -> float:
@@ -241,10 +239,25 @@ def test_collectives_of_a_server_take_the_place_of_those_of_vllm(tmp_path: Path)
 
     step_s = 3 * longer_s("all_reduce", 64 * 4096 * 2) + longer_s("all_gather", 64 * 256 * 2)
     assert step_s > 1e-5  # TensorRT-LLM's take 24 us on eight GPUs where vLLM's take 15
+    step_s += HOSTS["trtllm"].seconds(64, 64 * 256) - HOSTS["vllm"].seconds(64, 64 * 256)
     assert theirs.step_s - _engine().step_s == pytest.approx(step_s, rel=1e-6)
     whole = 3 * longer_s("all_reduce", 64 * 64 * 4096 * 2)
     whole += longer_s("all_gather", 64 * 256 * 2)
     assert theirs.token_s - _engine().token_s == pytest.approx(whole / 64 / 64, rel=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("changes", "host"),
+    [
+        ({}, "vllm"), ({"sweep": True}, "vllm-sync"), ({"engine": "sglang"}, "sglang"),
+        ({"engine": "trtllm"}, "trtllm"), ({"engine": "trtllm", "sweep": True}, "trtllm-1.0"),
+    ],
+)  # fmt: skip
+def test_steps_are_those_of_the_engine_that_was_measured(
+    changes: dict[str, object], host: str
+) -> None:
+    assert host_of(replace(_run(0.01), **changes)) == host
+    assert host in HOSTS
 
 
 def test_passes_that_are_replayed_as_graphs_wait_for_no_launches() -> None:

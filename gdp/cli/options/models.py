@@ -92,7 +92,7 @@ class ModelOptions:
     quantize: str | None = option(
         "--quantize", metavar="SCHEME",
         help="Store weights so, instead of as the configuration says: nf4, nf4-double, int8, int4, "
-        "gptq, awq, fp8, hqq, mxfp4 or none; hf: models.",
+        "gptq, awq, fp8, hqq, mxfp4, nvfp4, w8a8, w4a16 or none; hf: models.",
     )  # fmt: skip
 
     mmproj: str | None = option(

@@ -14,6 +14,7 @@ from gdp.costs.learned import LearnedCosts
 from gdp.costs.measured.collectives import with_measured_sends
 from gdp.costs.measured.devices import silicon_of
 from gdp.costs.measured.graph import GraphKernels, graph_kernels
+from gdp.costs.measured.host import ENGINE, HOSTS, Host, host_s
 from gdp.costs.measured.kernels import ARITHMETIC, KINDS, NUMBERS, Kernels, Silicon, floor_s
 from gdp.costs.measured.network import VECTOR, KernelNetwork
 from gdp.costs.measured.shipped import measured_families
@@ -49,7 +50,8 @@ class MeasuredCosts:
     Each kernel of the network contains its launch. Where a runtime launches ops one by one, the
     time of an op is that of its kernel or of its launch, whichever is longer, as launches run
     ahead; `dispatch_s` is subtracted here, and the simulator adds it. An engine that serves replays
-    recorded graphs of kernels: there devices have no dispatch beside them. An eager runtime fuses
+    recorded graphs of kernels: there devices have no dispatch beside them, and the last op of a
+    step takes the host's part of it, too (`gdp.costs.measured.host`). An eager runtime fuses
     nothing: what the graph merges is a kernel for each op, whose results pass through memory; and
     its host is slow: a launch takes `LIBRARY_S` or `ELEMENTWISE_S`, where the device's own is less.
     """
@@ -58,6 +60,7 @@ class MeasuredCosts:
     base: CostModel = roofline
     served: bool = False
     eager: bool = False
+    host: Host = HOSTS[ENGINE]  # of an engine that serves
 
     def __call__(self, graph: OpGraph, cluster: Cluster) -> Float[np.ndarray, "N D"]:
         seconds = self.base(graph, cluster)
@@ -68,14 +71,16 @@ class MeasuredCosts:
             if not self._base_reads_unfused:
                 seconds += _more_dispatches_s(launches, cluster)
                 seconds += self._on_processors_s(_launch_s(found), cluster, launches)
-        elif self._base_reads_unfused:
+        elif self.reads_unfused:
             # All of a fused kernel's seconds are those of its first op.
             fused = fuse(graph)
             own = np.zeros((graph.num_ops, len(chosen)))
             found = graph_kernels(fused.graph, served=self.served)
             own[first_members(fused.group_of)] = self._seconds(fused.graph, cluster, chosen, found)
+            if self.served:
+                own += host_s(graph, self.host)[:, None]
         else:
-            own = self._seconds(graph, cluster, chosen, graph_kernels(graph, served=self.served))
+            own = self._seconds(graph, cluster, chosen, graph_kernels(graph, served=False))
         seconds[:, chosen] = own
         seconds[graph.is_io] = 0.0
         return np.where(can_run(graph, cluster), seconds, np.inf)
@@ -94,7 +99,7 @@ class MeasuredCosts:
     @property
     def reads_unfused(self) -> bool:
         """True where this model or the other one needs the graph before fusion."""
-        return self.eager or self._base_reads_unfused
+        return self.eager or self.served or self._base_reads_unfused
 
     @property
     def _base_reads_unfused(self) -> bool:

@@ -14,11 +14,13 @@ from gdp.units import whole_number
 PREFIX = "hf:"
 TYPES = ("bfloat16", "float16", "float32")
 """Types that weights are loaded in, in the order in which vLLM prefers them."""
+CACHE_TYPES = ("fp8", "bfloat16", "float16")
+"""Types of keys and values, `--kv-cache-dtype` of vLLM and SGLang."""
 
 
 _KEYS = frozenset((
     "task", "batch", "sequence", "decode", "prompt", "new", "quantize", "requests", "context",
-    "dtype", AT_ONCE,
+    "dtype", "kv_cache_dtype", AT_ONCE,
 ))  # fmt: skip
 
 
@@ -35,6 +37,7 @@ class ConfigSpec:
     new: int = 0
     quantize: str = ""  # a scheme to try; "": that of the configuration
     dtype: str = ""  # type that weights are loaded in; "": that of the checkpoint
+    kv_cache_dtype: str = ""  # of an engine; "": as the checkpoint says, else that of activations
     # Tokens of a pass, where an engine computes the model (`gdp.graph.serving`); 0: torch does.
     max_num_batched_tokens: int = 0
     # Traces do not depend on these two, so that they are last:
@@ -66,7 +69,8 @@ def parse_config_spec(text: str) -> ConfigSpec:
 
     >>> parse_config_spec("hf:llama/config.json?batch=2&decode")  # doctest: +NORMALIZE_WHITESPACE
     ConfigSpec(path='llama/config.json', task='', batch=2, sequence=512, decode=True, prompt=0,
-               new=0, quantize='', dtype='', max_num_batched_tokens=0, requests=0, context=0)
+               new=0, quantize='', dtype='', kv_cache_dtype='', max_num_batched_tokens=0,
+               requests=0, context=0)
     """
     form = "hf:PATH?task=TASK&batch=1&sequence=512&decode&quantize=SCHEME"
     path, given = spec_parts(text, form, _KEYS, PREFIX)
@@ -76,6 +80,9 @@ def parse_config_spec(text: str) -> ConfigSpec:
     asked, scheme, dtype = request_tokens(given), given.get("quantize", ""), given.get("dtype", "")
     if "dtype" in given and dtype not in TYPES:
         raise ModelError(f"no dtype {dtype!r} to load weights in; there are {', '.join(TYPES)}")
+    cached = given.get("kv_cache_dtype", "")
+    if "kv_cache_dtype" in given and cached not in CACHE_TYPES:
+        raise ModelError(f"no kv_cache_dtype {cached!r}; there are {', '.join(CACHE_TYPES)}")
     at_once = whole_number(given.get(AT_ONCE, "1"))
     if at_once is None:
         raise ModelError(
@@ -83,7 +90,7 @@ def parse_config_spec(text: str) -> ConfigSpec:
         )
     at_once = at_once if AT_ONCE in given else 0
     return ConfigSpec(
-        path, task, *batch_of(given), asked.prompt, asked.new, scheme, dtype, at_once,
+        path, task, *batch_of(given), asked.prompt, asked.new, scheme, dtype, cached, at_once,
         asked.requests, asked.context,
     )  # fmt: skip
 

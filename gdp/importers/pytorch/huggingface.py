@@ -275,6 +275,8 @@ def _served_as(
     # What an encoder reads is never divided.
     at_once = max(spec.max_num_batched_tokens, spec.batch * tokens if has_encoder else 0)
     bits = 0 if spec.quantize else cache_bits(document)
+    if spec.kv_cache_dtype:
+        bits = 8 if spec.kv_cache_dtype == "fp8" else 0
     return Served(tokens, spec.batch, at_once, bits)
 
 

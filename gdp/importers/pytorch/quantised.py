@@ -304,6 +304,20 @@ SCHEMES: Mapping[str, Scheme] = {
     )
 }  # fmt: skip
 
+
+def _compressed_to(weights: Config, cast: str = "", bits: int = 16) -> Config:
+    """A scheme of compressed-tensors for all linear modules but the head, and experts; activations
+    are cast to numbers of a type and so many bits, or left."""
+    group = {
+        "targets": ["Linear"], "weights": {**weights, "symmetric": True},
+        "input_activations": {"num_bits": bits, "type": cast} if cast else None,
+    }  # fmt: skip
+    return {
+        "quant_method": "compressed-tensors", "ignore": ["lm_head"],
+        "config_groups": {"weights": group},
+    }  # fmt: skip
+
+
 _INT4 = {"_type": "Int4WeightOnlyConfig", "_data": {"group_size": 128}}
 QUANTIZE: Mapping[str, Config | None] = {
     "none": None,
@@ -319,6 +333,11 @@ QUANTIZE: Mapping[str, Config | None] = {
             "skip_modules": ["lm_head"]},
     "int4": {"quant_method": "torchao", "quant_type": {"default": _INT4}},
     "mxfp4": {"quant_method": "mxfp4"},
+    "nvfp4": _compressed_to(
+        {"num_bits": 4, "type": "float", "strategy": "tensor_group", "group_size": 16}, "float", 4
+    ),
+    "w8a8": _compressed_to({"num_bits": 8, "type": "int", "strategy": "channel"}, "int", 8),
+    "w4a16": _compressed_to({"num_bits": 4, "type": "int", "strategy": "group", "group_size": 128}),
 }  # fmt: skip
 """Configurations of `--quantize`: what a model would take if it were stored so."""
 

@@ -40,6 +40,8 @@ BOOTSTRAP_PORT = 1000
 """Beyond the port of a server that reads prompts: there the others ask it for caches."""
 QUANTIZED_WHEN_LOADED = {"fp8": "fp8"}
 """Value of `--quantization` for schemes of `--quantize` that weights of 16 bits are loaded to."""
+_CACHE_TYPES = {"fp8": "fp8_e4m3"}
+"""Value of `--kv-cache-dtype` where SGLang has another name for a type than vLLM."""
 
 
 def export(job: ExportJob) -> list[Path]:
@@ -114,6 +116,7 @@ def environment(options: VllmOptions) -> dict[str, str]:
 def arguments(options: VllmOptions) -> list[str]:
     """Arguments behind `python -m sglang.launch_server --model-path MODEL`."""
     method = QUANTIZED_WHEN_LOADED.get(options.quantize)
+    cached = _CACHE_TYPES.get(options.kv_cache_dtype, options.kv_cache_dtype)
     return [
         "--tp-size", str(options.tensor),
         "--pp-size", str(len(options.partition)),
@@ -122,6 +125,7 @@ def arguments(options: VllmOptions) -> list[str]:
         "--context-length", str(options.max_model_len),
         *(["--chunked-prefill-size", str(options.at_once)] if options.at_once else []),
         *(["--quantization", method] if method else []),
+        *(["--kv-cache-dtype", cached] if cached else []),
         *(["--dtype", options.dtype] if options.dtype else []),
         *([] if options.draft is None else _drafting(options.draft)),
         *(_apart(options) if options.serves else _of_copy(options)),
@@ -189,6 +193,7 @@ def why(options: VllmOptions) -> dict[str, str]:
         "--disaggregation-mode": "prompts are read here (prefill), or tokens written (decode)",
         "--disaggregation-transfer-backend": "caches of prompts are sent by NIXL",
         "--disaggregation-bootstrap-port": "the router is told it beside the server's address",
+        "--kv-cache-dtype": "type of the keys and values that the plan has room for",
         "--quantization": f"the plan stands on weights stored as {options.quantize} (--quantize)",
     }  # fmt: skip
     reasons |= {

@@ -10,7 +10,7 @@ import numpy as np
 
 from gdp.constraints import Constraints
 from gdp.errors import ArgumentError
-from gdp.graph.generation import request_of
+from gdp.graph.generation import as_drafting, request_of
 from gdp.models import HF_PREFIX, Generation, Model, as_served, load, spec_of
 from gdp.placement import Placement, make_placement
 from gdp.prepare import room_bytes
@@ -41,7 +41,7 @@ def beside(question: Question, placement: Placement) -> tuple[Question, Placemen
         ),
         spec_of(question.model or ""),
     )  # fmt: skip
-    graph = load(model, room_bytes=room_bytes(cluster, Constraints()))
+    graph = as_drafting(load(model, room_bytes=room_bytes(cluster, Constraints())))
     teams = tuple(team for team in placement.teams if team[0] == lead)
     leading = {lead, *(d for team in teams for d in team)}
     small = make_placement(

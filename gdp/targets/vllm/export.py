@@ -112,6 +112,7 @@ class VllmOptions:
     mixed: bool = False  # GPUs are of before and after Ampere, which have kernels of their own
     kind: str = ""  # of quantisation of the weights
     other_words: bool = False  # the model that drafts has a vocabulary of another size
+    kv_cache_dtype: str = ""  # of `CACHE_TYPES`, where the plan stands on one
 
     @property
     def servers(self) -> "tuple[VllmOptions, ...]":
@@ -179,6 +180,7 @@ class VllmOptions:
             "--max-model-len", str(self.max_model_len),
             *(["--max-num-batched-tokens", str(self.at_once)] if self.at_once else []),
             *(["--quantization", method] if method else []),
+            *(["--kv-cache-dtype", self.kv_cache_dtype] if self.kv_cache_dtype else []),
             *(["--dtype", self.dtype] if self.dtype else []),
             *(["--attention-backend", TRITON] if self.mixed else []),
             *(["--port", str(self.port)] if self.port and not self.node else []),
@@ -230,6 +232,8 @@ class VllmOptions:
                 "prompts are computed in chunks of so many tokens, for whose tensors the plan has "
                 "room"
             )
+        if self.kv_cache_dtype:
+            reasons["--kv-cache-dtype"] = "type of the keys and values that the plan has room for"
         if self.quantize in QUANTIZED_WHEN_LOADED:
             reasons["--quantization"] = (
                 f"the plan stands on weights stored as {self.quantize} (--quantize)"

@@ -256,6 +256,7 @@ def options_of(job: ExportJob) -> VllmOptions:
         spec.max_num_batched_tokens, job.question.serves, job.question.draft, spec.dtype,
         quantisation_of(job.spec),
     )  # fmt: skip
+    options = replace(options, kv_cache_dtype=spec.kv_cache_dtype)
     draft = job.question.draft
     if draft is None:
         return options

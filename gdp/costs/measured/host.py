@@ -1,0 +1,87 @@
+"""The host's part of a step of engines that serve, and their sampler.
+
+A step takes longer than the kernels of its model and their collectives:
+
+    step + rank * (GPUs of a group - 1) + sequence * sequences + logit * logits of all sequences
+
+seconds. Steps of a model that drafts lie within those of another one and have none of it. The
+first is for the scheduler, the inputs and the launch of a recorded graph; the second
+as members of a group wait for the latest; the third is done for each sequence by Python. Where an
+engine prepares a pass while the one before it runs, little of these is left. The last is the
+sampler on the GPU, of which no table of kernels tells: top-p of requests, as most checkpoints ask
+for in `generation_config.json`.
+"""
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+import numpy as np
+from jaxtyping import Float
+
+from gdp.graph.generation import NEXT_TOKEN, STEP, drafts, request_of
+from gdp.graph.op_graph import OpGraph
+
+
+class Host(NamedTuple):
+    """Seconds of a step of one engine."""
+
+    step_s: float
+    sequence_s: float
+    logit_s: float
+
+    def seconds(self, sequences: int, logits: float) -> float:
+        """Seconds of a step of so many sequences, with so many logits of all of them."""
+        return self.step_s + self.sequence_s * sequences + self.logit_s * logits
+
+
+RANK_S = 0.05e-3
+"""Seconds for each further GPU of a group. From two to eight H100, steps of Qwen3 32B miss 0.1 ms
+more in vLLM 0.12, 1.0 ms in SGLang and 0.4 ms in TensorRT-LLM; in vLLM 0.19 nothing more."""
+ENGINE = "vllm"
+"""Row that plans take where nobody says another."""
+HOSTS: Mapping[str, Host] = {
+    ENGINE: Host(0.9e-3, 5e-6, 1e-11),
+    "vllm-0.11": Host(1.3e-3, 0.0, 1.4e-10),
+    "vllm-sync": Host(1.9e-3, 34e-6, 1.4e-10),
+    "sglang": Host(0.8e-3, 5e-6, 0.0),
+    "trtllm": Host(0.0, 0.0, 0.0),
+    "trtllm-1.0": Host(0.7e-3, 18e-6, 0.0),
+}  # fmt: skip
+"""Engines, by their names in `--costs`, with the rows of measured steps that they are fitted to
+(residuals beside gdp's kernels and collectives; 2026-11-28):
+
+- vllm: 0.16 to 0.19 with asynchronous scheduling, the default since 0.14; 20 rows of MiniMax M2.5
+  under 4 and 64 requests, which sample greedily. Logits: FlashInfer's sampler, 0.14 ms for 128 x
+  131,072 (vllm-project/vllm#40376).
+- vllm-0.11: with `--async-scheduling`; 22 rows of ML.ENERGY of Gemma 3 12B and 27B and gpt-oss-120b
+  on one and two H100 and B200. Logits fit 1.4e-10 s, and sorting them takes 2.32 ms for 128 x
+  131,072 by that pull request: 1.38e-10 s.
+- vllm-sync: 0.12 without it; six rows of Qwen3 32B on two, four and eight H100 under 16 and 128
+  requests.
+- sglang: seven rows of the same model, 0.5.1 and 0.5.8. trtllm-1.0: eight, 1.0.0rc3.
+- trtllm: later ones; steps of Llama 3.1 70B leave nothing (189 rows).
+"""
+
+
+def host_s(graph: OpGraph, host: Host) -> Float[np.ndarray, "N"]:
+    """Seconds that a host adds to each op of a request: to the last of a step."""
+    request, last = request_of(graph), graph.op_index.get(STEP + NEXT_TOKEN)
+    if request is None or last is None:
+        return np.zeros(graph.num_ops)
+    (tensor, *_) = graph.use_tensor[graph.use_op == last]
+    wide = graph.detail[int(graph.producer[tensor])].dtype == "float32"
+    logits = float(graph.tensor_bytes[tensor]) / (4 if wide else 2)
+    return _at_last(graph, host.seconds(request.batch, logits))
+
+
+def ranks_s(graph: OpGraph, ranks: int) -> Float[np.ndarray, "N"]:
+    """Seconds that it adds more where so many GPUs compute each op together."""
+    return _at_last(graph, RANK_S * (ranks - 1))
+
+
+def _at_last(graph: OpGraph, seconds: float) -> Float[np.ndarray, "N"]:
+    """Seconds at the op of a step that takes the token."""
+    found, last = np.zeros(graph.num_ops), graph.op_index.get(STEP + NEXT_TOKEN)
+    if last is not None and not drafts(graph):
+        found[last] = seconds
+    return found

@@ -1,0 +1,137 @@
+"""Benchmarks ask what a user asks: configurations are read as their authors published them."""
+
+import ast
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+import benchmarks
+from benchmarks.measured_world.engines import mlenergy_steps, pilot_steps, predicted, told
+from benchmarks.measured_world.serving import SCHEMES, configuration, plan_of, spec_of
+from benchmarks.measured_world.serving_runs import Run
+from gdp.cluster.file import load_cluster
+from gdp.errors import ModelError
+from gdp.importers.pytorch.config_spec import parse_config_spec
+from gdp.importers.pytorch.quantised import QUANTIZE
+from tests.generating_configs import DENSE
+
+SOURCES = sorted(Path(benchmarks.__path__[0]).rglob("*.py"))
+RUN = Run("r", "o/m", "h100_sxm", "vllm", "", 16, 8, 2, 0.05, 0.01)
+
+
+def _calls(tree: ast.AST, *names: str) -> list[ast.Call]:
+    """Calls of functions or methods of these names."""
+    found = []
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Call):
+            called = node.func
+            name = called.attr if isinstance(called, ast.Attribute) else getattr(called, "id", "")
+            found += [node] if name in names else []
+    return found
+
+
+def _writers(tree: ast.AST) -> list[ast.FunctionDef]:
+    """Functions that write the file that transformers reads."""
+    return [
+        node for node in ast.walk(tree)
+        if isinstance(node, ast.FunctionDef)
+        and any(isinstance(n, ast.Constant) and n.value == "config.json" for n in ast.walk(node))
+        and _calls(node, "write_text", "write_bytes", "write_atomic", "dump")
+    ]  # fmt: skip
+
+
+def _reads_documents(tree: ast.AST) -> list[ast.Call]:
+    """Reads of JSON, but of text that was made on the same line."""
+    loads = [
+        call for call in _calls(tree, "load", "loads", "decode")
+        if isinstance(call.func, ast.Attribute) and "json" in ast.unparse(call.func)
+    ]  # fmt: skip
+    return [call for call in loads if not _calls(ast.Tuple(call.args, ast.Load()), "dumps")]
+
+
+@pytest.mark.parametrize("path", SOURCES, ids=lambda path: path.stem)
+def test_no_benchmark_writes_a_configuration_that_it_has_read(path: Path) -> None:
+    """Who writes config.json makes all of it from a table of its own: the function reads no JSON,
+    and its module names no published configuration."""
+    text = path.read_text()
+    for writer in _writers(ast.parse(text)):
+        assert not _reads_documents(writer), f"{writer.name} reads, changes and writes"
+        assert "model_configs" not in text, f"{writer.name} writes beside published files"
+        assert "_config.json" not in text, f"{writer.name} writes beside published files"
+
+
+def _publish(folder: Path, **more: object) -> bytes:
+    """A published configuration, with spaces that no program would write again."""
+    document = {**DENSE, "model_type": "llama", "architectures": ["LlamaForCausalLM"], **more}
+    text = json.dumps(document, indent=3).replace(": ", " :  ") + "\n\n"
+    (folder / "o--m_config.json").write_text(text)
+    return text.encode()
+
+
+@pytest.mark.parametrize("precision", SCHEMES)
+@pytest.mark.parametrize("own", [None, "fp8", "mxfp4", "compressed-tensors"])
+def test_a_row_asks_for_the_very_file(tmp_path: Path, precision: str, own: str | None) -> None:
+    more = {"quantization_config": {"quant_method": own}} if own else {}
+    published = _publish(tmp_path, **more)
+    spec = parse_config_spec(f"hf:{spec_of(replace(RUN, precision=precision), [tmp_path])}")
+    assert Path(spec.path) == tmp_path / "o--m_config.json"
+    assert Path(spec.path).read_bytes() == published
+    assert spec.quantize in ("", *QUANTIZE)
+    if own == "mxfp4":
+        assert spec.quantize in ("", "fp8", "w8a8", "w4a16")  # never NVFP4
+    assert [path.name for path in tmp_path.iterdir()] == ["o--m_config.json"]
+
+
+def test_a_configuration_without_a_type_is_planned_as_it_is(tmp_path: Path) -> None:
+    """Without `dtype` weights have the 16 bits that an engine loads, not twice as many."""
+    plans = []
+    for more in ({}, {"dtype": "bfloat16"}):
+        published = _publish(tmp_path, **more)
+        spec = configuration("o/m", [tmp_path])
+        assert spec is not None
+        plans.append(plan_of(spec, load_cluster("cpu+h100"), RUN)[1])
+        assert Path(spec).read_bytes() == published
+    assert plans[0].memory == plans[1].memory
+    assert plans[0].token_s == plans[1].token_s
+
+
+def test_a_precision_or_a_file_that_is_missing_is_named(tmp_path: Path) -> None:
+    with pytest.raises(ModelError, match="no configuration of o/m"):
+        spec_of(RUN, [tmp_path])
+    _publish(tmp_path)
+    with pytest.raises(ModelError, match="no precision 'fp6'"):
+        spec_of(replace(RUN, precision="fp6"), [tmp_path])
+
+
+MLENERGY = (
+    "model,task,gpu,gpus,tensor,expert,data,batch_mean,new_tokens_mean,tokens_per_s,itl_ms_median"
+)
+PILOT = (
+    "model,gpu,gpus,users,prompt_tokens_mean,new_tokens_mean,tokens_per_s,itl_ms_median,itl_ms_mean"
+)
+
+
+def test_rows_of_engines_are_read_and_answered(tmp_path: Path) -> None:
+    """Rows without a told prompt and of data parallel attention are left out; a step is that of
+    as many requests as ran."""
+    path = tmp_path / "rows.csv"
+    path.write_text("\n".join([
+        MLENERGY, "o/m,lm-arena-chat,H100,1,1,1,1,1.98,8,150,12", "o/m,gpqa,H100,2,2,1,1,4,8,400,9",
+        "o/m,sourcegraph-fim,H100,1,1,1,1,2,8,150,12", "o/m,gpqa,H100,4,1,4,4,2,8,150,12",
+    ]))  # fmt: skip
+    one, two = mlenergy_steps(path)
+    assert (one.run.prompt, one.run.batch, one.run.token_s) == (634, 2, 0.012)
+    assert one.mean_s == pytest.approx(1.98 / 150)
+    assert (two.run.prompt, two.run.tensor) == (224, 2)
+    _publish(tmp_path, max_position_embeddings=4096)
+    spec = configuration("o/m", [tmp_path])
+    assert spec is not None
+    answers = [predicted(step, spec) for step in (one, two)]
+    assert all(answer.step_s > 1e-4 for answer in answers)
+    lines = list(told([one, two], answers))
+    assert any(line.startswith("| one GPU | 1 |") for line in lines)
+    path.write_text(f"{PILOT}\no/m,T4,1,8,100.2,20.4,100,40,40.5\n")
+    (pilot,) = pilot_steps(path)
+    assert (pilot.run.batch, pilot.run.prompt, pilot.run.new) == (4, 96, 20)

@@ -360,11 +360,12 @@ def _label_document() -> Any:
 def _write_table(folder: Path, rng: random.Random | None) -> Path:
     """A table of requests: half of the mutants change cells, the rest bytes."""
     rows = [["at_s", "prompt", "new"], *([str(i / 4), str(9 + i), "5"] for i in range(8))]
-    if rng is not None and rng.random() < 0.5:
+    if rng is not None and rng.random() < 0.6:
         rows = mutate_value(rows, rng)
     lines = [",".join(map(str, row)) if isinstance(row, list) else str(row) for row in rows]
     data = "\n".join(lines).encode(errors="surrogatepass")
-    data = mutate_bytes(data, rng) if rng is not None and rng.random() < 0.4 else data
+    if rng is not None and rng.random() < 0.4:
+        data = mutate_bytes(data, rng)
     (folder / "t.csv").write_bytes(data)
     return folder / "t.csv"
 

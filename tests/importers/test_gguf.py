@@ -224,9 +224,13 @@ def test_what_is_not_known_is_refused_in_one_line(tmp_path: Path) -> None:
         ({"llama.expert_used_count": 2**40}, {}, r"expert_used_count must be from 1 to 2147483647"),
         ({"llama.attention.key_length": 0}, {}, r"attention.key_length must be from 1"),
         (
-            {"llama.block_count": 2**31 - 1, "llama.attention.head_count_kv": 0,
-             "llama.feed_forward_length": 0},
-            {}, r"has blocks \[0, 1\], not 0, 1, 2",
+            {
+                "llama.block_count": 2**31 - 1,
+                "llama.attention.head_count_kv": 0,
+                "llama.feed_forward_length": 0,
+            },
+            {},
+            r"has blocks \[0, 1\], not 0, 1, 2",
         ),
         ({}, {"blk.1.ffn_up_exps.weight": [[16, 16, 0], 0]}, r"has the shape \[16, 16, 0\]"),
         ({}, {"blk.1.ffn_up_exps.weight": [[16, 16], 0]}, r"ffn_up_exps.weight has the shape \[16"),

@@ -98,13 +98,13 @@ def cluster_of(entry: ClusterEntry, name: str) -> Cluster:
         for key in ("default_bytes_per_s", "default_latency_s")
         if (value := getattr(entry, key)) is not None
     }
+    given = [_link(link, entry.contention) for link in entry.link]
+    pairs = {(x.src, x.dst) for x in given} | {(x.dst, x.src) for x in given if not x.one_way}
+    assumed = [] if defaults else _preset_links(devices, entry.contention)
     return make_cluster(
         entry.name or name,
         devices,
-        [
-            *([] if defaults else _preset_links(devices, entry.contention)),
-            *(_link(link, entry.contention) for link in entry.link),
-        ],
+        [*given, *(link for link in assumed if (link.src, link.dst) not in pairs)],
         **defaults,
         default_contention=entry.contention,
         host=entry.host,
@@ -112,7 +112,7 @@ def cluster_of(entry: ClusterEntry, name: str) -> Cluster:
 
 
 def _preset_links(devices: Sequence[Device], contention: bool) -> list[Link]:
-    """The links among the devices that are of presets by their kinds."""
+    """One-way links among the devices that are of presets by their kinds."""
     from gdp.cluster.presets import preset_links, presets
 
     known = [device for device in devices if device.kind in presets()]

@@ -230,7 +230,7 @@ def warnings(
     scaled: bool = False,
 ) -> list[str]:  # fmt: skip
     """Warnings for readers of the table: noise, and a placement that falls short by more than noise
-    explains; `scaled` where predictions were multiplied by what the uncut model took."""
+    explains; `scaled` where predictions were multiplied by the error of the uncut model's."""
     rows = {PLACED: placed} | dict(baselines)
     messages = []
     noisy = {n: width for n, r in rows.items() if (width := _width(objective, r)) > TOO_WIDE}

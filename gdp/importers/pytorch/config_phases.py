@@ -43,7 +43,7 @@ from gdp.importers.pytorch.quantised import (
     saved_bytes,
 )
 from gdp.importers.pytorch.repeated import Listed
-from gdp.importers.pytorch.trace_cache import About, cache_about, cache_trace, find_trace
+from gdp.importers.pytorch.trace_cache import ModelFacts, cache_facts, cache_trace, find_trace
 from gdp.importers.pytorch.unread import (
     Unread,
     storage_of,
@@ -236,7 +236,7 @@ class GeneratingModel(HuggingFaceModel):
     request: Request | None = None
     longest: int = 0  # tokens of context that the model was made for; 0 where nothing says it
     task: str = ""
-    about_key: str = ""  # digest of all that `About` depends on
+    facts_key: str = ""  # digest of all that `ModelFacts` depends on
 
     def trace(self) -> Traced:
         """The joint graph of both phases (`gdp.graph.generation`), as it was traced before, or
@@ -253,24 +253,24 @@ class GeneratingModel(HuggingFaceModel):
             listed = self.step.program()
             stage(f"tracing {self.label}: reading the prompt, {count} modules")
             read = self.program()
-        about = self.about(self.unread_by((listed, read)))
-        cache_about(self.about_key, about)
-        traced = self.joint(read, listed, about)
+        facts = self.facts(self.unread_by((listed, read)))
+        cache_facts(self.facts_key, facts)
+        traced = self.joint(read, listed, facts)
         cache_trace(self.key, traced)
         return reserved(traced, self.request, is_served=self.served is not None)
 
-    def about(self, unread: Unread) -> About:
+    def facts(self, unread: Unread) -> ModelFacts:
         """All of the model but its programs."""
         options = {name: value for name, value in self.options.items() if name != "name"}
-        return About(type(self.model).__name__, self.task, self.longest, options, unread)
+        return ModelFacts(type(self.model).__name__, self.task, self.longest, options, unread)
 
-    def joint(self, read: Listed, listed: Listed, about: About) -> Traced:
+    def joint(self, read: Listed, listed: Listed, facts: ModelFacts) -> Traced:
         """The joint graph, of the programs of the prompt and of a step."""
         assert self.step is not None
         assert self.request is not None
         step, prompt = self.step.graph_of(listed), self.graph_of(read)
         request = self.request._replace(requests=0, context=0)  # as any number shares the trace
-        growth = CacheGrowth(listed.contexts, about.longest)
+        growth = CacheGrowth(listed.contexts, facts.longest)
         graph = generation_graph(self.label, prompt.graph, step.graph, request, growth)
         both = [
             *zip(
@@ -281,7 +281,7 @@ class GeneratingModel(HuggingFaceModel):
         ]
         estimated, assumptions = (tuple(dict.fromkeys(a + b)) for a, b in both)
         traced = Traced(graph, estimated, assumptions, prompt.parameters)
-        return with_unread(traced, about.unread)
+        return with_unread(traced, facts.unread)
 
     def record(self, *args: Any, **kwargs: Any) -> RecordedTorch:
         """Refused: a program of both phases does not exist."""

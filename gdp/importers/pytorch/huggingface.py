@@ -47,7 +47,7 @@ from gdp.importers.pytorch.quantised import (
     quantization_of,
 )
 from gdp.importers.pytorch.sizes import Sizes
-from gdp.importers.pytorch.trace_cache import cache_trace, find_about, find_trace, key_of
+from gdp.importers.pytorch.trace_cache import cache_trace, find_facts, find_trace, key_of
 from gdp.terminal import stage
 
 
@@ -90,7 +90,7 @@ def huggingface_model(text: str, device: str = "meta", *, whole: bool = True) ->
         with countable(text), closed():
             request = generating_model(asked, model, spec, name, key, whole=whole)
             request = _of_request(request, spec, document, task)
-            request = replace(request, about_key=_about_key(spec, document))
+            request = replace(request, facts_key=_facts_key(spec, document))
             if not encodes(model):
                 request = _scalable(request, spec, document, request_at)
             return _stored_as(request, quantised, scheme)
@@ -161,23 +161,23 @@ def find_huggingface_trace(text: str) -> Traced | None:
 
 def _scaled_trace(text: str, spec: ConfigSpec, document: Mapping[str, Any]) -> Traced | None:
     """The trace of a request by programs of other sizes that are kept; None without them."""
-    about = find_about(_about_key(spec, document)) if spec.new else None
-    if about is None:
+    facts = find_facts(_facts_key(spec, document)) if spec.new else None
+    if facts is None:
         return None
-    served_as, options = _served_as(spec, about.task, document), dict(about.options)
+    served_as, options = _served_as(spec, facts.task, document), dict(facts.options)
     step = HuggingFaceModel(
         text, None, options=options, served=served_as and served_as._replace(tokens=1)
     )
     model = GeneratingModel(
-        text, None, options=options | {"name": _name(about.name, spec)}, step=step,
-        request=spec.request, longest=about.longest, task=about.task, served=served_as,
+        text, None, options=options | {"name": _name(facts.name, spec)}, step=step,
+        request=spec.request, longest=facts.longest, task=facts.task, served=served_as,
     )  # fmt: skip
     model = _scalable(model, spec, document, None)
     scalings = (model.scaling, model.step and model.step.scaling)
     read, listed = (scaling and scaling.program(make=False) for scaling in scalings)
     if read is None or listed is None:
         return None
-    traced = model.joint(read, listed, about)
+    traced = model.joint(read, listed, facts)
     cache_trace(_key(spec, document), traced)
     return traced
 
@@ -189,7 +189,7 @@ def _name(of_class: str, spec: ConfigSpec) -> str:
     return f"{name}+{spec.new}" if spec.new else name
 
 
-def _about_key(spec: ConfigSpec, document: Mapping[str, Any]) -> str:
+def _facts_key(spec: ConfigSpec, document: Mapping[str, Any]) -> str:
     return key_of(document, ("about", spec.task, spec.quantize))
 
 

@@ -7,20 +7,23 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
+import numpy as np
+
 from gdp.api.generation import generation_answer
 from gdp.api.place import answer, ask, loading_note, planned
 from gdp.cluster.file import Machine, load_cluster
 from gdp.cluster.links import links_line
-from gdp.cluster.types import fullness
+from gdp.cluster.types import UNLIMITED_BYTES, fullness
 from gdp.costs.base import CostModel
 from gdp.errors import InfeasibleError, PlacementError
 from gdp.graph.generation import grows, longest_of_model, request_of
 from gdp.methods.base import Search
-from gdp.models import Generation, is_gguf, with_options
+from gdp.models import Generation, is_gguf, spec_of, with_options
 from gdp.placement import Placement
 from gdp.question import Question
 from gdp.result import Result
 from gdp.targets.contexts import longest_of_plan, plan_longest
+from gdp.units import format_bytes
 
 
 @dataclass(frozen=True)
@@ -117,11 +120,13 @@ def fit(
         request = Generation(spec, prompt=prompt, new=new, batch=batch, context=context)
         runtime = target or ("llamacpp" if is_gguf(model) else None)
         key = (model, machine.name, scheme, batch)
+        question = None
         try:
             question = ask(request, machine, target=runtime, costs=costs, search=search)
             result = _answered(question, target)
         except InfeasibleError as error:
-            rows.append(replace(row, limit=str(error)))
+            parts = [str(error), *([] if question is None else [_needed(question)])]
+            rows.append(replace(row, limit="; ".join(parts)))
             continue
         note = loading_note(request, result.question.graph)
         row = replace(row, note=note, costs=result.costs, links=links_line(machine))
@@ -148,6 +153,24 @@ def _answered(question: Question, target: str | None) -> Result:
         if target is not None or question.target is None:
             raise
         return answer(replace(question, target=None))
+
+
+def _needed(question: Question) -> str:
+    """Bytes that a request needs and that its machine has, and the option that needs fewer."""
+    graph, machine = question.graph, question.cluster
+    first = graph.weight_holders()
+    cache = int(graph.cache_bytes[first].sum())
+    text = (
+        f"weights and caches take {format_bytes(int(graph.weight_bytes[first].sum()))}, "
+        f"{format_bytes(cache)} of it caches"
+    )
+    if max(machine.memory_bytes) < UNLIMITED_BYTES:
+        room = machine.room_bytes(np.ones(machine.num_devices, dtype=bool))
+        text += f", and all devices together have {format_bytes(room)}"
+    spec = spec_of(question.model or "")
+    if is_gguf(spec):
+        return text + ("" if "cache=" in spec else "; with ?cache=q8_0 caches take about half")
+    return text + ("" if "quantize=" in spec else "; with --quantize fp8 or nf4 weights take less")
 
 
 def _longest(question: Question, result: Result) -> int:

@@ -204,7 +204,7 @@ def generation_answer(
 
 def _full_tokens_per_s(graph: OpGraph, token_s: float, caches_s: float) -> float | None:
     """Tokens per second of decode where a sequence has all tokens that caches are reserved for: ops
-    that read caches take seconds in proportion to what these hold. None where the request has as
+    that read caches take seconds in proportion to their bytes. None where the request has as
     many tokens, or nothing says how caches grow."""
     request = request_of(graph)
     if request is None or request.held <= request.prompt + request.new or not grows(graph):

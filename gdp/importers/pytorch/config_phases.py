@@ -43,7 +43,7 @@ from gdp.importers.pytorch.quantised import (
     saved_bytes,
 )
 from gdp.importers.pytorch.repeated import Listed
-from gdp.importers.pytorch.trace_cache import About, cache_about, cache_trace, find_trace
+from gdp.importers.pytorch.trace_cache import ModelFacts, cache_about, cache_trace, find_trace
 from gdp.importers.pytorch.unread import (
     Unread,
     storage_of,
@@ -236,7 +236,7 @@ class GeneratingModel(HuggingFaceModel):
     request: Request | None = None
     longest: int = 0  # tokens of context that the model was made for; 0 where nothing says it
     task: str = ""
-    about_key: str = ""  # digest of all that `About` depends on
+    about_key: str = ""  # digest of all that `ModelFacts` depends on
 
     def trace(self) -> Traced:
         """The joint graph of both phases (`gdp.graph.generation`), as it was traced before, or
@@ -259,12 +259,12 @@ class GeneratingModel(HuggingFaceModel):
         cache_trace(self.key, traced)
         return reserved(traced, self.request, is_served=self.served is not None)
 
-    def about(self, unread: Unread) -> About:
+    def about(self, unread: Unread) -> ModelFacts:
         """All of the model but its programs."""
         options = {name: value for name, value in self.options.items() if name != "name"}
-        return About(type(self.model).__name__, self.task, self.longest, options, unread)
+        return ModelFacts(type(self.model).__name__, self.task, self.longest, options, unread)
 
-    def joint(self, read: Listed, listed: Listed, about: About) -> Traced:
+    def joint(self, read: Listed, listed: Listed, about: ModelFacts) -> Traced:
         """The joint graph, of the programs of the prompt and of a step."""
         assert self.step is not None
         assert self.request is not None

@@ -34,7 +34,7 @@ class Sizes(NamedTuple):
 
 
 class UnscalableError(Exception):
-    """Programs that differ by more than their sizes; the message says in what."""
+    """Programs that differ by more than their sizes; the message names the difference."""
 
 
 def sizes_traced(tokens: int) -> tuple[Sizes, ...]:

@@ -61,7 +61,7 @@ class _CachedProgram(msgspec.Struct):
     contexts: list[int]
 
 
-class About(msgspec.Struct):
+class ModelFacts(msgspec.Struct):
     """All of a model that generates but its programs, so that graphs of other sizes are made
     without it."""
 
@@ -124,21 +124,21 @@ def cache_program(key: str, listed: Listed) -> None:
         write_cached(TRACES, key, msgspec.json.encode(_encoded(listed)))
 
 
-def find_about(key: str) -> About | None:
-    """What is cached of a model under this digest; None for a miss."""
+def find_about(key: str) -> ModelFacts | None:
+    """The cached facts of a model under this digest; None for a miss."""
     data = read_cached(TRACES, key) if keeps_traces() else None
     if data is None:
         return None
     try:
-        about = decode_json(data, _TRACE_KIND, About, key)
+        about = decode_json(data, _TRACE_KIND, ModelFacts, key)
         about.options = _options(about.options)
     except (GdpError, msgspec.ValidationError):
         return None
     return about
 
 
-def cache_about(key: str, about: About) -> None:
-    """Write what is known of a model to the cache under its digest."""
+def cache_about(key: str, about: ModelFacts) -> None:
+    """Write facts of a model to the cache under their digest."""
     if keeps_traces():
         write_cached(TRACES, key, msgspec.json.encode(about))
 

@@ -95,21 +95,25 @@ def scaled(programs: Sequence[Listed], traced: Sequence[Sizes], asked: Sizes) ->
         UnscalableError: The programs differ by more than their sizes, or a size follows no law.
     """
     law, first = _Law(traced, asked), programs[0]
-    for other in programs[1:]:
-        _require_alike(first, other)
+    _require_alike(programs)
     made: dict[int, Value] = {}
+    sized: dict[tuple[tuple[int, ...], ...], tuple[int, ...]] = {}  # layers repeat
 
     def value(rows: Sequence[Value]) -> Value:
         one = rows[0]
         if id(one) not in made:
-            dims = law.of([row.dims for row in rows])
-            made[id(one)] = Value(dims, one.dtype, one.itemsize, one.maker, one.out, one.weight)
+            key = tuple(row.dims for row in rows)
+            if key not in sized:
+                sized[key] = law.of(key)
+            made[id(one)] = Value(
+                sized[key], one.dtype, one.itemsize, one.maker, one.out, one.weight
+            )
         return made[id(one)]
 
     def values(rows: Sequence[Sequence[Value]]) -> list[Value]:
         return [value(row) for row in zip(*rows, strict=True)]
 
-    costs: dict[tuple[Any, ...], tuple[Any, ...]] = {}  # layers repeat
+    costs: dict[tuple[Any, ...], tuple[Any, ...]] = {}
     ops = []
     for rows in zip(*(program.ops for program in programs), strict=True):
         key = tuple(
@@ -176,7 +180,7 @@ def _between(contexts: Sequence[int], sizes: Sequence[int], at: int) -> int:
     return round(low + Fraction(high - low, end - x) * (at - x))
 
 
-def _require_alike(one: Listed, other: Listed) -> None:
+def _require_alike(programs: Sequence[Listed]) -> None:
     """Refuse programs of other ops, or of ops that read other things."""
 
     def form(program: Listed) -> list[Any]:
@@ -191,20 +195,20 @@ def _require_alike(one: Listed, other: Listed) -> None:
             for op in program.ops
         ]  # fmt: skip
 
-    for what, same in (
-        ("ops", form(one) == form(other)),
-        (
-            "weights",
-            [(w.dtype, w.weight) for w in one.weights]
-            == [(w.dtype, w.weight) for w in other.weights],
-        ),
-        ("paths", one.paths.keys() == other.paths.keys()),
-        ("assumptions", (one.assumptions, one.estimated) == (other.assumptions, other.estimated)),
-        ("caches", (one.caches, one.cache_at.keys()) == (other.caches, other.cache_at.keys())),
-        ("state", not (one.state or other.state)),
-    ):
-        if not same:
-            raise UnscalableError(f"programs have other {what}")
+    def parts(program: Listed) -> dict[str, object]:
+        return {
+            "ops": form(program),
+            "weights": [(weight.dtype, weight.weight) for weight in program.weights],
+            "paths": program.paths.keys(),
+            "assumptions": (program.assumptions, program.estimated),
+            "caches": (program.caches, program.cache_at.keys()),
+            "state": bool(program.state),
+        }
+
+    first, *others = map(parts, programs)
+    for name, part in first.items():
+        if any(other[name] != part for other in others) or programs[0].state:
+            raise UnscalableError(f"programs have other {name}")
 
 
 def _hashable(attributes: Mapping[str, Any]) -> tuple[Any, ...]:

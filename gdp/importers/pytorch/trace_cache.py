@@ -124,7 +124,7 @@ def cache_program(key: str, listed: Listed) -> None:
         write_cached(TRACES, key, msgspec.json.encode(_encoded(listed)))
 
 
-def find_facts(key: str) -> About | None:
+def find_facts(key: str) -> ModelFacts | None:
     """Cached facts of a model under this digest; None for a miss."""
     data = read_cached(TRACES, key) if keeps_traces() else None
     if data is None:
@@ -138,7 +138,7 @@ def find_facts(key: str) -> About | None:
 
 
 def cache_facts(key: str, facts: ModelFacts) -> None:
-    """Write what is known of a model to the cache under its digest."""
+    """Write facts of a model to the cache under their digest."""
     if keeps_traces():
         write_cached(TRACES, key, msgspec.json.encode(facts))
 

@@ -28,12 +28,12 @@ def products(flop: tuple[float, float, float]) -> OpGraph:
 
 
 def test_weights_and_tensors_cross_the_link_and_come_back() -> None:
-    """On the GPU the dense product takes 1 s, and on its way 10 + 4 bytes and two latencies; the
-    experts 2 s, 20 bytes and two latencies, as their tensors stay there. What the processor may
-    not compute it may not send."""
+    """On the GPU the dense product takes 1 s, and its 10 bytes of weights and two latencies; the
+    experts 2 s, 20 bytes and two latencies: tensors between them stay there. What the processor
+    may not compute it may not send."""
     graph, seconds = products((1e3, 1e3, 1e3)), np.array([[50.0, 1.0], [70.0, 2.0], [INF, 3.0]])
     found = OpOffloadCosts(lambda *_: seconds)(graph, box("gpu"))
-    assert found.tolist() == [[1 + 14 + 1, 1], [2 + 20 + 1, 2], [INF, 3]]
+    assert found.tolist() == [[1 + 10 + 1, 1], [2 + 20 + 1, 2], [INF, 3]]
 
 
 def test_experts_decide_where_there_are_any() -> None:
@@ -47,4 +47,4 @@ def test_lent_cores_are_sent_nothing() -> None:
     assert applies(box("rpc-core", "gpu"))
     seconds = np.array([[50.0, 9.0, 1.0], [70.0, 9.0, 2.0], [50.0, 9.0, 3.0]])
     found = OpOffloadCosts(lambda *_: seconds)(products((1e3, 1e3, 1e3)), box("rpc-core", "gpu"))
-    assert found[:, 0].tolist() == [1 + 14 + 1, 2 + 20 + 1, 3 + 18 + 1]
+    assert found[:, 0].tolist() == [1 + 10 + 1, 2 + 20 + 1, 3 + 10 + 1]

@@ -161,4 +161,4 @@ def test_ropes_that_grow_with_the_sequence_decode(
     written(tmp_path, {**fields, "rope_scaling": rope})
     grown = load(spec)
     assert grown.flop.sum() == pytest.approx(plain.flop.sum(), rel=1e-3)
-    assert grown.cache_bytes.sum() == plain.cache_bytes.sum() == 2 * 2 * 20 * 12 * 4
+    assert grown.cache_bytes.sum() == plain.cache_bytes.sum() == 2 * 2 * 20 * 12 * 2

@@ -14,21 +14,21 @@ def test_requests_come_in_the_order_of_their_arrival(tmp_path: Path) -> None:
     path = tmp_path / "requests.csv"
     path.write_text("at_s,user, prompt ,new\n1.5,b,100,20\n0,a,7,1\n")
     traffic = parse_traffic(str(path))
-    assert traffic.requests == (Arrival(0.0, 7, 1), Arrival(1.5, 100, 20))
+    assert traffic.requests == (Arrival(0.0, 7, 1, line=3), Arrival(1.5, 100, 20, line=2))
     assert traffic.concurrency == 0
 
 
 def test_without_times_all_arrive_at_once(tmp_path: Path) -> None:
     path = tmp_path / "requests.csv"
     path.write_text("prompt,new\n5,2\n3,4\n")
-    assert read_traffic(path).requests == (Arrival(0.0, 5, 2), Arrival(0.0, 3, 4))
+    assert read_traffic(path).requests == (Arrival(0.0, 5, 2, line=2), Arrival(0.0, 3, 4, line=3))
 
 
 def test_requests_of_one_time_keep_the_order_of_their_rows(tmp_path: Path) -> None:
     path = tmp_path / "requests.csv"
     rows = [(1, 9, 9), (0, 8, 2), (1, 3, 7), (0, 8, 1), (1, 3, 6)]
     path.write_text("at_s,prompt,new\n" + "\n".join(",".join(map(str, row)) for row in rows))
-    found = [tuple(map(int, request)) for request in read_traffic(path).requests]
+    found = [tuple(map(int, request[:3])) for request in read_traffic(path).requests]
     assert found == [(0, 8, 2), (0, 8, 1), (1, 9, 9), (1, 3, 7), (1, 3, 6)]
 
 
@@ -39,7 +39,7 @@ def test_a_column_of_times_has_one_name(name: str, tmp_path: Path) -> None:
     with pytest.raises(ArgumentError, match=f"times must be called at_s, not {name}$"):
         read_traffic(path)
     path.write_text(f"at_s,{name},prompt,new\n0,7,1,1\n")
-    assert read_traffic(path).requests == (Arrival(0.0, 1, 1),)
+    assert read_traffic(path).requests == (Arrival(0.0, 1, 1, line=2),)
 
 
 @pytest.mark.parametrize(("text", "said"), [

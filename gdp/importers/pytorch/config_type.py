@@ -17,6 +17,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from gdp.files.reading import open_regular
 from gdp.importers.pytorch.config_check import check_config, without_code
 from gdp.importers.pytorch.config_spec import (
     TYPES,
@@ -137,15 +138,16 @@ def _type_of_files(folder: Path) -> str:
     for path in sorted(folder.glob("*.safetensors"))[:1]:
         for tensor in _header(path).values():
             if isinstance(tensor, Mapping) and tensor.get("dtype") in _SAVED:
-                start, end = tensor.get("data_offsets") or (0, 0)
-                count[_SAVED[tensor["dtype"]]] += int(end) - int(start)
+                match tensor.get("data_offsets"):
+                    case [int(start), int(end)]:
+                        count[_SAVED[tensor["dtype"]]] += end - start
     return count.most_common(1)[0][0] if count else ""
 
 
 def _header(path: Path) -> Mapping[str, Any]:
     """Tensors of a file of safetensors; none of one that is damaged, as no weight is read."""
     try:
-        with path.open("rb") as file:
+        with open_regular(path) as file:
             size = int.from_bytes(file.read(8), "little")
             document = json.loads(file.read(size)) if size <= MOST_HEADER else {}
     except (OSError, ValueError, RecursionError):

@@ -131,10 +131,10 @@ def test_a_long_prompt_fits_where_its_weights_and_caches_do(tmp_path: Path) -> N
     path = write_gguf(tmp_path / "m.gguf")
     graph = load(f"{path}?prompt=8192&new=4096")
     machine = gdp.Cluster.load("cpu+t4")
-    weights = int(graph.weight_bytes.sum())
+    weights = int(graph.weight_bytes[graph.weight_holders()].sum())
     batch_bytes = 512 * 4 * (2 * INNER + 4 * WIDTH)  # of one micro-batch, a block's largest
     devices = tuple(
-        replace(d, memory_bytes=d.memory_bytes if d.is_cpu else weights + batch_bytes)
+        replace(d, bytes_per_s=1e9) if d.is_cpu else replace(d, memory_bytes=weights + batch_bytes)
         for d in machine.devices
     )
     placement = gdp.place(

@@ -38,13 +38,13 @@ DECISIONS = {
     "cluster.detect": {"*": TEXT},  # what amd-smi prints
     "cluster.file.ClusterEntry": {"host": TEXT, "name": TEXT},
     "cluster.file.DeviceEntry": dict.fromkeys(
-        ("dispatch_per", "flop_per_s", "kind", "memory_bytes", "memory_pool", "model", "name",
-         "preset", "reserve_bytes", "supported"), TEXT),
+        ("backend", "dispatch_per", "flop_per_s", "kind", "memory_bytes", "memory_pool", "model",
+         "name", "preset", "reserve_bytes", "supported"), TEXT),
     "cluster.file.LinkEntry": {"channel": TEXT, "dst": TEXT, "src": TEXT},
-    "cluster.presets": {"*": TEXT},  # travels with gdp
-    "cluster.presets.Preset": dict.fromkeys(
-        ("dispatch_per", "flop_per_s", "kind", "memory", "memory_bytes", "product", "source"),
-        TEXT),
+    "cluster.table": {"*": TEXT},  # travels with gdp
+    "cluster.table.Preset": dict.fromkeys(
+        ("dispatch_per", "family", "flop_per_s", "kind", "maker", "memory", "memory_bytes",
+         "product", "source"), TEXT),
     "constraints.Constraints": {"together": TEXT, "whole": TEXT},
     "constraints.Pin": {"devices": TEXT, "match": TEXT},
     "constraints._File": {"together": TEXT, "whole": TEXT},
@@ -72,6 +72,10 @@ DECISIONS = {
     "files.writing.FolderManifest": {"files": DATA, "kind": TEXT},  # below their folder
     "graph.file._Detail": {"attributes": TEXT, "dtype": TEXT},
     "graph.file._File": {"name": TEXT, "ops": TEXT, "scopes": TEXT, "tensors": TEXT, "types": TEXT},
+    "importers.pytorch.quantised.StoredWeight": {"arithmetic": TEXT, "dense_copy": TEXT},
+    "importers.pytorch.trace_cache": {"*": TEXT},  # of gdp's own cache
+    "importers.pytorch.trace_cache.ModelFacts": {"name": TEXT, "options": TEXT, "task": TEXT},
+    "importers.pytorch.unread.Unread": {"dtype": TEXT, "held": TEXT},
     "importers.pytorch.trace_cache._CachedProgram": dict.fromkeys(
         ("assumptions", "estimated", "ops", "paths", "values"), TEXT),
     "importers.pytorch.trace_cache._CachedTrace": dict.fromkeys(

@@ -131,8 +131,8 @@ def test_prompts_get_a_gpu_of_their_own_where_a_limit_wants_it(
     assert traffic["token"]["p95_s"] <= 1e-6 * limit_us
     within = {"first_s": None, "token_s": pytest.approx(1e-6 * limit_us)}
     assert traffic["within"] == within
-    # Two layers have keys and values of two heads of 12 numbers of four bytes.
-    prompts, sent_bytes = traffic["prompts"], 2 * 2 * 2 * 12 * 4 * 64
+    # Two layers have keys and values of two heads of 12 numbers of two bytes.
+    prompts, sent_bytes = traffic["prompts"], 2 * 2 * 2 * 12 * 2 * 64
     assert prompts["sent_bytes"] == sent_bytes
     cluster = gdp.Cluster.load(machine)
     link_s = cluster.link_latency_s[1, 2] + sent_bytes / cluster.link_bytes_per_s[1, 2]

@@ -9,8 +9,10 @@ import hashlib
 import logging
 import os
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import Annotated, Any, Protocol, runtime_checkable
 
@@ -39,6 +41,8 @@ COST_FILES = ("costs.npz", "gdp.json", "meta.json", "recipe.toml")
 """Files of a folder of costs, sorted; see `gdp.costs.cost_file`."""
 _Rank = Annotated[int, msgspec.Meta(ge=-(2**62), le=2**62)]
 _Index = Annotated[int, msgspec.Meta(ge=0, le=2**31)]
+MOST_FAULTS = 5
+"""Of a file that are told at once."""
 MOST_DRAFT_TOKENS = 64
 """Tokens that a small model proposes in a pass, at most."""
 _DraftTokens = Annotated[int, msgspec.Meta(ge=1, le=MOST_DRAFT_TOKENS)]
@@ -347,12 +351,21 @@ def team_faults(teams: Teams, num_devices: int) -> Iterable[str]:
     members = [d for team in teams for d in team]
     for team in teams:
         if len(team) < 2 or list(team) != sorted(set(team)):
-            yield f"team {list(team)} must be two devices or more, ascending"
+            yield f"team {_short(team)} must be two devices or more, ascending"
     if any(not 0 <= d < num_devices for d in members):
         yield f"a team names a device outside 0..{num_devices - 1}"
-    twice = {d for d in members if members.count(d) > 1}
+    twice = _given_twice(members)
     if twice and all(len(set(team)) == len(team) for team in teams):
         yield f"device {min(twice)} is in two teams"
+
+
+def _given_twice(members: Iterable[int]) -> list[int]:
+    return [device for device, times in Counter(members).items() if times > 1]
+
+
+def _short(numbers: Sequence[int]) -> str:
+    text = str(list(numbers[:20]))
+    return text if len(numbers) <= 20 else f"{text[:-1]}, ...]"
 
 
 def split_faults(splits: Iterable[Split], teams: Teams, num_devices: int) -> Iterable[str]:
@@ -361,15 +374,15 @@ def split_faults(splits: Iterable[Split], teams: Teams, num_devices: int) -> Ite
     members = [d for split in splits for d in split.devices]
     for split in splits:
         if len(split.devices) < 2 or list(split.devices) != sorted(set(split.devices)):
-            yield f"split {list(split.devices)} must be two devices or more, ascending"
+            yield f"split {_short(split.devices)} must be two devices or more, ascending"
         if split.shares and len(split.shares) != len(split.devices):
-            yield f"split {list(split.devices)} has {len(split.shares)} shares; give one a device"
+            yield f"split {_short(split.devices)} has {len(split.shares)} shares; give one a device"
         if any(not isinstance(share, int) or share < 1 for share in split.shares):
-            yield f"shares {list(split.shares)} must be whole numbers of 1 and more, such as 7, 3"
-    if any(d >= num_devices for d in members):
+            yield f"shares {_short(split.shares)} must be whole numbers of 1 and more, such as 7, 3"
+    if any(not 0 <= d < num_devices for d in members):
         yield f"a split names a device outside 0..{num_devices - 1}"
-    if len(set(members)) < len(members):
-        yield f"device {min(d for d in members if members.count(d) > 1)} is in two splits"
+    if twice := _given_twice(members):
+        yield f"device {min(twice)} is in two splits"
     others = {d for split in splits for d in split.devices[1:]}
     for d in sorted(others & {d for team in teams for d in team}):
         yield f"device {d} is in a team, of which only the first device of a split can be"
@@ -548,9 +561,11 @@ def load_placement(path: Placed) -> Placement:
     if n and (device.min() < 0 or device.max() >= len(document.devices)):
         raise PlacementError(f"{path}: a device index lies outside 0..{len(document.devices) - 1}")
     teams = tuple(tuple(team) for team in document.teams)
-    if faults := list(team_faults(teams, len(document.devices))):
+    if faults := list(islice(team_faults(teams, len(document.devices)), MOST_FAULTS)):
         raise PlacementError(f"{path}: {'; '.join(faults)}")
-    if faults := list(split_faults(document.splits, teams, len(document.devices))):
+    if faults := list(
+        islice(split_faults(document.splits, teams, len(document.devices)), MOST_FAULTS)
+    ):
         raise PlacementError(f"{path}: {'; '.join(faults)}")
     return Placement(
         graph_digest=document.graph_digest,

@@ -36,11 +36,21 @@ from gdp.sim.objectives import Score, find_objective
 LOG = logging.getLogger(__name__)
 CHECK_OP_S, RESULT_OP_S = 6e-6, 4e-6
 """Seconds of an idle core in which an op of an answer is at least simplified and bounded, and in
-which it is counted and named, roughly; kept of the seconds asked for, as graphs may be huge."""
+which it is counted and named, roughly; kept of the requested seconds, as graphs may be huge."""
+LEAST_OP_S = 24e-6
+"""Seconds of an idle core for each op of the quickest answer, from costs to counts: 5.2 s for
+200,000 (`benchmarks.budgets kept --seconds 5`)."""
+SHORT_S = 1.0
+"""Seconds that every call may take, however few are requested."""
 COUNTED_BOUND_S = 2.0
 """Work of the bound where evaluations are given, in seconds of an idle core."""
 POLICY_OPS = 5000
-"""Ops from which `auto` asks the shipped policy: on smaller graphs search alone is as good."""
+"""Ops from which the shipped policy's placements, sampled and relinked, are a candidate of `auto`;
+of smaller graphs the greedy one is, where it is cheap: search alone is up to 6% behind with it on
+tiled products, and as good elsewhere (docs/decisions.md)."""
+GREEDY_S, GREEDY_OP_S, GREEDY_SHARE = 0.1, 2.2e-4, 0.1
+"""Seconds of an idle core that a greedy decode takes, for each op besides, and the most that it may
+take of the requested seconds."""
 MAX_WAYS = 12
 
 
@@ -59,17 +69,21 @@ def solve(question: Question, planners: Mapping[str, Plans] = MappingProxyType({
 
     search, phases = question.search, Phases()
     require_method(question)
+    _require_time(question)
     start_up(question.objective)
     clock, started_s = search.budget(), time.perf_counter()
+    began_s = time.process_time() - waited_cpu_s(COMPILE)
     problem = prepare_problem(question, replicas=True)
+    costs_cpu_s = time.process_time() - waited_cpu_s(COMPILE) - began_s
     phases.ended("costs")
+    op_s = _load(clock.elapsed_s(), costs_cpu_s) * problem.num_ops
     is_learned = isinstance(problem.origin.model, AdaptedCosts)
     deviation_share = DEVIATION_SHARE if is_learned else 0.0
     kept = BOUND_SHARE + deviation_share
     if not clock.is_counted:
-        limit = _before_result(clock, problem).part(1 - kept - SIMPLIFY_SHARE)
+        limit = _before_result(clock, RESULT_OP_S * op_s).part(1 - kept - SIMPLIFY_SHARE)
         if limit.seconds is not None:
-            after_s = (CHECK_OP_S + RESULT_OP_S) * problem.num_ops
+            after_s = (CHECK_OP_S + RESULT_OP_S) * op_s
             limit = limit.at_most(max(0.0, clock.remaining_s() - after_s))
         search = replace(search, seconds=limit.seconds, clock=limit)
     curve: list[tuple[float, float]] = []
@@ -80,7 +94,8 @@ def solve(question: Question, planners: Mapping[str, Plans] = MappingProxyType({
     answer = table[question.method](ticks, _recorded(search, curve, started_s, ticks.unit.seconds))
     search_cpu_s = time.process_time() - waited_cpu_s(COMPILE) - began_s
     phases.ended("search")
-    part = _before_result(clock, problem).part(SIMPLIFY_SHARE / (SIMPLIFY_SHARE + kept))
+    result_s = RESULT_OP_S * op_s
+    part = _before_result(clock, result_s).part(SIMPLIFY_SHARE / (SIMPLIFY_SHARE + kept))
     found = answer.assignment
     answer = simpler(ticks, answer, search, part).in_seconds(ticks.unit.seconds)
     executed = partial(_executed, question, problem)
@@ -92,7 +107,7 @@ def solve(question: Question, planners: Mapping[str, Plans] = MappingProxyType({
         question, problem, assignment, placed.value_s, clock.part(deviation_share / kept)
     )
     phases.ended("deviation")
-    bound = _bound(problem, answer, clock, placed.value_s)
+    bound = _bound(problem, answer, clock, placed.value_s, result_s)
     phases.ended("bound")
     result = _result(question, problem, answer, assignment, placed, bound)
     phases.ended("counts")
@@ -102,11 +117,31 @@ def solve(question: Question, planners: Mapping[str, Plans] = MappingProxyType({
     )  # fmt: skip
 
 
-def _before_result(clock: Clock, problem: Problem) -> Clock:
-    """The clock, but for the seconds in which the result is made up."""
+def _require_time(question: Question) -> None:
+    """Raise `ArgumentError` where the requested seconds are fewer than the quickest answer takes on
+    an idle core."""
+    search, num_ops = question.search, question.graph.num_ops
+    if search.evaluations is not None or search.clock is not None or search.seconds is None:
+        return
+    least_s = LEAST_OP_S * num_ops
+    if least_s > max(SHORT_S, 1.1 * search.seconds):
+        raise ArgumentError(
+            f"{search.seconds:g} s are too few for {num_ops:,} ops: costs, the quickest placement "
+            f"and its score take about {least_s:.1f} s on an idle core; give at least so many "
+            "seconds, or evaluations instead"
+        )
+
+
+def _load(wall_s: float, cpu_s: float) -> float:
+    """Wall-clock seconds per CPU second, at least 1: more where other programs hold the cores."""
+    return max(1.0, wall_s / cpu_s) if cpu_s > 0 else 1.0
+
+
+def _before_result(clock: Clock, result_s: float) -> Clock:
+    """The clock without the seconds in which the result is made up."""
     if clock.seconds is None or clock.is_counted:
         return clock
-    return clock.at_most(max(0.0, clock.remaining_s() - RESULT_OP_S * problem.num_ops))
+    return clock.at_most(max(0.0, clock.remaining_s() - result_s))
 
 
 def methods(
@@ -115,10 +150,11 @@ def methods(
     """Every placement method by its command-line name.
 
     The policy of a checkpoint is `policy`, without search `policy_greedy` and `policy_samples`, and
-    a candidate of `auto`; the shipped one only of graphs of `POLICY_OPS` ops and more. `planned`
-    are further candidates of `auto`, which come first.
+    a candidate of `auto`; the shipped one of graphs of `POLICY_OPS` ops and more, and of smaller
+    ones its greedy decode. `planned` are further candidates of `auto`, which come first.
     """
     from gdp.methods.portfolio import auto
+    from gdp.methods.scoring import compile_once
     from gdp.methods.table import METHODS
 
     trained = _trained(checkpoint)
@@ -129,9 +165,23 @@ def methods(
             from gdp.policy.method import policy_candidate
 
             extra = [("policy", policy_candidate(checkpoint))]
+        elif trained and _decodes_quickly(problem, search):
+            extra = [("policy", trained["policy_greedy"])]
+        for name, method in extra:
+            compile_once(name, method, problem.objective)
         return auto(problem, search, extra=extra, planned=planned)
 
     return METHODS | trained | {"hsdag": _hsdag, "auto": with_policy}
+
+
+def _decodes_quickly(problem: Problem, search: Search) -> bool:
+    """True if a greedy decode takes at most `GREEDY_SHARE` of the seconds, or work is counted."""
+    if not find_objective(problem.objective).on_links:
+        return False
+    seconds = search.budget().seconds
+    if search.evaluations is not None or seconds is None:
+        return True
+    return GREEDY_S + GREEDY_OP_S * problem.num_ops <= GREEDY_SHARE * seconds
 
 
 def _trained(checkpoint: str | Path | None) -> dict[str, Method]:
@@ -212,6 +262,7 @@ def require_answerable(question: Question) -> None:
 
     graph, cluster, checkpoint = question.graph, question.cluster, question.checkpoint
     require_method(question)
+    _require_time(question)
     allowed_mask(question.constraints, graph, cluster)
     together_ids(question.constraints, graph)
     if question.costs is not None:
@@ -298,14 +349,17 @@ def _nearly_full(cluster: Cluster, scored: Score) -> list[str]:
     return [note] if note else []
 
 
-def _bound(problem: Problem, answer: Answer, clock: Clock, found_s: float) -> tuple[float, str]:
-    """The better of the method's own bound and those of `gdp.bounds.best`."""
+def _bound(
+    problem: Problem, answer: Answer, clock: Clock, found_s: float, result_s: float = 0.0
+) -> tuple[float, str]:
+    """The better of the method's own bound and those of `gdp.bounds.best`, which leave `result_s`
+    of the clock."""
     from gdp.bounds.best import best_bound
 
     seconds, cap_s = COUNTED_BOUND_S, math.inf
     if clock.seconds is not None:
         seconds = clock.seconds * BOUND_SHARE
-        cap_s = max(0.0, _before_result(clock, problem).remaining_s())
+        cap_s = max(0.0, clock.remaining_s() - result_s)
     ticks = in_ticks(problem)
     bound = best_bound(ticks, seconds, found_s=found_s / ticks.unit.seconds, cap_s=cap_s)
     bound_s, bound_by = bound.value_s * ticks.unit.seconds, bound.argument

@@ -18,11 +18,13 @@ MIB = 1 << 20
 WIDTH, INNER, VOCABULARY, HEADS, KEY_HEADS = 256, 512, 1024, 4, 2
 
 
-def _describe(writer: Any, layers: int, experts: int, used: int, empty: tuple[int, ...]) -> None:
+def _describe(
+    writer: Any, layers: int, experts: int, used: int, empty: tuple[int, ...], keys: int
+) -> None:
     """The fields of the header."""
     writer.add_embedding_length(WIDTH)
     writer.add_block_count(layers)
-    for add, size in ((writer.add_head_count, HEADS), (writer.add_head_count_kv, KEY_HEADS),
+    for add, size in ((writer.add_head_count, HEADS), (writer.add_head_count_kv, keys),
                       (writer.add_feed_forward_length, INNER)):  # fmt: skip
         add([0 if i in empty else size for i in range(layers)] if empty else size)
     writer.add_layer_norm_rms_eps(1e-5)
@@ -38,13 +40,14 @@ def write_gguf(
     architecture: str = "llama", kind: str = "Q4_K",
     extra: dict[str, tuple[int, ...]] | None = None, seed: int | None = None,
     empty: tuple[int, ...] = (), context: int = 512,
+    keys: int = KEY_HEADS,
 ) -> Path:  # fmt: skip
     """A model with quantised products and F32 norms, `experts` in each block where asked, some
     blocks left empty; with a seed weights are drawn, of kinds that the gguf package can quantise
     to, such as F16 and Q8_0."""
     gguf = pytest.importorskip("gguf", reason="needs the gguf package")
     writer = gguf.GGUFWriter(path, architecture)
-    _describe(writer, layers, experts, used, empty)
+    _describe(writer, layers, experts, used, empty, keys)
     writer.add_context_length(context)
     rng = None if seed is None else np.random.default_rng(seed)
 
@@ -61,7 +64,7 @@ def write_gguf(
         drawn = None if rng is None else 1 + 0.1 * rng.standard_normal(shape, dtype=np.float32)
         writer.add_tensor(name, np.zeros(shape, np.float32) if drawn is None else drawn)
 
-    key_width = WIDTH * KEY_HEADS // HEADS
+    key_width = WIDTH * keys // HEADS
     quantised("token_embd.weight", VOCABULARY, WIDTH)
     plain("output_norm.weight", WIDTH)
     if not tied:
@@ -89,6 +92,11 @@ def write_gguf(
     writer.write_tensors_to_file()
     writer.close()
     return path
+
+
+def stored_bytes(graph: OpGraph) -> int:
+    """Bytes of weights and caches, without the buffers that llama.cpp reserves."""
+    return int(graph.weight_bytes[~graph.is_buffer].sum())
 
 
 def box(*gpu_bytes: int, cpu_bytes: int = 64 * MIB) -> Cluster:

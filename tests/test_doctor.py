@@ -12,6 +12,7 @@ from gdp import version
 from gdp.api import doctor
 from gdp.api.doctor import FAIL, NONE, OK, WARN, Check
 from gdp.cli.inform import doctor_text
+from gdp.cluster.presets import device_names
 from gdp.targets.target import Runtime
 from gdp.version import install_command
 
@@ -93,7 +94,18 @@ def test_costs_that_match_are_told_from_datasheets(monkeypatch: pytest.MonkeyPat
     assert "scaled by FLOP/s and bandwidth" in costs[1].found
     assert "gdp profile --quick" in costs[1].advice
     assert "measured kernels" in costs[2].found
-    assert (costs[3].found, "gdp profile MODEL" in costs[3].advice) == ("datasheet", True)
+    assert costs[3].found == "roofline from datasheets"
+    assert "gdp profile MODEL" in costs[3].advice
+
+
+def test_presets_are_listed_by_maker_and_family() -> None:
+    checks = list(doctor._presets())
+    listed = [name for check in checks for name in check.found.partition(" (")[0].split(", ")]
+    assert sorted(listed) == device_names()
+    rows = {check.name: check.found for check in checks}
+    assert rows["amd RDNA"].endswith("(from datasheets)")
+    assert rows["nvidia Ada"].endswith("rtx6000-ada")
+    assert len(checks) < 24
 
 
 def test_a_cache_that_cannot_be_kept_is_a_warning(monkeypatch: pytest.MonkeyPatch) -> None:

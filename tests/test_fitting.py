@@ -2,23 +2,16 @@
 
 import json
 import re
-from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
-import numpy as np
 import pytest
 from click.testing import CliRunner
 
 import gdp
-from gdp.api.fit import _best_of, _carried, fit
+from gdp.api.fit import fit
+from gdp.api.generation import generation_answer
 from gdp.cli.main import cli
-from gdp.costs.base import roofline
-from gdp.question import Question
-from gdp.solve import evaluate
-from gdp.targets.free import plan_freely
 from tests.gguf_models import write_gguf
-from tests.tiny import plain_graph
 
 QUICK = ["--new", "4", "--seconds", "0.1"]
 
@@ -58,79 +51,34 @@ def test_machines_have_names(tmp_path: Path, names: str) -> None:
     assert (done.exit_code, "has an empty name" in done.output) == (2, True)
 
 
-def test_rows_are_those_that_a_runtime_can_follow(tmp_path: Path) -> None:
+@pytest.mark.parametrize("context", [None, 512, "max"])
+def test_a_row_is_what_place_answers(tmp_path: Path, context: int | str | None) -> None:
+    """To the digit, for a prompt of either length."""
     model = write_gguf(tmp_path / "m.gguf", layers=2)
-    words = ["fit", str(model), "--cluster", "cpu+t4", "--prompt", "8", *QUICK, "--json"]
-    told = [CliRunner().invoke(cli, [*words, *more]) for more in ([], ["--for", "llamacpp"])]
-    assert [done.exit_code for done in told] == [0, 0], told
-    free, own = (json.loads(done.output.splitlines()[-1])["rows"][0] for done in told)
-    assert free["fits"]
-    assert own["fits"]
-    # llama.cpp keeps the table of tokens on the processor.
-    assert own["request_s"] >= free["request_s"]
-    assert own["layout"] == ""
+    once, machine = gdp.Search(seconds=None, evaluations=20), gdp.Cluster.load("cpu+2xt4-pcie3")
+    rows = fit(model, [machine], prompts=[8, 64], new=4, context=context, search=once)
+    for row in rows:
+        asked = gdp.Generation(model, prompt=row.prompt, new=4, context=context)
+        result = gdp.place(asked, machine, target="llamacpp", search=once)
+        told = generation_answer(result.question, result.placement, result.score)
+        assert told is not None
+        for name in ("tokens_per_s", "first_token_s", "request_s", "full_tokens_per_s", "context"):
+            assert getattr(row, name) == getattr(told, name), name
+        assert row.gap == result.gap
+        full = row.full_tokens_per_s
+        assert (full is None) == (context is None)
+        assert full is None or row.tokens_per_s is None or full <= row.tokens_per_s
 
 
-def test_a_row_takes_the_plan_of_another_that_is_better_for_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The first row's own plan is the processor alone; that of the longer prompt is a GPU's, and it
-    is faster for the shorter one, too, as it is on a machine with another GPU."""
-    model = write_gguf(tmp_path / "m.gguf", layers=2)
-    calls: list[str] = []
-
-    def poor(question: Question) -> Any:
-        calls.append(question.cluster.name)
-        pins = gdp.Constraints(pins=(gdp.Pin("*", ("cpu",)),))
-        if len(calls) != 2:
-            question = replace(question, constraints=pins)
-        return plan_freely(question)
-
-    monkeypatch.setattr("gdp.api.fit.plan_freely", poor)
-    once = gdp.Search(seconds=None, evaluations=20)
-    two = gdp.Cluster.load("cpu+t4"), gdp.Cluster.load("cpu+2xt4-pcie3")
-    first, second = fit(model, two[:1], prompts=[8, 64], new=4, search=once)
-    assert len(calls) == 2
-    assert first.tokens_per_s is not None
-    assert second.tokens_per_s is not None
-    assert first.request_s is not None
-    alone = gdp.place(gdp.Generation(model, prompt=8, new=4), two[0], search=once)
-    assert first.request_s <= alone.value_s * (1 + 1e-9)
-    assert first.gap is not None
-    assert 0 <= first.gap < 1
-
-
-def test_a_plan_is_carried_by_the_names_of_devices(tmp_path: Path) -> None:
-    """From one GPU to a machine that has another of that name, and not the other way."""
-    graph = gdp.load(gdp.Generation(write_gguf(tmp_path / "m.gguf", layers=2), prompt=8, new=4))
-    small = gdp.make_cluster("small", [gdp.Device(n, n, {"default": 1e9}, 1e9) for n in "ab"])
-    large = gdp.make_cluster("large", [gdp.Device(n, n, {"default": 1e9}, 1e9) for n in "cba"])
-    on_b = gdp.make_placement(graph, small, np.where(graph.is_io, small.host, 1))
-    carried = _carried(on_b, graph, large)
-    assert carried is not None
-    assert set(carried.device[~graph.is_io].tolist()) == {1}
-    on_c = gdp.make_placement(graph, large, np.zeros(graph.num_ops, np.int64))
-    assert _carried(on_c, graph, small) is None
-
-
-@pytest.mark.parametrize(("memory_bytes", "faster", "carried"), [
-    (1 << 30, True, True), (1 << 30, False, False), (64, True, False),
-])  # fmt: skip
-def test_a_plan_is_carried_only_where_it_fits_and_is_faster(
-    memory_bytes: int, faster: bool, carried: bool
-) -> None:
-    """From "a" to "b", ten times as fast or as slow: where its memory holds the weights."""
-    graph = plain_graph(2, [(0, 1)], weight_bytes=[100, 100], flop=[1.0, 1.0])
-    speed = 10.0 if faster else 0.1
-    devices = [
-        gdp.Device("a", "a", {"default": 1.0}, 1e18, memory_bytes=1 << 30),
-        gdp.Device("b", "b", {"default": speed}, 1e18, memory_bytes=memory_bytes),
-    ]
-    machine = gdp.make_cluster("two", devices)
-    own, other = (gdp.make_placement(graph, machine, np.full(2, d)) for d in (0, 1))
-    result = evaluate(Question(graph, machine, costs=roofline), own)
-    fitted = _best_of(result, [own, other])
-    assert (fitted.placement.device == int(carried)).all()
+def test_the_longest_context_is_that_of_the_machine(tmp_path: Path) -> None:
+    """One for all prompts, and for several models one each, of a machine whose memory ends before
+    what the models were made for."""
+    models = [write_gguf(tmp_path / f"{n}.gguf", layers=n) for n in (1, 2)]
+    rows = fit(models, ["cpu+t4"], prompts=[8, 64], new=4)
+    assert [row.model for row in rows] == [str(model) for model in models for _ in range(2)]
+    assert rows[0].longest_context == rows[1].longest_context
+    assert rows[2].longest_context == rows[3].longest_context
+    assert all(row.longest_context and row.longest_context >= row.prompt + 4 for row in rows)
 
 
 def test_the_row_of_a_scheme_names_it(tmp_path: Path) -> None:

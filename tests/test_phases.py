@@ -158,3 +158,41 @@ def test_seconds_are_kept_for_what_follows_the_search(monkeypatch: pytest.Monkey
     gdp.place(layers(), "2xt4-pcie4", method="single", search=gdp.Search(seconds=5.0))
     assert given
     assert given[-1] <= 2.6
+
+
+@pytest.mark.parametrize("load", [1.0, 3.0])
+def test_what_follows_the_search_has_more_seconds_where_other_programs_hold_the_cores(
+    monkeypatch: pytest.MonkeyPatch, load: float
+) -> None:
+    """8 ops of 0.05 s after the search are 0.4 s of an idle core, 1.2 s where costs took three
+    times their CPU seconds."""
+    given: list[float] = []
+
+    def noted(problem: Problem, search: Search) -> Answer:
+        assert search.clock is not None
+        given.append(search.clock.remaining_s())
+        return single(problem, search)
+
+    monkeypatch.setattr(solve, "CHECK_OP_S", 0.05)
+    monkeypatch.setattr(solve, "RESULT_OP_S", 0.0)
+    monkeypatch.setattr(solve, "_load", lambda wall_s, cpu_s: load)
+    monkeypatch.setitem(METHODS, "single", noted)
+    gdp.place(layers(), "2xt4-pcie4", method="single", search=gdp.Search(seconds=1.0))
+    assert given
+    assert given[-1] <= max(0.0, 1.0 - 0.4 * load)
+
+
+def test_seconds_that_no_answer_keeps_are_refused_with_the_least() -> None:
+    """100,000 ops take 2.4 s of an idle core at least; with a count nothing is refused."""
+    graph = layers(100_000)
+    with pytest.raises(gdp.ArgumentError, match=r"1.5 s are too few for 100,000 ops.* about 2.4 s"):
+        gdp.place(graph, "2xt4-pcie4", search=gdp.Search(seconds=1.5))
+    solve.require_answerable(
+        Question(graph, gdp.Cluster.load("2xt4-pcie4"), search=gdp.Search(evaluations=1))
+    )
+
+
+def test_load_is_wall_clock_over_cpu_seconds_and_never_below_one() -> None:
+    assert solve._load(3.0, 1.5) == 2.0
+    assert solve._load(1.0, 4.0) == 1.0  # libraries compute on several cores
+    assert solve._load(1.0, 0.0) == 1.0

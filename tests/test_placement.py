@@ -1,5 +1,7 @@
 """Placement files survive a round trip and are refused where they do not belong."""
 
+import json
+import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -60,6 +62,35 @@ def test_teams_that_cannot_serve_are_named() -> None:
     assert "outside 0..3" in found(((0, 7),))
     assert "must be two devices or more, ascending" in found(((1, 0),))
     assert "is a training step" in found(((0, 1),), graph=backward)
+
+
+@pytest.mark.parametrize("key", ["splits", "teams"])
+def test_faults_of_many_groups_are_found_in_linear_time(key: str, tmp_path: Path) -> None:
+    """40,000 groups that name each device twice; the line stays short."""
+    path, cluster = tmp_path / "p.json", cluster_preset("2xcpu-core")
+    save_placement(make_placement(pair(), cluster, np.array([0, 0])), path)
+    document = json.loads(path.read_text())
+    groups = [[k, k + 1] for k in range(1, 40_000)] + [list(range(10**5, 0, -1))]
+    document[key] = groups if key == "teams" else [{"devices": group} for group in groups]
+    path.write_text(json.dumps(document))
+    started_s = time.process_time()
+    with pytest.raises(
+        PlacementError, match=r"device 1|device 2 is in two|\.\.\.\] must be two"
+    ) as error:
+        load_placement(path)
+    assert "outside 0..1" in str(error.value)
+    assert len(str(error.value)) < 600
+    assert time.process_time() - started_s < 5.0
+
+
+def test_a_device_is_in_one_split(tmp_path: Path) -> None:
+    path, cluster = tmp_path / "p.json", cluster_preset("4xcpu-core")
+    save_placement(make_placement(pair(), cluster, np.array([0, 0])), path)
+    document = json.loads(path.read_text())
+    document["splits"] = [{"devices": [0, 1]}, {"devices": [1, 2]}]
+    path.write_text(json.dumps(document))
+    with pytest.raises(PlacementError, match=r"p\.json: device 1 is in two splits$"):
+        load_placement(path)
 
 
 def test_a_placement_for_another_graph_names_the_first_op_without_device() -> None:

@@ -62,6 +62,39 @@ def test_weights_caches_and_flops_of_half_a_layer_counted_by_hand() -> None:
     assert flop[f"{at}/add"] == by_name(graph, graph.flop)[f"{at}/add"]
 
 
+def test_activations_of_half_a_layer_counted_by_hand() -> None:
+    """What columns and heads make is divided; what rows add up, norms and embeddings are whole."""
+    graph = decoder(DENSE)
+    first, _ = members(graph, Shares((1, 1)))
+    made = dict(zip(first.op_names, np.bincount(first.producer, first.tensor_bytes), strict=False))
+    tokens, at = 8, "m.layers.1"
+    assert made[f"{at}.attn.q/linear"] == ITEM * tokens * 8 * 16 // 2
+    assert made[f"{at}.attn.k/linear"] == ITEM * tokens * 4 * 16 // 2
+    assert made[f"{at}.attn/scaled_dot_product_attention"] == ITEM * tokens * 8 * 16 // 2
+    assert made[f"{at}.mlp.gate/linear"] == made[f"{at}.mlp/mul"] == ITEM * tokens * 48
+    assert made[f"{at}.mlp.down/linear"] == made[f"{at}.attn.o/linear"] == ITEM * tokens * 64
+    assert made[f"{at}/add"] == made["m.embed/embedding"] == ITEM * tokens * 64
+
+
+@pytest.mark.parametrize("size", [2, 4, 8])
+def test_parts_of_caches_and_flops_by_the_number_of_members(size: int) -> None:
+    """Heads of queries, columns and their FLOPs are divided by all members, the four heads of keys
+    and their caches by four of them at most; looking up a token costs everyone the same."""
+    graph = decoder(DENSE)
+    for member in members(graph, Shares((1,) * size)):
+        flop, caches = by_name(member, member.flop), by_name(member, member.cache_bytes)
+        whole, all_caches = by_name(graph, graph.flop), by_name(graph, graph.cache_bytes)
+        assert sum(caches.values()) == sum(all_caches.values()) / min(size, 4)
+        for name in ("attn.q/linear", "attn/scaled_dot_product_attention", "attn.o/linear",
+                     "mlp.gate/linear", "mlp.down/linear", "mlp/mul"):  # fmt: skip
+            op = f"m.layers.0.{name}"
+            assert whole[op] > 0
+            assert flop[op] == pytest.approx(whole[op] / size), name
+        assert flop["m.layers.0.attn.k/linear"] == whole["m.layers.0.attn.k/linear"] / min(size, 4)
+        assert flop["m.layers.0/add"] == whole["m.layers.0/add"]
+        assert flop["m.embed/embedding"] == whole["m.embed/embedding"]
+
+
 def test_what_moves_is_everything_columns_read_and_rows_make() -> None:
     graph = decoder(DENSE)
     first, _ = members(graph, Shares((1, 1)))

@@ -93,7 +93,7 @@ def test_the_command_writes_a_placement_costs_and_a_page_and_remembers(
     from gdp.cli.main import cli
 
     # Whether a busy machine teaches anything that is right is not for a test to say.
-    monkeypatch.setattr("gdp.api.tune.judge_lessons", lambda rows: BETTER)
+    monkeypatch.setattr("gdp.api.tune.judge_lessons", lambda rows, noise: BETTER)
     out = {name: tmp_path / name for name in ("p.json", "costs.json", "page.html")}
     arguments = [
         "tune", towers, "--dim", "batch=64", "--cluster", CLUSTER, "--runs", "2",

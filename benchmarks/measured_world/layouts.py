@@ -1,12 +1,10 @@
 """Which layout of llama.cpp is the fastest, beside what llama-bench measured on one machine.
 
-    python -m benchmarks.measured_world layouts --rows llama_bench.csv --devices presets_missing.csv
+    python -m benchmarks.measured_world layouts --rows llama_bench.csv [--errors]
 
 `--rows` is the file of `benchmarks.measured_world llama`, with columns split_mode, tensor_split,
-n_cpu_moe, ngl and source besides; `--devices` has columns name, bandwidth_gb_s, tflops_fp32,
-tflops_fp16_matrix_dense and tops_int8_dense, of cards that gdp has no preset of. Groups of rows of
-one model, quantisation, engine, test, lengths and source, in which a machine is used in several
-ways; rows of models of `SIZES` count:
+n_cpu_moe, ngl and source besides. Groups of rows of one model, quantisation, engine, test, lengths
+and source, in which a machine is used in several ways; rows of models of `SIZES` count:
 
 - several: one card or several alike (of each number the fastest row; engine llama.cpp),
 - unlike: cards of several kinds, or one of them,
@@ -16,7 +14,9 @@ Told are pairs that differ by more than 5%, those of them whose predictions diff
 loss of the row that is predicted best over the fastest; beside datasheets and two rules. `--ngl N`
 has the last N blocks and the output on cards; of those the first `n_cpu_moe` keep their experts on
 the processor. Prompts of whole layers on several cards go through them as a pipeline. What a
-boundary between cards takes is of four rows of A40 and RTX 6000 Ada; nothing else is fitted.
+boundary between cards takes is of four rows of A40 and RTX 6000 Ada. With `--errors` are told how
+far off tokens/s of every row with a processor in it, or with several cards, are. A processor is
+that of `PROCESSORS` where a row says it, else the preset.
 """
 
 import csv
@@ -24,7 +24,7 @@ import itertools
 import re
 import tempfile
 from collections import Counter, defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
@@ -33,22 +33,23 @@ import click
 import numpy as np
 
 from benchmarks.measured_world.llama import (
-    KINDS,
     LEFT_OUT,
     build_of,
     costs_of,
+    kind_of,
     preset_of,
     size_of,
     write_header,
 )
-from benchmarks.tables import head
+from benchmarks.tables import geomean, head
 from gdp.api.generation import generation_answer
+from gdp.cluster.file import with_backend
 from gdp.cluster.presets import cluster_preset, device_preset
-from gdp.cluster.types import Cluster, Device, make_cluster
+from gdp.cluster.types import BACKENDS, Cluster, Device, make_cluster
 from gdp.costs.default import DATASHEET
 from gdp.costs.llamacpp import NEWEST, Build
 from gdp.costs.op_offload import OpOffloadCosts
-from gdp.errors import GdpError
+from gdp.errors import ClusterError, GdpError
 from gdp.graph.op_graph import OpGraph
 from gdp.models import load
 from gdp.placement import Placement, Split, make_placement
@@ -57,10 +58,20 @@ from gdp.question import Question
 from gdp.targets.llamacpp.flags import slots_of
 from gdp.targets.llamacpp.pipeline import saved_s
 
-STAND_INS = {
-    "RTX 4070 Laptop 8GB": "rtx4060ti-8", "Radeon AI PRO R9700": "mi210", "RX 6700 XT": "mi100",
-}  # fmt: skip
-"""Presets of the same chip or maker, whose caches and clocks cards without a preset get."""
+PROCESSORS = {
+    "i5-10400": Device("cpu", "cpu-ddr4", {"default": 0.77e12}, 34e9, copy_bytes_per_s=7e9),
+    "i7-5820K": Device("cpu", "cpu-ddr4", {"default": 0.63e12}, 68.3e9),
+    "i7-7700K": Device("cpu", "cpu-ddr4", {"default": 0.56e12}, 38.4e9),
+    "i9-10900X": Device("cpu", "cpu-ddr4", {"default": 1.12e12}, 102e9),
+    "7700X": Device("cpu", "cpu", {"default": 1.15e12}, 76.8e9),
+    "EPYC 9534": Device("cpu", "cpu-server-ddr5", {"default": 7.3e12}, 460.8e9),
+    "Sapphire Rapids": device_preset("cpu-server-ddr5", "cpu"),
+}
+"""Processors that notes of rows name: 32 FLOP a clock for each core at its clock under load, and
+memory of the speed that is told, or the fastest that its maker allows; of the i5-10400 what it
+reads."""
+PLAIN = device_preset("cpu")
+"""The processor of rows that name none."""
 UNEQUAL = 0.05
 """Log of the rates of two rows that differ."""
 TIED = 0.03
@@ -75,9 +86,11 @@ Groups = list[list[Row]]
 
 @dataclass(frozen=True)
 class Machine:
-    """Cards of a row in their order, beside a processor."""
+    """Cards of a row in their order, beside a processor; a processor alone has none."""
 
     cards: tuple[str, ...]
+    processor: Device = PLAIN
+    backend: str | None = None
 
     @classmethod
     def of(cls, devices: str) -> "Machine":
@@ -88,57 +101,32 @@ class Machine:
             cards += [many[2]] * int(many[1]) if many else [part]
         return cls(tuple(cards))
 
-    def cluster(self, extra: Mapping[str, Device]) -> Cluster | None:
+    @classmethod
+    def of_row(cls, row: Row) -> "Machine":
+        """The machine of a row, with the processor and the backend that it names."""
+        told = f"{row['devices']} {row['note']}"
+        named = next((d for name, d in PROCESSORS.items() if name in told), PLAIN)
+        backend = row["backend"].split(",")[0].lower()
+        cards = () if row["kind"] == "cpu" else cls.of(row["devices"]).cards
+        return cls(cards, named, backend if backend in BACKENDS else None)
+
+    def cluster(self) -> Cluster | None:
         """The machine; None for a card of which nothing is known."""
+        if not self.cards:
+            return make_cluster("box", [self.processor])
         presets = [preset_of(card) for card in self.cards]
-        if all(presets) and not any(self._extra(card, extra) for card in self.cards):
-            names = "+".join(str(preset) for preset in presets)
-            alone = cluster_preset(str(presets[0]))
-            if alone.devices[0].is_unified:
-                return alone if len(self.cards) == 1 else None
-            return cluster_preset(f"cpu+{names}-pcie4")
-        devices = []
-        for i, (card, preset) in enumerate(zip(self.cards, presets, strict=True)):
-            device = self._extra(card, extra) or (device_preset(preset) if preset else None)
-            if device is None:
-                return None
-            devices.append(replace(device, name=f"card{i}"))
-        return make_cluster("box", [device_preset("cpu"), *devices])
-
-    @staticmethod
-    def _extra(card: str, extra: Mapping[str, Device]) -> Device | None:
-        return next((device for name, device in extra.items() if card.startswith(name)), None)
-
-
-def extra_devices(path: Path) -> dict[str, Device]:
-    """Cards of a table that have a stand-in."""
-    found = {}
-    with path.open() as file:
-        for row in csv.DictReader(file):
-            like = STAND_INS.get(row["name"])
-            if like is None:
-                continue
-            flop = {"default": float(row["tflops_fp32"]) * 1e12}
-            for dtype, column in (
-                ("float16", "tflops_fp16_matrix_dense"),
-                ("int8", "tops_int8_dense"),
-            ):
-                if row[column]:
-                    flop[dtype] = float(row[column]) * 1e12
-            size = float(row["bandwidth_gb_s"]) * 1e9
-            found[row["name"]] = replace(
-                device_preset(like), flop_per_s=flop, bytes_per_s=size,
-                memory_bytes=int(float(row["memory_gb"])) << 30,
-            )  # fmt: skip
-    return found
-
-
-def kind_of(quantisation: str) -> str | None:
-    """The key of `KINDS` that is nearest to a quantisation's name."""
-    name = quantisation.replace(" - Medium", "_M").replace(" - Small", "_S").upper()
-    plain = re.sub(r"^UD-|[ (].*$", "", name).replace("K_XL", "K_M").replace("K_L", "K_M")
-    plain = {"Q8_K_M": "Q8_0", "Q6_K_M": "Q6_K", "Q5_K_S": "Q5_K_M", "": "Q6_K"}.get(plain, plain)
-    return plain if plain in KINDS else None
+        if not all(presets):
+            return None
+        alone = cluster_preset(str(presets[0]))
+        if alone.devices[0].is_unified:
+            found = alone if len(self.cards) == 1 else None
+        else:
+            found = cluster_preset(f"cpu+{'+'.join(map(str, presets))}-pcie4")
+            found = replace(found, devices=(self.processor, *found.devices[1:]))
+        try:
+            return None if found is None else with_backend(found, self.backend)
+        except ClusterError:  # a backend of another maker
+            return None
 
 
 @dataclass(frozen=True)
@@ -146,7 +134,6 @@ class Asker:
     """Predictions of rows, by models whose headers lie in a folder."""
 
     folder: Path
-    extra: Mapping[str, Device]
     known: dict[tuple, tuple[float, float, float]] = field(default_factory=dict)
 
     def rate(self, row: Row, datasheets: bool = False) -> float:
@@ -171,13 +158,15 @@ class Asker:
         """Seconds of a prompt, its micro-batches one after the other, and of a token after it; the
         share of the former in which the slowest card waits."""
         build = None if datasheets else _build(row)
+        machine = Machine.of_row(row)
+        machine_key = (machine.cards, machine.processor.bytes_per_s, machine.backend)
         key = (
             path, *lengths, int(row["n_ubatch"] or 512), build,
-            *(row[k] for k in ("devices", "split_mode", "tensor_split", "n_cpu_moe", "ngl")),
+            *(row[k] for k in ("split_mode", "tensor_split", "n_cpu_moe", "ngl")), machine_key,
         )  # fmt: skip
         if key not in self.known:
-            cluster = Machine.of(row["devices"]).cluster(self.extra)
-            self.known[key] = _seconds(_graph(*map(str, key[:4])), cluster, row, build)
+            graph = _graph(*map(str, key[:4]))
+            self.known[key] = _seconds(graph, machine.cluster(), row, build)
         return self.known[key]
 
 
@@ -219,7 +208,7 @@ def placed(graph: OpGraph, cluster: Cluster, row: Row) -> Placement | None:
     device = np.zeros(graph.num_ops, dtype=np.int64)
     count, cards = (
         len(slots.layers),
-        cluster.num_devices - (0 if cluster.devices[0].is_unified else 1),
+        cluster.num_devices - sum(device.is_cpu for device in cluster.devices),
     )
     first = cluster.num_devices - cards
     ngl = int(float(row["ngl"])) if row["ngl"] not in ("", "all") else count
@@ -383,16 +372,40 @@ def line_of(name: str, rows: Sequence[Row], asker: Asker) -> str:
     return f"| {name} | {len(kept)} | {' | '.join(cells)} |"
 
 
+def errors_of(rows: Sequence[Row], asker: Asker) -> Iterator[str]:
+    """Lines of how far off tokens/s are with a processor, and on several cards."""
+    off: dict[str, list[float]] = defaultdict(list)
+    for row in rows:
+        if row["kind"] == "gpu" or row["test"] not in ("pp", "tg") or "ik_" in row["engine"]:
+            continue
+        if np.isfinite(rate := asker.rate(row)):
+            ratio = rate / _measured(row)
+            mode = f", {row['split_mode']}" if row["kind"] == "gpu-multi" else ""
+            name = f"{row['test']}, {row['kind'].replace('-multi+cpu', '+cpu')}{mode}"
+            for group in (name, f"{name}: {row['devices']}"):
+                off[group].append(ratio)
+    yield head("rows | | off: median, mean, worst; predicted over measured")
+    for name, ratios in sorted(off.items()):
+        apart = np.abs(np.array(ratios) - 1)
+        yield (
+            f"| {name} | {len(ratios)} | {np.median(apart):.1%}, {apart.mean():.1%}, "
+            f"{apart.max():.0%}; {geomean(ratios):.2f} |"
+        )
+
+
 @click.command("layouts", help=__doc__)
 @click.option("--rows", type=click.Path(exists=True, dir_okay=False, path_type=Path), required=True)
 @click.option("--question", "questions", type=click.Choice(list(QUESTIONS)), multiple=True)
-@click.option("--devices", type=click.Path(exists=True, dir_okay=False, path_type=Path))
-def main(rows: Path, questions: tuple[str, ...], devices: Path | None) -> None:
+@click.option("--errors", is_flag=True, help="Tell errors instead of orders.")
+def main(rows: Path, questions: tuple[str, ...], errors: bool) -> None:
     with rows.open() as file:
         asked = [row for row in csv.DictReader(file) if not re.search(LEFT_OUT, row["note"])]
     asked = [row for row in asked if size_of(row["model"]) is not None]
     with tempfile.TemporaryDirectory(prefix="measured-layouts-") as root:
-        asker = Asker(Path(root), extra_devices(devices) if devices else {})
+        asker = Asker(Path(root))
+        if errors:
+            click.echo("\n".join(errors_of(asked, asker)))
+            return
         click.echo(
             head(
                 "question | groups | kernels of llama.cpp | of pairs told apart | datasheets | "

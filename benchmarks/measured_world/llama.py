@@ -4,11 +4,10 @@
 
 `--rows` is a CSV file with columns devices, n_devices, kind, engine, backend, model, quantisation,
 size_gib, n_ubatch, flash_attention, build, test, prompt_or_gen_tokens, depth_tokens, tokens_per_s
-and note. Rows count that lie whole on one card that gdp has a preset of, of llama.cpp itself and of
-models of `SIZES`, each as a GGUF header with the quantisation's types; of prompts those of
-micro-batches of 512 tokens, the default. A prompt behind a context takes what a longer one takes
-beyond the context alone; a token is read with the mean context of its run. All layers lie on the
-card.
+and note. Rows count that lie whole on one card that gdp has a preset of, under a backend of its
+maker or Vulkan, of llama.cpp itself and of models of `SIZES`, each as a GGUF header with the
+quantisation's types. A prompt behind a context takes what a longer one takes beyond the context
+alone; a token is read with the mean context of its run. All layers lie on the card.
 
 Costs are the default of GGUF files, kernels of llama.cpp, for builds of before July 2024 the ones
 that those had, and with flash attention where a row says so. Beside them stands the factor by which
@@ -35,20 +34,23 @@ import numpy as np
 import gdp
 from benchmarks.tables import geomean, head
 from gdp.api.generation import generation_answer
+from gdp.cluster.file import with_backend
 from gdp.cluster.presets import cluster_preset, preset_of_model
-from gdp.cluster.types import Cluster
+from gdp.cluster.types import BACKENDS, Cluster
 from gdp.costs.base import roofline
 from gdp.costs.default import DATASHEET
+from gdp.costs.llama_backends import memory_of
 from gdp.costs.llamacpp import BEFORE_JULY_2024, NEWEST, Build, LlamaCosts
 from gdp.costs.measured.costs import covers
 from gdp.costs.measured.shipped import shipped_network
+from gdp.errors import ClusterError
 from gdp.graph.op_graph import OpGraph
 from gdp.importers.gguf_header import import_gguf
 from gdp.models import Generation, load
 from gdp.placement import make_placement
 from gdp.question import Question
 
-LEFT_OUT = "proxy|spill|fault|sequences together"
+LEFT_OUT = "proxy|spill|fault|sequences together|file not certain|quantisation and lengths"
 """In the notes of rows of other things than a prompt or tokens of one sequence on a sound card."""
 FIRST_OF_JULY_2024 = 3260
 """Number of a build."""
@@ -97,17 +99,18 @@ SIZES: Mapping[str, Size] = {
     r"(qwen3moe 30B|Qwen3-30B)": Size(48, 2048, 768, 32, 4, 151936, 128, False, 128, 8),
     r"Ministral-3-3B": Size(26, 3072, 9216, 32, 8, 131072, 128, tied=True),
     r"(mistral3 8B|Ministral-3-8B)": Size(34, 4096, 14336, 32, 8, 131072, 128),
-    r"mistral3 14B": Size(40, 5120, 16384, 32, 8, 131072, 128),
+    r"(mistral3 14B|Ministral-3-14B)": Size(40, 5120, 16384, 32, 8, 131072, 128),
     r"Mistral-Small-24B": Size(40, 5120, 32768, 32, 8, 131072, 128),
     r"Codestral-22B": Size(56, 6144, 16384, 48, 8, 32768),
     r"gemma3 27B": Size(62, 5376, 21504, 32, 16, 262208, 128, tied=True, window=1024),
     r"gemma-?4[ -]26B": Size(
         30, 2816, 704, 16, 8, 262144, 256, True, 128, 8, 2112, window=1024, full_key_heads=4),
-    r"(qwen3[68] 27B|Qwen3\.6-27B)": Size(64, 5120, 17408, 24, 4, 248320, 256, linear=(16, 48)),
-    r"Qwen3\.5-9B": Size(32, 4096, 12288, 16, 4, 248320, 256, linear=(16, 32)),
+    r"(qwen3[568] 27B|Qwen3\.6-27B)": Size(64, 5120, 17408, 24, 4, 248320, 256, linear=(16, 48)),
+    r"(Qwen3\.5-9B|qwen35 9B)": Size(32, 4096, 12288, 16, 4, 248320, 256, linear=(16, 32)),
     r"(qwen3[56]moe 35B|Ornith-1\.0-35B)": Size(
         40, 2048, 512, 16, 2, 248320, 256, False, 256, 8, 512, (16, 32)),
-    r"Qwen3\.5-122B": Size(48, 3072, 1024, 32, 2, 248320, 256, False, 256, 8, 1024, (16, 64)),
+    r"(Qwen3\.5-122B|qwen35moe 122B)": Size(
+        48, 3072, 1024, 32, 2, 248320, 256, False, 256, 8, 1024, (16, 64)),
     r"(qwen3next 80B|Qwen3-Coder-Next)": Size(
         48, 2048, 512, 16, 2, 151936, 256, False, 512, 10, 512, (16, 32)),
     r"olmoe 7B": Size(16, 2048, 1024, 16, 16, 50304, experts=64, used=8),
@@ -143,6 +146,7 @@ class Bench:
     test: str  # pp or tg
     tokens: int
     depth: int
+    ubatch: int = 512
     build: Build = NEWEST
     rate: float = 0.0  # tokens/s
 
@@ -162,26 +166,43 @@ def size_of(model: str) -> Size | None:
     return next((size for name, size in SIZES.items() if re.match(name, model)), None)
 
 
+def kind_of(quantisation: str) -> str | None:
+    """The key of `KINDS` that is nearest to a quantisation's name."""
+    name = quantisation.replace(" - Medium", "_M").replace(" - Small", "_S").upper()
+    plain = re.sub(r"^UD-|[ (].*$", "", name).replace("K_XL", "K_M").replace("K_L", "K_M")
+    plain = {"Q8_K_M": "Q8_0", "Q6_K_M": "Q6_K", "Q5_K_S": "Q5_K_M"}.get(plain, plain)
+    return plain if plain in KINDS else None
+
+
 def benches(path: Path) -> list[Bench]:
     """The rows that are asked."""
     groups: dict[Bench, list[float]] = defaultdict(list)
     with path.open() as file:
         for row in csv.DictReader(file):
-            kind = row["quantisation"].replace(" - Medium", "_M").replace(" - Small", "_S")
-            preset = preset_of(row["devices"])
+            kind, preset = kind_of(row["quantisation"]), preset_of(row["devices"])
+            backend = row["backend"].split(",")[0].lower()
             if (
                 (row["kind"], row["n_devices"], row["engine"]) != ("gpu", "1", "llama.cpp")
                 or row["test"] not in ("pp", "tg") or re.search(LEFT_OUT, row["note"])
-                or (row["test"] == "pp" and row["n_ubatch"] not in ("", "512"))
-                or preset is None or kind not in KINDS or size_of(row["model"]) is None
+                or preset is None or kind is None or size_of(row["model"]) is None
+                or not _computes(preset, backend)
             ):  # fmt: skip
                 continue
             key = Bench(
-                preset, row["model"], kind, row["backend"], row["test"],
-                int(row["prompt_or_gen_tokens"]), int(row["depth_tokens"] or 0), build_of(row),
+                preset, row["model"], kind, backend, row["test"],
+                int(row["prompt_or_gen_tokens"]), int(row["depth_tokens"] or 0),
+                int(row["n_ubatch"] or 512) if row["test"] == "pp" else 512, build_of(row),
             )  # fmt: skip
             groups[key].append(float(row["tokens_per_s"]))
     return [replace(key, rate=float(np.median(rates))) for key, rates in groups.items()]
+
+
+def _computes(preset: str, backend: str) -> bool:
+    """True where a backend is for the GPUs of a preset's maker."""
+    try:
+        return backend in BACKENDS and bool(_machine(preset, backend))
+    except ClusterError:
+        return False
 
 
 def build_of(row: Mapping[str, str]) -> Build:
@@ -291,10 +312,11 @@ def write_header(path: Path, size: Size, kind: str) -> int:
 
 
 @cache
-def _machine(preset: str) -> Cluster:
+def _machine(preset: str, backend: str) -> Cluster:
     alone = cluster_preset(preset)
     # Unified memory is that of the device's own processor.
-    return alone if alone.devices[0].is_unified else cluster_preset(f"cpu+{preset}")
+    unified = alone.devices[0].is_unified
+    return with_backend(alone if unified else cluster_preset(f"cpu+{preset}"), backend)
 
 
 @dataclass(frozen=True)
@@ -318,22 +340,23 @@ class Asker:
         """Seconds to the first token, and of each one after it; of datasheets without a build."""
         size = size_of(bench.model)
         assert size is not None
-        path = self.folder / f"{bench.model.replace('/', '-')} {bench.kind}.gguf"
+        path = self.folder / f"{size.layers} {size.width} {bench.kind}.gguf"
         if not path.exists():
             write_header(path, size, bench.kind)
-        return _seconds(str(path), bench.preset, prompt, new, build)
+        machine = _machine(bench.preset, bench.backend)
+        return _seconds(f"{path}?ubatch={bench.ubatch}", machine, prompt, new, build)
 
 
 @cache
-def _graph(path: str, prompt: int, new: int) -> OpGraph:
-    return load(Generation(path, prompt=prompt, new=new))
+def _graph(spec: str, prompt: int, new: int) -> OpGraph:
+    return load(Generation(spec, prompt=prompt, new=new))
 
 
 @cache
 def _seconds(
-    path: str, preset: str, prompt: int, new: int, build: Build | None
+    spec: str, cluster: Cluster, prompt: int, new: int, build: Build | None
 ) -> tuple[float, float]:
-    graph, cluster = _graph(path, prompt, new), _machine(preset)
+    graph = _graph(spec, prompt, new)
     costs = DATASHEET if build is None else costs_of(build)
     card = cluster.num_devices - 1
     device = np.where(graph.is_io, cluster.host, card)
@@ -402,8 +425,8 @@ def told(rows: list[Bench], columns: Mapping[str, np.ndarray], worst: int) -> It
     for test in ("tg", "pp"):
         of_test = np.array([row.test == test for row in rows])
         groups = {"all": of_test}
-        for name in dict.fromkeys([r.preset for r in rows] + [f"{r.model} {r.kind}" for r in rows]):
-            groups[name] = of_test & [name in (r.preset, f"{r.model} {r.kind}") for r in rows]
+        for name in dict.fromkeys(itertools.chain(*zip(*map(_groups, rows), strict=True))):
+            groups[name] = of_test & [name in _groups(r) for r in rows]
         for name, own in groups.items():
             if own.any():
                 cells = [_errors(values[own], measured[own]) for values in columns.values()]
@@ -418,6 +441,17 @@ def told(rows: list[Bench], columns: Mapping[str, np.ndarray], worst: int) -> It
             f"{row.model} {row.kind} on {row.preset} ({row.backend}), {row.test} {row.tokens} at "
             f"{row.depth}: {first[i]:.1f} tokens/s, measured {row.rate:.1f}"
         )
+
+
+def _groups(row: Bench) -> tuple[str, ...]:
+    """Groups whose errors are told: kind of memory, backend, build, card, model."""
+    device = _machine(row.preset, row.backend).devices[-1]
+    age = "since July 2024" if row.build.fused else "before July 2024"
+    context = " behind a context" if row.depth else ""
+    return (
+        f"memory: {memory_of(device)}", f"backend: {row.backend}{context}", f"builds {age}",
+        f"{row.preset}, {row.backend}", f"{row.model} {row.kind}",
+    )  # fmt: skip
 
 
 def _errors(predicted: np.ndarray, measured: np.ndarray) -> str:
@@ -438,7 +472,7 @@ def main(rows: Path, worst: int) -> None:
         asker = Asker(Path(root))
         own = np.array([asker.rate(row) for row in asked])
         plain = np.array([asker.rate(row, datasheets=True) for row in asked])
-    known = np.array([covers(_machine(row.preset).devices[-1]) for row in asked])
+    known = np.array([covers(_machine(row.preset, row.backend).devices[-1]) for row in asked])
     columns = {
         "kernels of llama.cpp": own, "and its other models": others(asked, own),
         "datasheets": plain, "kernels, cards of the network": np.where(known, own, np.nan),

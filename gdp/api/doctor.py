@@ -113,7 +113,7 @@ def _runtimes() -> Iterator[Check]:
 def _devices() -> Iterator[Check]:
     """This machine's devices, and the costs that a placement on them uses."""
     from gdp.cluster.detect import local_cluster
-    from gdp.costs.default import DATASHEET, calibrated, source_of
+    from gdp.costs.default import FROM_DATASHEETS, calibrated, source_of
 
     for device in local_cluster().devices:
         memory = format_bytes(device.total_bytes) if device.memory_bytes < UNLIMITED_BYTES else "-"
@@ -124,11 +124,26 @@ def _devices() -> Iterator[Check]:
         if device.is_cpu and not calibrated(device):
             yield Check("costs", device.name, WARN, source,
                         "gdp profile --quick learns it in half a minute")  # fmt: skip
-        elif source == DATASHEET:
+        elif source == FROM_DATASHEETS:
             yield Check("costs", device.name, WARN, source,
                         "measure models on it: gdp profile MODEL --device torch:cuda")  # fmt: skip
         else:
             yield Check("costs", device.name, OK, source)
+
+
+def _presets() -> Iterator[Check]:
+    """The presets of accelerators by maker and family, and of processors."""
+    from gdp.cluster.table import presets
+    from gdp.costs.measured.shipped import measured_families
+
+    families: dict[tuple[str, str], list[str]] = {}
+    for name, entry in presets().items():
+        families.setdefault((entry.maker, entry.family), []).append(name)
+    for (maker, family), names in sorted(families.items()):
+        measured = not maker or family in measured_families()
+        title = f"{maker} {family}" if maker else "processors"
+        listed = ", ".join(sorted(names)) + ("" if measured else " (from datasheets)")
+        yield Check("presets", title, OK, listed)
 
 
 def _remembered() -> Iterator[Check]:
@@ -193,7 +208,7 @@ def _checkpoints() -> Iterator[Check]:
 
 
 AREAS: dict[str, Callable[[], Iterator[Check]]] = {
-    "libraries": _libraries, "runtimes": _runtimes, "devices": _devices,
+    "libraries": _libraries, "runtimes": _runtimes, "devices": _devices, "presets": _presets,
     "this machine": _remembered, "caches": _caches,
     "checkpoints": _checkpoints,
 }  # fmt: skip

@@ -2,29 +2,28 @@
 
 import itertools
 import os
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 
-from gdp import solve
 from gdp.api.generation import generation_answer
-from gdp.api.place import ask, loading_note, planned
+from gdp.api.place import answer, ask, loading_note, planned
 from gdp.cluster.file import Machine, load_cluster
 from gdp.cluster.links import links_line
-from gdp.cluster.types import Cluster, fullness
+from gdp.cluster.types import UNLIMITED_BYTES, fullness
 from gdp.costs.base import CostModel
-from gdp.errors import InfeasibleError
-from gdp.graph.op_graph import OpGraph
+from gdp.errors import InfeasibleError, PlacementError
+from gdp.graph.generation import grows, longest_of_model, request_of
 from gdp.methods.base import Search
-from gdp.models import Generation, with_options
-from gdp.placement import Placement, check, make_placement
+from gdp.models import Generation, is_gguf, spec_of, with_options
+from gdp.placement import Placement
 from gdp.question import Question
 from gdp.result import Result
-from gdp.targets.contexts import plan_longest
-from gdp.targets.free import plan_freely
+from gdp.targets.contexts import longest_of_plan, plan_longest
+from gdp.units import format_bytes
 
 
 @dataclass(frozen=True)
@@ -45,7 +44,11 @@ class FitRow:
     # Share of the request's seconds that no placement is proven to need; None without a bound.
     gap: float | None = None
     context: int | None = None  # tokens of a sequence that caches are reserved for
-    longest_context: int | None = None  # that the plan has room for
+    # The longest for which a plan of the machine is found, whatever the row's prompt.
+    longest_context: int | None = None
+    # Of decode once all tokens of the context are used, where more were asked for than are timed.
+    full_tokens_per_s: float | None = None
+    model: str = ""
     note: str = ""  # what a scheme leaves of the weights as they are
     costs: str = ""  # where the seconds come from, and how far off they may be
     links: str = ""  # of the machine's accelerators, by kind
@@ -55,7 +58,8 @@ class FitRow:
     def label(self) -> str:
         """Machine, request and scheme in words."""
         scheme = f", {self.quantize}" if self.quantize else ""
-        return f"{self.cluster}, {self.prompt}+{self.new} tokens, batch {self.batch}{scheme}"
+        machine = f"{self.model} on {self.cluster}" if self.model else self.cluster
+        return f"{machine}, {self.prompt}+{self.new} tokens, batch {self.batch}{scheme}"
 
     def to_json(self) -> dict[str, Any]:
         """Plain data with the field names of the command line's `--json`."""
@@ -63,7 +67,7 @@ class FitRow:
 
 
 def fit(
-    model: str | Path,
+    models: str | Path | Sequence[str | Path],
     clusters: Sequence[Machine],
     *,
     prompts: Sequence[int] = (2048,),
@@ -76,15 +80,14 @@ def fit(
     search: Search | None = None,
     progress: Callable[[str, float], None] | None = None,
 ) -> list[FitRow]:
-    """Rows of fit and speed, one for every machine, scheme, prompt and batch.
+    """Rows of fit and speed, one for every model, machine, scheme, prompt and batch.
 
-    Every row is a placement of its own, for latency; where the plan of another row is better for
-    it, as that of a longer prompt or of a machine with fewer devices may be, it is taken. A request
-    that does not fit says what misses; the larger ones of its machine are asked all the same, as
-    windows bound caches.
+    Every row is what `gdp.place` answers to its request, for latency and with this search. A
+    request that does not fit says what misses; the larger ones of its machine are asked all the
+    same, as windows bound caches.
 
     Args:
-        model: A configuration of transformers, with or without "hf:".
+        models: A configuration of transformers, with or without "hf:", a .gguf file, or several.
         clusters: Presets, files or clusters.
         prompts: Tokens that are read.
         batches: Sequences side by side.
@@ -93,7 +96,8 @@ def fit(
         new: Tokens that are written.
         context: Tokens of each sequence that caches are reserved for, "max" for the longest that
             fits. Default: those of prompt and new.
-        target: Runtime that shall be able to follow, as `gdp.place` takes it. Default: none.
+        target: Runtime that shall be able to follow, as `gdp.place` takes it. Default: "llamacpp"
+            for .gguf models where it runs, as nothing else runs them, none for others.
         costs: As `gdp.place` takes them.
         search: Budget of each placement. Default: one second.
         progress: Called with the row that begins and the share of the rows that are done.
@@ -102,77 +106,101 @@ def fit(
         ModelError, ClusterError: A file cannot be read, or a scheme is unknown.
         ArgumentError: A scheme is given for a model of another kind.
     """
-    search, plan = search or Search(seconds=1.0), plan_freely if target is None else planned
+    search = search or Search(seconds=1.0)
+    models = [models] if isinstance(models, str | os.PathLike) else list(models)
     machines = [load_cluster(cluster) for cluster in clusters]
-    asked = list(itertools.product(quantize, prompts, batches))
-    rows: dict[tuple[int, str, int, int], tuple[FitRow, Result | None]] = {}
-    for i, (scheme, prompt, batch) in enumerate(asked):
+    asked = [*itertools.product(models, machines, quantize, prompts, batches)]
+    rows, longest = list[FitRow](), dict[tuple[object, ...], int]()
+    for i, (model, machine, scheme, prompt, batch) in enumerate(asked):
+        named = os.fspath(model) if len(models) > 1 else ""
+        row = FitRow(machine.name, prompt, new, batch, fits=False, quantize=scheme, model=named)
+        if progress is not None:
+            progress(row.label, i / len(asked))
         spec = with_options(os.fspath(model), quantize=scheme) if scheme else model
         request = Generation(spec, prompt=prompt, new=new, batch=batch, context=context)
-        for j, machine in enumerate(machines):
-            if progress is not None:
-                share = (i * len(machines) + j) / (len(asked) * len(machines))
-                progress(f"{machine.name}: {prompt} tokens, batch {batch}", share)
-            row = FitRow(machine.name, prompt, new, batch, fits=False, quantize=scheme)
-            rows[j, scheme, prompt, batch] = _planned(
-                row, plan, request, machine, target=target, costs=costs, search=search
-            )
-    plans = [result.placement for _, result in rows.values() if result is not None]
+        runtime = target or ("llamacpp" if is_gguf(model) else None)
+        key = (model, machine.name, scheme, batch)
+        question = None
+        try:
+            question = ask(request, machine, target=runtime, costs=costs, search=search)
+            result = _answered(question, target)
+        except InfeasibleError as error:
+            parts = [str(error), *([] if question is None else [_needed(question)])]
+            rows.append(replace(row, limit="; ".join(parts)))
+            continue
+        note = loading_note(request, result.question.graph)
+        row = replace(row, note=note, costs=result.costs, links=links_line(machine))
+        rows.append(_told(row, result))
+        if key not in longest:
+            longest[key] = _longest(question, result)
+        longest[key] = max(longest[key], rows[-1].longest_context or 0)
+    of_machine = [
+        longest.get((model, machine.name, scheme, batch)) or None
+        for model, machine, scheme, _, batch in asked
+    ]
     return [
-        row if result is None else _told(row, _best_of(result, plans))
-        for row, result in (rows[j, *key] for j in range(len(machines)) for key in asked)
+        replace(row, longest_context=most) if row.fits else row
+        for row, most in zip(rows, of_machine, strict=True)
     ]
 
 
-def _planned(
-    row: FitRow, plan: Callable[[Question], Result], request: Generation, machine: Cluster,
-    **parts: Any,
-) -> tuple[FitRow, Result | None]:  # fmt: skip
-    """The row and the plan of its request, asked with these parts of a question; None where the
-    request does not fit."""
+def _answered(question: Question, target: str | None) -> Result:
+    """The answer; a free one where the runtime that was not named cannot run, such as llama.cpp
+    without a processor."""
     try:
-        question = ask(request, machine, **parts)
-        result = plan_longest(question, plan) if question.longest else plan(question)
-    except InfeasibleError as error:
-        return replace(row, limit=str(error)), None
-    note = loading_note(request, result.question.graph)
-    return replace(row, note=note, costs=result.costs, links=links_line(machine)), result
+        return answer(question)
+    except PlacementError:
+        if target is not None or question.target is None:
+            raise
+        return answer(replace(question, target=None))
 
 
-def _best_of(result: Result, plans: Iterable[Placement]) -> Result:
-    """The result of a request with the fastest of its own and other requests' plans."""
-    best, question = result, result.question
-    for plan in plans:
-        placement = _carried(plan, question.graph, question.cluster)
-        if placement is None or (placement.device == best.placement.device).all():
-            continue
-        score = solve.simulate(question, placement)
-        if score.feasible and score.latency_s < best.score.latency_s:
-            best = replace(best, placement=placement, score=score)
-    return best
+def _needed(question: Question) -> str:
+    """Bytes that a request needs and that its machine has, and the option that needs fewer."""
+    graph, machine = question.graph, question.cluster
+    first = graph.weight_holders()
+    cache = int(graph.cache_bytes[first].sum())
+    text = (
+        f"weights and caches take {format_bytes(int(graph.weight_bytes[first].sum()))}, "
+        f"{format_bytes(cache)} of it caches"
+    )
+    if max(machine.memory_bytes) < UNLIMITED_BYTES:
+        room = machine.room_bytes(np.ones(machine.num_devices, dtype=bool))
+        text += f", and all devices together have {format_bytes(room)}"
+    spec = spec_of(question.model or "")
+    if is_gguf(spec):
+        return text + ("" if "cache=" in spec else "; with ?cache=q8_0 caches take about half")
+    return text + ("" if "quantize=" in spec else "; with --quantize fp8 or nf4 weights take less")
+
+
+def _longest(question: Question, result: Result) -> int:
+    """Tokens of the longest context for which the machine of a question has a plan, by plans that
+    are made without a search; 0 where nothing says how caches grow."""
+    graph = result.question.graph
+    request, most = request_of(graph), longest_of_model(graph)
+    if request is None or not grows(graph):
+        return 0
+    own = longest_of_plan(result.question, result.placement, result.score) or request.held
+    if question.longest or own >= most > 0:
+        return own
+    quick = replace(question, search=replace(question.search, seconds=0.0, evaluations=None))
+    found = request_of(plan_longest(quick, planned).question.graph)
+    return own if found is None else max(found.held, own)
 
 
 def _told(row: FitRow, result: Result) -> FitRow:
     """The row of a request with its result."""
-    answer = generation_answer(result.question, result.placement, result.score)
-    if answer is None:
+    told = generation_answer(result.question, result.placement, result.score)
+    if told is None:
         return row
     full = fullness(result.question.cluster, result.score.peak_bytes.tolist())
-    value_s = result.score.latency_s
     return replace(
-        row, fits=True, tokens_per_s=answer.tokens_per_s, first_token_s=answer.first_token_s,
-        request_s=answer.request_s, fullest=max(full), limit=answer.limits[1],
-        context=answer.context, longest_context=answer.longest_context,
-        gap=_gap(result, value_s),
-        layout=_layout(result.placement, answer.stages),
+        row, fits=True, tokens_per_s=told.tokens_per_s, first_token_s=told.first_token_s,
+        request_s=told.request_s, fullest=max(full), limit=told.limits[1], context=told.context,
+        longest_context=told.longest_context,
+        full_tokens_per_s=told.full_tokens_per_s, gap=result.gap if result.bound_by else None,
+        layout=_layout(result.placement, told.stages),
     )  # fmt: skip
-
-
-def _gap(result: Result, value_s: float) -> float | None:
-    """Share of the seconds above the bound; None where no bound is known."""
-    if not result.bound_by:
-        return None
-    return max(0.0, 1.0 - result.bound_s / value_s) if value_s else 0.0
 
 
 def _layout(placement: Placement, stages: int) -> str:
@@ -184,20 +212,6 @@ def _layout(placement: Placement, stages: int) -> str:
     first = placement.splits[0]
     unlike = "" if first.is_even else f" ({':'.join(map(str, first.parts))})"
     return f"tensor {len(first.devices)}{unlike}{pipeline}{experts}"
-
-
-def _carried(plan: Placement, graph: OpGraph, machine: Cluster) -> Placement | None:
-    """The devices of another request's plan, by name; None where ops or devices are others."""
-    known = {name: d for d, name in enumerate(machine.device_names)}
-    if plan.op_names != graph.op_names or plan.teams or plan.splits:
-        return None
-    if not {plan.device_names[d] for d in np.unique(plan.device).tolist()} <= known.keys():
-        return None
-    # Of devices without ops nothing is asked.
-    index = np.array([known.get(name, 0) for name in plan.device_names])
-    device = np.where(graph.is_io, machine.host, index[plan.device])
-    placement = make_placement(graph, machine, device, plan.rank, made_by=plan.made_by)
-    return None if check(placement, graph, machine) else placement
 
 
 @runtime_checkable

@@ -12,9 +12,16 @@ from jaxtyping import Bool, Float
 from gdp import solve
 from gdp.cluster.types import UNLIMITED_BYTES, Cluster
 from gdp.costs.offload import is_offload
-from gdp.costs.op_offload import offloads, sent_bytes
+from gdp.costs.op_offload import is_sent, offloads
 from gdp.errors import ArgumentError, ModelError
-from gdp.graph.generation import NEXT_TOKEN, Request, request_of, run_once
+from gdp.graph.generation import (
+    NEXT_TOKEN,
+    Request,
+    cached_share,
+    grows,
+    request_of,
+    run_once,
+)
 from gdp.graph.op_graph import OpGraph
 from gdp.models import spec_of
 from gdp.placement import DraftModel, Placement
@@ -101,6 +108,8 @@ class GenerationAnswer:
     stages: int  # devices with caches, or groups of them that compute each op together
     copies: int  # of the model, each with a batch of its own
     draft: DraftModel | None = None  # whose bytes are in `memory`
+    # Of decode once all tokens of the context are used, where these are more than the request's.
+    full_tokens_per_s: float | None = None
 
     @property
     def tokens_per_s(self) -> float:
@@ -185,11 +194,24 @@ def generation_answer(
         context=request.held,
         longest_context=longest_of_plan(question, placement, score),
         stages=max(1, len(holding)), copies=copies,
+        full_tokens_per_s=_full_tokens_per_s(graph, token_s, min(caches_s, token_s)),
     )  # fmt: skip
     if question.draft is None:
         return answer
     _, small = draft_answer(question, placement)
     return with_draft_memory(answer, small, question.draft, count)
+
+
+def _full_tokens_per_s(graph: OpGraph, token_s: float, caches_s: float) -> float | None:
+    """Tokens per second of decode where a sequence has all tokens that caches are reserved for: ops
+    that read caches take seconds in proportion to the caches' bytes. None where the request has as
+    many tokens, or nothing says how caches grow."""
+    request = request_of(graph)
+    if request is None or request.held <= request.prompt + request.new or not grows(graph):
+        return None
+    mean = cached_share(graph, round(request.prompt + request.new / 2))
+    grown_s = token_s + caches_s * (1 / mean - 1) if mean > 0 else token_s
+    return request.batch / grown_s if grown_s > 0 else math.inf
 
 
 def draft_answer(question: Question, placement: Placement) -> tuple[Question, GenerationAnswer]:
@@ -263,7 +285,7 @@ def causes_s(predicted: Prediction) -> dict[str, Float[np.ndarray, "M"]]:
     op_s = op_s - exchange_s
     streams = np.array([is_offload(entry) for entry in devices])[device]
     on_cpu = np.array([entry.is_cpu for entry in devices])[device]
-    sends = (sent_bytes(graph) > 0) & offloads(graph, problem.cluster) & on_cpu & ~streams
+    sends = is_sent(graph) & offloads(graph, problem.cluster) & on_cpu & ~streams
     own = work & ~streams & ~sends
     rate = np.array([entry.bytes_per_s for entry in devices])[device]
     speed = np.array([devices[device[op]].speed(graph.detail[op].dtype) for op in ops])
@@ -336,8 +358,10 @@ def _memory(
     caches = cache_bytes_on(graphs, placement, cluster, count)
     held = weights_once(graphs, placement)
     for d, entry in enumerate(cluster.devices):
-        weights = int((graphs[d].weight_bytes - graphs[d].cache_bytes)[held[d]].sum())
-        cache = int(caches[d])
+        # Buffers that a runtime reserves, such as those of masks, are neither weights nor caches.
+        own, room = graphs[d], graphs[d].is_buffer[held[d]]
+        weights = int((own.weight_bytes - own.cache_bytes)[held[d][~room]].sum())
+        cache = int(caches[d]) - count * int(own.cache_bytes[held[d][room]].sum())
         peak = int(score.peak_bytes[d])
         limited = entry.memory_bytes < UNLIMITED_BYTES
         rows.append(

@@ -150,7 +150,8 @@ def answer(question: Question, phases: Phases | None = None) -> Result:
     """
     phases = phases or Phases()
     result = plan_longest(question, planned) if question.longest else planned(question)
-    graph, model, target = result.question.graph, question.model, question.target
+    # A runtime's plan may be of another size of micro-batches, which its model says.
+    graph, model, target = result.question.graph, result.question.model, question.target
     request = request_of(graph)
     if question.longest and model is not None and request is not None:
         model = at_context(model, request.context)  # so that it is loaded with the same caches

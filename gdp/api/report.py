@@ -52,7 +52,7 @@ def report(
         ArgumentError: Traffic has another form, or the placement is not for vLLM.
     """
     question, placed = question_about(placement, model, cluster, objective=objective, costs=costs)
-    question = question if traffic is None else on_vllm(question)
+    question = question if traffic is None else on_vllm(question, placed)
     result = placement if isinstance(placement, Result) else solve.evaluate(question, placed)
     write_page(
         question, result, path, None if measured is None else measured_view(measured),

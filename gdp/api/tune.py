@@ -463,7 +463,8 @@ def _judged(
             predicted = [session.planned(placement, a).predicted_s for a in (before, after)]
             interval_s = (1.0 / rate.high, 1.0 / rate.low)
             checked.append(Checked(1.0 / rate.value, interval_s, predicted[0], predicted[1]))
-    verdict = judge_lessons(checked)
+    noise = "" if loop.final.prefer else "the machine was too noisy to tell which plan is fastest"
+    verdict = judge_lessons(checked, noise)
     shares = {"off_before": verdict.off_before, "off": verdict.off}
     return msgspec.structs.replace(record, **shares), verdict
 

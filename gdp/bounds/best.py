@@ -97,7 +97,8 @@ def _latency(problem: Problem, budget: WorkBudget, found_s: float) -> list[Bound
     bounds += latency_bounds(problem, budget, found_s)
     if problem.num_ops > QUICK_OPS and budget.is_over():
         return [*bounds, _work(machines, work_s, share)]
-    if rows_bind(problem) and path_program_size(problem) <= budget.entries:
+    with_paths = rows_bind(problem) and path_program_size(problem) <= budget.entries
+    if with_paths and not budget.paths_unsolved:
         return bounds  # the program of paths has the rows of the loads
     return [*bounds, *load_bounds(problem, budget, found_s, only_memory=True)]
 

@@ -38,6 +38,7 @@ class WorkBudget:
         self.seconds = max(0.0, seconds)
         self.clock = Clock(max(_LEAST_CAP_S, PATIENCE * seconds) if cap_s is None else cap_s)
         self.cut_short = False
+        self.paths_unsolved = False  # the clock ended the linear program of paths
 
     @property
     def branches(self) -> int:

@@ -35,6 +35,9 @@ from gdp.units import format_bytes
 
 _MIP_GAP = 1e-3  # relative; left open by HiGHS
 _PRICE_ROUNDS = 100
+_PATHS_SHARE = 0.6
+"""Of the clock's remaining seconds, for the linear program of paths: where it takes longer, the
+smaller one of loads has the rest, whose bound is else the lower one."""
 _SHRINK = 0.92  # of the price steps: a sum of 12 first ones is in reach
 
 
@@ -77,10 +80,16 @@ def _programs(
     if known_s >= found_s * (1.0 - 1e-9) or path_program_size(problem) > budget.entries:
         return []
     program = build_paths(problem, known_s, timing)
-    bounds = [] if budget.is_over() else _linear(program, budget)
+    budget.paths_unsolved = budget.is_over()
+    bounds = [] if budget.paths_unsolved else _linear(program, budget)
     known_s = max([known_s, *(bound.value_s for bound in bounds)])
     nodes = budget.nodes(program.size, paths=True)
-    if nodes == 0 or known_s >= found_s * (1.0 - _MIP_GAP) or budget.is_over():
+    if (
+        nodes == 0
+        or budget.paths_unsolved
+        or known_s >= found_s * (1.0 - _MIP_GAP)
+        or budget.is_over()
+    ):
         return bounds
     text = (
         "mixed-integer program of paths, work, transfers and memory: "
@@ -92,8 +101,9 @@ def _programs(
 
 def _linear(program: LinearProgram, budget: WorkBudget) -> list[Bound]:
     """The value of the linear program, from its dual solution: no tolerance enters."""
-    solved = dual_weights(program, budget.remaining_s())
+    solved = dual_weights(program, _PATHS_SHARE * budget.remaining_s())
     budget.is_over()
+    budget.paths_unsolved = solved is None
     if solved is None:
         return []
     rows, groups = program.a.shape[0], program.shape[0]

@@ -77,9 +77,8 @@ def _groups_of(method: str | None, objective: str) -> list[str]:
     with_policy = method.startswith("policy")
     if method != "auto" and not with_policy:
         return ["simulator", *bounds, "lists", "fusion"]
-    policy = ["policy"] if with_policy else []
     pipeline = ["pipeline"] if pipelined else []
-    return ["simulator", *policy, *pipeline, "search", *bounds, "lists", "paths", "fusion"]
+    return ["simulator", "policy", *pipeline, "search", *bounds, "lists", "paths", "fusion"]
 
 
 def _taken(pipe: int) -> Iterator[str]:

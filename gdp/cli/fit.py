@@ -1,6 +1,7 @@
 """`gdp fit`: requests, or traffic, on several machines and in several schemes."""
 
 import functools
+from operator import attrgetter
 from typing import TYPE_CHECKING
 
 import click
@@ -8,7 +9,7 @@ from click.core import ParameterSource
 
 from gdp.cli import options
 from gdp.cli.show import show, stages
-from gdp.cli.traffic import parsed_traffic, traffic_option
+from gdp.cli.traffic import draft_option, parsed_draft, parsed_traffic, traffic_option
 from gdp.targets.table import PLANNERS
 
 if TYPE_CHECKING:
@@ -38,7 +39,7 @@ def _schemes(context: click.Context, parameter: click.Parameter, value: str) -> 
 
 
 @click.command()
-@click.argument("model", metavar="MODEL")
+@click.argument("models", metavar="MODEL...", nargs=-1, required=True)
 @click.option(
     "--cluster", "--clusters", "clusters", multiple=True, required=True, metavar="A,B",
     help="Presets or TOML files to compare; may be repeated.",
@@ -64,24 +65,27 @@ def _schemes(context: click.Context, parameter: click.Parameter, value: str) -> 
     "--for", "target", type=click.Choice(tuple(PLANNERS)), help="Rows that this runtime can follow."
 )
 @traffic_option
+@draft_option
 @options.max_memory
 @options.reserve
+@options.backend
 @click.option("--seconds", type=float, default=1.0, show_default=True, help="Search of each row.")
 @options.seed
 @options.costs
 @options.outputs(picture=options.written("--picture", metavar="P.svg", help="Write bars (SVG)."))
 @options.as_json
 def fit(
-    model: str, clusters: tuple[str, ...], prompts: tuple[int, ...], batches: tuple[int, ...],
-    quantize: tuple[str, ...], new: int, context: str | None, target: str | None,
-    traffic: str | None, max_memory: tuple[str, ...], reserve: tuple[str, ...], seconds: float,
-    seed: int, costs: str | None, outputs: options.Outputs,
+    models: tuple[str, ...], clusters: tuple[str, ...], prompts: tuple[int, ...],
+    batches: tuple[int, ...], quantize: tuple[str, ...], new: int, context: str | None,
+    target: str | None, traffic: str | None, draft: str | None, max_memory: tuple[str, ...],
+    reserve: tuple[str, ...], backend: str | None, seconds: float, seed: int, costs: str | None,
+    outputs: options.Outputs,
 ) -> None:  # fmt: skip
-    """Compare contexts, batches, schemes and machines: if they fit, and how fast they are.
+    """Compare models, contexts, batches, schemes and machines: if they fit, and how fast they are.
 
-    MODEL is a configuration of transformers (hf:CONFIG) or a .gguf file. Every row is a placement
-    of one request: the prompt is read, then tokens are written; with --traffic, a plan for vLLM of
-    requests that share the engine.
+    MODEL is a configuration of transformers (hf:CONFIG) or a .gguf file, for llama.cpp; there may
+    be several. Every row is a placement of one request: the prompt is read, then tokens are
+    written; with --traffic, a plan for vLLM of requests that share the engine.
     """
     from gdp.api.fit import fit as fit_rows
     from gdp.api.fit import fit_picture
@@ -92,41 +96,44 @@ def fit(
     from gdp.models import HF_PREFIX, LONGEST, is_gguf
     from gdp.terminal import listening
 
-    if not (model.startswith(HF_PREFIX) or is_gguf(model)):
-        raise click.UsageError(f"gdp fit takes hf:CONFIG and .gguf models, not {model!r}")
+    for model in models:
+        if not (model.startswith(HF_PREFIX) or is_gguf(model)):
+            raise click.UsageError(f"gdp fit takes hf:CONFIG and .gguf models, not {model!r}")
     if traffic is not None:
-        _require_traffic(model, target)
+        _require_traffic(models, target)
+    elif draft is not None:
+        raise click.UsageError("--draft is for requests of --traffic to hf: models (--for vllm)")
     names = [name.strip() for given in clusters for name in given.split(",")]
     if "" in names:
         raise click.UsageError(
             f"--clusters {','.join(clusters)!r} has an empty name: write them like cpu+t4,cpu+h100"
         )
-    outputs.require(model, costs, *(name for name in names if name.endswith(".toml")))
-    machines = options.limited(map(Cluster.load, names), max_memory, reserve)
+    outputs.require(*models, costs, *(name for name in names if name.endswith(".toml")))
+    machines = options.limited(map(Cluster.load, names), max_memory, reserve, backend)
     with stages() as say, listening(say):
         if traffic is not None:
             rows = fit_traffic(
-                model, machines, parsed_traffic(traffic), quantize=quantize, costs=costs,
-                progress=say,
+                models, machines, parsed_traffic(traffic), quantize=quantize, costs=costs,
+                draft=parsed_draft(draft), progress=say,
             )  # fmt: skip
             text = functools.partial(traffic_text, rows)
         else:
             rows = fit_rows(
-                model, machines, prompts=prompts, batches=batches, quantize=quantize, new=new,
+                models, machines, prompts=prompts, batches=batches, quantize=quantize, new=new,
                 context=context if context in (None, LONGEST) else int(context), target=target,
                 costs=costs, search=Search(seed, seconds), progress=say,
             )  # fmt: skip
             text = functools.partial(fit_text, rows)
     if path := outputs.paths.get("picture"):
         write_atomic(path, fit_picture(rows).encode())
-    show({"model": model, "rows": [row.to_json() for row in rows]}, text)
+    show({"models": list(models), "rows": [row.to_json() for row in rows]}, text)
 
 
-def _require_traffic(model: str, target: str | None) -> None:
+def _require_traffic(models: "Sequence[str]", target: str | None) -> None:
     """Refuse what `--traffic` does not go with."""
     from gdp.models import HF_PREFIX
 
-    if target != "vllm" or not model.startswith(HF_PREFIX):
+    if target != "vllm" or not all(model.startswith(HF_PREFIX) for model in models):
         raise click.UsageError("--traffic is for hf: models --for vllm")
     context = click.get_current_context()
     for name, flag in _NOT_OF_TRAFFIC.items():
@@ -140,11 +147,13 @@ def fit_text(rows: "Sequence[FitRow]") -> str:
     from gdp.units import format_seconds
 
     body, tried, divides = [], any(row.quantize for row in rows), any(row.layout for row in rows)
+    several, longer = (any(map(attrgetter(name), rows)) for name in ("model", "full_tokens_per_s"))
     for row in rows:
-        start = [row.cluster, f"{row.prompt}+{row.new}", str(row.batch)]
+        start = [row.model] * several
+        start += [row.cluster, f"{row.prompt}+{row.new}", str(row.batch)]
         start += [row.quantize or "-"] if tried else []
         if not row.fits or row.first_token_s is None or row.request_s is None:
-            body.append([*start, "no", *["-"] * (6 + divides)])
+            body.append([*start, "no", *["-"] * (6 + divides + longer)])
             continue
         body.append(
             [
@@ -152,11 +161,13 @@ def fit_text(rows: "Sequence[FitRow]") -> str:
                 format_seconds(row.request_s), "-" if row.gap is None else f"{row.gap:.0%}",
                 f"{row.fullest or 0:.0%}",
                 "-" if row.longest_context is None else str(row.longest_context),
+                *(["-" if not row.full_tokens_per_s else f"{row.full_tokens_per_s:.1f}"] * longer),
                 *([row.layout or "-"] if divides else []),
             ]
         )  # fmt: skip
-    header = ["machine", "tokens", "batch", *["quantised"] * tried, "fits", "tokens/s"]
-    header += ["first token", "request", "gap", "fullest", "longest context", *["layout"] * divides]
+    header = [*["model"] * several, "machine", "tokens", "batch", *["quantised"] * tried, "fits"]
+    header += ["tokens/s", "first token", "request", "gap", "fullest", "longest context"]
+    header += [*["tokens/s at it"] * longer, *["layout"] * divides]
     return shown([table(header, body), "", *_remarks(rows)])
 
 
@@ -170,9 +181,11 @@ def traffic_text(rows: "Sequence[TrafficRow]") -> str:
             return ["-", "-"]
         return [format_seconds(spread.mean_s), format_seconds(spread.p95_s)]
 
-    tried, body = any(row.quantize for row in rows), []
+    tried, several = (any(map(attrgetter(name), rows)) for name in ("quantize", "model"))
+    body = list[list[str]]()
     for row in rows:
-        start = [row.cluster, *[row.quantize or "-"] * tried, "yes" if row.fits else "no"]
+        start = [*[row.model] * several, row.cluster, *[row.quantize or "-"] * tried]
+        start.append("yes" if row.fits else "no")
         if row.tokens_per_s is None:
             body.append([*start, *["-"] * 8])
             continue
@@ -183,8 +196,8 @@ def traffic_text(rows: "Sequence[TrafficRow]") -> str:
                 f"{row.running or 0:.1f}", room, row.layout,
             ]
         )  # fmt: skip
-    header = ["machine", *["quantised"] * tried, "fits", "tokens/s", "first token", "95%"]
-    header += ["a token", "95%", "at once", "room", "layout"]
+    header = [*["model"] * several, "machine", *["quantised"] * tried, "fits", "tokens/s"]
+    header += ["first token", "95%", "a token", "95%", "at once", "room", "layout"]
     return shown([table(header, body), "", *_remarks(rows)])
 
 

@@ -12,6 +12,7 @@ from gdp.cli.show import placing, show, stages
 from gdp.cli.traffic import TrafficOptions, parsed_traffic, traffic_option, traffic_options
 from gdp.clock import COMPILE, Phases, waiting_for
 from gdp.errors import InfeasibleError
+from gdp.targets.table import PLANNERS
 from gdp.terminal import printable_lines
 
 if TYPE_CHECKING:
@@ -67,7 +68,8 @@ def place(
     if destination.runtime is None:
         require_answerable(question)
     with waiting_for(COMPILE):
-        first_run.prepare(search.method, question.objective)
+        searches = destination.runtime is None or PLANNERS[destination.runtime].searches
+        first_run.prepare(search.method if searches else None, question.objective)
     phases.ended("read")
     result = _all_waited(phases, answered(question))
     _write(result, outputs)
@@ -85,6 +87,7 @@ def _place_for_traffic(
 ) -> None:  # fmt: skip
     """Place a language model for an engine that serves traffic."""
     from gdp.api.traffic.serve import served_plan
+    from gdp.cli import first_run
     from gdp.cli.text import result_text
     from gdp.files.writing import check_file_writable, is_stream
     from gdp.models import HF_PREFIX
@@ -96,6 +99,8 @@ def _place_for_traffic(
     asking.model.require_no_sizes("--traffic")
     traffic, limits, draft = serving.parsed()
     overwrite = outputs.require(spec, *asking.files)
+    with waiting_for(COMPILE):
+        first_run.prepare(None, asking.objective or "latency")
     plan = served_plan(
         asked, spec, traffic, answered, within=limits, disaggregated=not serving.joint, draft=draft
     )
@@ -232,7 +237,7 @@ def report(
     path, requests = outputs.paths["report"], traffic and parsed_traffic(traffic)
     outputs.require(about.model.given, placement, about.cluster.cluster, about.costs)
     question, placed = about.question(placement, about.model.given)
-    question = on_vllm(question) if requests else question
+    question = on_vllm(question, placed) if requests else question
     result = evaluate(question, placed)
     served = served_on(result, requests).traffic_json() if requests else None
     reporting.write_page(question, result, path, traffic=served)

@@ -3,6 +3,7 @@
 Names come from models and may hold anything, so every cell and every line is made printable.
 """
 
+import logging
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -89,7 +90,6 @@ def result_text(
                 _reserve(entry),
             ]
         )
-    gap = "optimal" if result.proven_optimal else f"gap {result.gap:.1%}"
     # The members of a team run the same kernels.
     kernels = sum(n for d, n in enumerate(result.counts.kernels) if leads.get(d, d) == d)
     lines = [
@@ -99,9 +99,10 @@ def result_text(
         f"costs    {result.costs}",
         *links_lines(cluster),
         *traffic,
+        *(_alone(answer) if traffic and answer is not None else []),
         *(_times(result) if answer is None else generation_lines(answer)),
         *_deviation(result),
-        f"bound    {_bound(result)}" + (f": {gap}" if result.bound_by else ""),
+        *_bound_lines(result),
         f"waited   {result.seconds:.2f} s: {_phases(result)}; {result.evaluations} evaluations in "
         f"{result.search_cpu_s:.2g} CPU s",
         "",
@@ -113,8 +114,16 @@ def result_text(
     lines += [_split_text(split, result) for split in result.placement.splits]
     if result.candidates:
         lines += ["", _candidates(result)]
-    lines += [f"note: {note}" for note in result.notes]
+    about = "note on this batch" if traffic else "note"
+    lines += [f"{about}: {note}" for note in result.notes]
     return shown(lines)
+
+
+def _alone(answer: "GenerationAnswer") -> list[str]:
+    """A heading above the figures of one batch, where those of traffic stand before them."""
+    count = answer.request.batch
+    what = f"{count} requests that start together" if count > 1 else "one request"
+    return ["", f"without other traffic, a batch of {what}:"]
 
 
 def links_lines(cluster: Cluster) -> list[str]:
@@ -123,12 +132,16 @@ def links_lines(cluster: Cluster) -> list[str]:
     return [f"links    {line}"] if line else []
 
 
-def _bound(result: Result) -> str:
-    """The proven limit with its argument, of those objectives that have one."""
+def _bound_lines(result: Result, *, gap: bool = True) -> list[str]:
+    """The proven limit and the gap to it; with `--verbose` the proof, too."""
     if not result.bound_by:
-        return f"none is known of {result.objective}"
+        return [f"bound    none is known of {result.objective}"]
     limit = find_objective(result.objective).text(result.bound_s)
-    return f"no placement of {result.bound_over} takes less than {limit} ({result.bound_by})"
+    share = "optimal" if result.proven_optimal else f"gap {result.gap:.1%}"
+    lines = [f"bound    {limit}" + (f" ({share})" if gap else "")]
+    if logging.getLogger("gdp").isEnabledFor(logging.INFO):
+        lines.append(f"proof    no placement of {result.bound_over} takes less: {result.bound_by}")
+    return lines
 
 
 def _times(result: Result) -> list[str]:
@@ -152,6 +165,11 @@ def generation_lines(answer: "GenerationAnswer") -> list[str]:
         f"{format_seconds(answer.token_s)} a step{side}",
         f"request  {format_seconds(answer.request_s)} for {request.new} tokens",
     ]
+    if answer.full_tokens_per_s is not None:
+        lines.append(
+            f"full     {answer.full_tokens_per_s:.1f} tokens/s once all {answer.context} tokens of "
+            "the context are in use"
+        )
     if answer.is_pipeline:
         flight = f"{answer.in_flight} request{'s' if answer.in_flight > 1 else ''} in flight"
         more = [] if answer.room is None else [f"memory has room for {answer.room}"]
@@ -245,7 +263,7 @@ def _candidates(result: Result) -> Shown:
             [
                 c.method,
                 "-" if c.value_s is None else format_seconds(c.value_s),
-                "yes" if c.feasible else "no",
+                "yes" if c.feasible else "no" if c.seconds else "skipped",
                 f"{c.seconds:.2f} s",
             ]
         )
@@ -273,7 +291,7 @@ def compare_text(graph: OpGraph, cluster: Cluster, rows: Mapping[str, Result | s
     lines = [f"{graph.name} on {cluster.name}", table(header, body)]
     if results:
         best = max(results.values(), key=lambda row: row.bound_s)
-        lines.append(f"bound    {_bound(best)}")
+        lines += _bound_lines(best, gap=False)
     lines += [f"{name}: {row}" for name, row in rows.items() if isinstance(row, str)]
     return shown(lines)
 

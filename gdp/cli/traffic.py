@@ -36,7 +36,7 @@ _joint = click.option(
 )  # fmt: skip
 
 
-_draft = click.option(
+draft_option = click.option(
     "--draft", metavar="MODEL,tokens=K,acceptance=A",
     help="A small hf: model that drafts K tokens a pass for --traffic, where that is faster; A is "
     "the first of the acceptance rates per position that vLLM logs.",
@@ -60,6 +60,14 @@ def parsed_traffic(text: str) -> "Traffic":
         return parse_traffic(text)
 
 
+def parsed_draft(text: str | None) -> "Draft | None":
+    """The value of `--draft`; raises `UsageError` for a malformed one."""
+    from gdp.api.traffic.drafting import parse_draft
+
+    with _refused_as("--draft"):
+        return None if text is None else parse_draft(text)
+
+
 @dataclass(frozen=True)
 class TrafficOptions:
     """Traffic that a plan is for, and demands on it."""
@@ -71,22 +79,22 @@ class TrafficOptions:
 
     def parsed(self) -> "tuple[Traffic, TrafficLimits, Draft | None]":
         """Requests, limits and the model that drafts; raises `UsageError` for malformed ones."""
-        from gdp.api.traffic.drafting import parse_draft
         from gdp.sim.traffic_text import NO_LIMITS, parse_limits
 
         traffic = parsed_traffic(self.traffic or "")
         with _refused_as("--within"):
             limits = NO_LIMITS if self.within is None else parse_limits(self.within)
-        with _refused_as("--draft"):
-            return traffic, limits, None if self.draft is None else parse_draft(self.draft)
+        return traffic, limits, parsed_draft(self.draft)
 
     def require_none(self) -> None:
         """Raise `UsageError` where an option is given that is for traffic alone."""
         given = {"--draft": self.draft, "--within": self.within, "--no-disaggregation": self.joint}
         if name := next((name for name, value in given.items() if value), None):
-            raise click.UsageError(f"{name} is for requests of --traffic: give it, too")
+            raise click.UsageError(
+                f"{name} is for requests of --traffic to hf: models (--for vllm)"
+            )
 
 
 traffic_options = pass_one("serving", TrafficOptions, {
-    "traffic": traffic_option, "draft": _draft, "within": _within, "joint": _joint,
+    "traffic": traffic_option, "draft": draft_option, "within": _within, "joint": _joint,
 })  # fmt: skip

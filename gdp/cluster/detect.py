@@ -53,7 +53,8 @@ def local_cluster(*, max_cores: int = MAX_CORES, run: Run | None = None) -> Clus
     """Detect this machine: its GPUs and the CPU as one device, or, without GPUs, its cores.
 
     GPUs come from nvidia-smi or rocm-smi, or from JAX if a JAX accelerator plug-in is installed;
-    unknown models get the preset with the nearest memory.
+    unknown models get the preset with the nearest memory. Their backend of llama.cpp is what an
+    installed llama-cpp-python was built with.
 
     Args:
         max_cores: Most cores, of those that this process may use.
@@ -68,6 +69,7 @@ def local_cluster(*, max_cores: int = MAX_CORES, run: Run | None = None) -> Clus
     cpu = replace(
         _sized(base, memory_bytes()),
         model=cpu_model(),
+        sockets=num_sockets(),
         # The preset has 8 cores; arithmetic scales with cores, memory bandwidth does not.
         flop_per_s={"default": base.flop_per_s["default"] * count / PRESET_CORES},
     )
@@ -105,6 +107,15 @@ def cpu_model() -> str:
     flags = entry.get("flags", "").split()
     widest = next((w for w, f in (("avx512", "avx512f"), ("avx2", "avx2")) if f in flags), "")
     return " ".join(part for part in (entry.get("model name", ""), widest) if part)
+
+
+def num_sockets(cpuinfo: str = "/proc/cpuinfo") -> int:
+    """Processors that this machine has in sockets; 1 where the system does not say."""
+    try:
+        text = Path(cpuinfo).read_text()
+    except OSError:
+        return 1
+    return max(1, len(set(re.findall(r"^physical id\s*:\s*(\d+)", text, re.MULTILINE))))
 
 
 def _cores(max_cores: int) -> Cluster:
@@ -182,7 +193,7 @@ def _host_links(run: Run, gpus: Sequence[Device]) -> dict[str, float]:
 
 
 def _queried(run: Run, fields: str) -> list[list[str]]:
-    """Cells of what nvidia-smi answers, a row for each GPU."""
+    """Cells of a query of nvidia-smi, a row for each GPU."""
     text = run(["nvidia-smi", f"--query-gpu={fields}", "--format=csv,noheader,nounits"]) or ""
     return [[cell.strip() for cell in line.split(",")] for line in text.strip().splitlines()]
 
@@ -243,8 +254,33 @@ def _gpu(
         LOG.warning("no preset for %s (%s): using the numbers of %s", name, model, preset)
     base = device_preset(preset, name)
     device = _sized(base, size_bytes or base.total_bytes)
-    own = capability or base.compute_capability
-    return replace(device, model=model, compute_capability=own)
+    own, backend = capability or base.compute_capability, backend_of(preset, ggml_libraries())
+    return replace(device, model=model, compute_capability=own, backend=backend)
+
+
+def ggml_libraries() -> list[str]:
+    """Names of the libraries that an installed llama-cpp-python computes with; none without it."""
+    from importlib.util import find_spec
+
+    found = find_spec("llama_cpp")
+    if found is None or found.origin is None:
+        return []
+    return sorted(path.name for path in (Path(found.origin).parent / "lib").glob("*ggml-*"))
+
+
+_LIBRARIES = {"nvidia": "cuda", "amd": "hip", "intel": "sycl", "apple": "metal"}
+
+
+def backend_of(preset: str, libraries: Sequence[str]) -> str:
+    """Backend of llama.cpp on a GPU where a build tells it: Vulkan where it has no other for its
+    maker; "" for the usual one, and where there is no build.
+
+    >>> backend_of("rx7900xtx", ["libggml-cpu.so", "libggml-vulkan.so"])
+    'vulkan'
+    """
+    own = _LIBRARIES.get(presets()[preset].maker, "none")
+    has = {name for name in (own, "vulkan") if any(f"ggml-{name}" in lib for lib in libraries)}
+    return "vulkan" if has == {"vulkan"} else ""
 
 
 def read_topology(text: str, names: list[str], kinds: Sequence[str] = ()) -> list[Link]:

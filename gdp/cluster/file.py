@@ -47,6 +47,8 @@ class DeviceEntry(msgspec.Struct, forbid_unknown_fields=True):
     reserve_bytes: int | str | None = None
     unified: bool | None = None
     compute_capability: float | None = None
+    backend: str | None = None
+    sockets: int | None = None
     copy_bytes_per_s: float | None = None
 
 
@@ -96,13 +98,13 @@ def cluster_of(entry: ClusterEntry, name: str) -> Cluster:
         for key in ("default_bytes_per_s", "default_latency_s")
         if (value := getattr(entry, key)) is not None
     }
+    given = [_link(link, entry.contention) for link in entry.link]
+    pairs = {(x.src, x.dst) for x in given} | {(x.dst, x.src) for x in given if not x.one_way}
+    assumed = [] if defaults else _preset_links(devices, entry.contention)
     return make_cluster(
         entry.name or name,
         devices,
-        [
-            *([] if defaults else _preset_links(devices, entry.contention)),
-            *(_link(link, entry.contention) for link in entry.link),
-        ],
+        [*given, *(link for link in assumed if (link.src, link.dst) not in pairs)],
         **defaults,
         default_contention=entry.contention,
         host=entry.host,
@@ -110,7 +112,7 @@ def cluster_of(entry: ClusterEntry, name: str) -> Cluster:
 
 
 def _preset_links(devices: Sequence[Device], contention: bool) -> list[Link]:
-    """The links among the devices that are of presets by their kinds."""
+    """One-way links among the devices that are of presets by their kinds."""
     from gdp.cluster.presets import preset_links, presets
 
     known = [device for device in devices if device.kind in presets()]
@@ -156,14 +158,19 @@ def _device(entry: DeviceEntry) -> Device:
         given["supported"] = frozenset(given["supported"])
     if base is not None:
         whole = replace(base, memory_bytes=base.total_bytes, reserve_bytes=0)
-        return reserved(replace(whole, **given), kept)
+        return _checked(reserved(replace(whole, **given), kept))
     missing = [key for key in ("flop_per_s", "bytes_per_s") if key not in given]
     if missing:
         raise ClusterError(
             f"device {entry.name!r} lacks {' and '.join(missing)}; give them, or a preset"
         )
     given.setdefault("kind", entry.name)
-    return reserved(Device(**given), kept)
+    return _checked(reserved(Device(**given), kept))
+
+
+def _checked(device: Device) -> Device:
+    _require_backend(device)
+    return device
 
 
 def write_cluster(cluster: Cluster, path: str | os.PathLike[str]) -> None:
@@ -201,6 +208,10 @@ def cluster_toml(cluster: Cluster) -> str:
             lines.append(f"unified = {str(device.unified).lower()}")
         if device.compute_capability:
             lines.append(f"compute_capability = {device.compute_capability!r}")
+        if device.backend:
+            lines.append(f"backend = {_quote(device.backend)}")
+        if device.sockets > 1:
+            lines.append(f"sockets = {device.sockets}")
         if device.model:
             lines.append(f"model = {_quote(device.model)}")
         if device.supported is not None:
@@ -261,6 +272,33 @@ def with_max_memory(cluster: Cluster, limits: Mapping[Any, int | str]) -> Cluste
         for d in cluster.devices
     )  # fmt: skip
     return replace(cluster, devices=devices)
+
+
+def with_backend(cluster: Cluster, backend: str | None) -> Cluster:
+    """The cluster whose GPUs llama.cpp computes on by a backend; as it is without one. Raises
+    `ClusterError` on an unknown name."""
+    if backend is None:
+        return cluster
+    devices = [d if d.is_cpu else replace(d, backend=backend) for d in cluster.devices]
+    for device in devices:
+        _require_backend(device)
+    return replace(cluster, devices=tuple(devices))
+
+
+_MAKERS = {"cuda": "nvidia", "rocm": "amd", "sycl": "intel", "metal": "apple"}
+"""Maker of the GPUs of a backend of llama.cpp; Vulkan is for all."""
+
+
+def _require_backend(device: Device) -> None:
+    """Raise `ClusterError` where a device's backend is for another maker's GPUs."""
+    from gdp.cluster.presets import presets
+
+    preset, maker = presets().get(device.kind), _MAKERS.get(device.backend, "")
+    if preset is not None and maker and preset.maker != maker:
+        raise ClusterError(
+            f"device {device.name!r}: backend {device.backend!r} is for GPUs of {maker}, and "
+            f"{device.kind} is none; it has vulkan"
+        )
 
 
 Machine = str | os.PathLike[str] | Cluster

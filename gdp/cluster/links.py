@@ -42,7 +42,7 @@ def pcie_bytes_per_s(generation: int, lanes: int = 16) -> float:
     return _LANE_BYTES_PER_S[min(max(generation, 1), 6)] * lanes
 
 
-class Kind(NamedTuple):
+class LinkKind(NamedTuple):
     """A kind of link, one direction."""
 
     name: str
@@ -51,7 +51,7 @@ class Kind(NamedTuple):
     mesh: bool = False  # each pair has its own, so that transfers to different devices overlap
 
 
-def link_kind(a: Preset, b: Preset, host_pcie: int = 0, suffix: str = "") -> Kind | None:
+def link_kind(a: Preset, b: Preset, host_pcie: int = 0, suffix: str = "") -> LinkKind | None:
     """The link between two devices of presets.
 
     Cards reach the processor, and each other, by the connector of the narrower one at the lower
@@ -72,27 +72,27 @@ def link_kind(a: Preset, b: Preset, host_pcie: int = 0, suffix: str = "") -> Kin
         if suffix and len(own) < 2:
             return None
         if suffix or (a.kind == b.kind and own and not a.bridged):
-            return Kind(FABRICS[a.maker], min(own), NVLINK_LATENCY_S, a.mesh)
+            return LinkKind(FABRICS[a.maker], min(own), NVLINK_LATENCY_S, a.mesh)
     cards = [x for x in (a, b) if x.maker] or [a, b]
     ways = [_way_out(x, host_pcie, suffix) for x in cards]
     return min(ways, key=lambda way: way.bytes_per_s)
 
 
-def _way_out(card: Preset, host_pcie: int, suffix: str) -> Kind:
+def _way_out(card: Preset, host_pcie: int, suffix: str) -> LinkKind:
     """Link from a device to its host, or to the next machine where it has its own processor."""
     if not suffix.startswith("pcie"):
         if card.host_bytes_per_s:
-            return Kind("NVLink-C2C", card.host_bytes_per_s, NVLINK_LATENCY_S)
+            return LinkKind("NVLink-C2C", card.host_bytes_per_s, NVLINK_LATENCY_S)
         if card.network_bytes_per_s:
-            return Kind("network", card.network_bytes_per_s, NETWORK_LATENCY_S)
+            return LinkKind("network", card.network_bytes_per_s, NETWORK_LATENCY_S)
     known = [g for g in (card.pcie, host_pcie) if g]
     generation = int(suffix[4]) if suffix.startswith("pcie") else min(known, default=3)
     return _pcie(generation, card.lanes)
 
 
-def _pcie(generation: int, lanes: int) -> Kind:
+def _pcie(generation: int, lanes: int) -> LinkKind:
     name = f"PCIe {generation}.0 x{lanes}"
-    return Kind(name, pcie_bytes_per_s(generation, lanes), PCIE_LATENCY_S)
+    return LinkKind(name, pcie_bytes_per_s(generation, lanes), PCIE_LATENCY_S)
 
 
 def host_generation(entries: Sequence[Preset]) -> int:
@@ -100,7 +100,7 @@ def host_generation(entries: Sequence[Preset]) -> int:
     return min((x.pcie for x in entries if not x.maker and x.pcie), default=0)
 
 
-_PCIE_NUMBERS: Mapping[tuple[float, float], Kind] = {
+_PCIE_NUMBERS: Mapping[tuple[float, float], LinkKind] = {
     (kind.bytes_per_s, kind.latency_s): kind
     for kind in (
         _pcie(generation, lanes) for lanes in (1, 2, 4, 8, 16) for generation in range(3, 7)
@@ -139,22 +139,20 @@ def concurrent_rings(cluster: Cluster, devices: Sequence[int]) -> int:
     return 1
 
 
-def _kind_of(cluster: Cluster, src: int, dst: int) -> tuple[Kind, bool]:
+def _kind_of(cluster: Cluster, src: int, dst: int, host: int) -> tuple[LinkKind, bool]:
     """The link between two devices as its numbers tell it, and True if these are what follows from
-    the presets of its ends."""
+    the presets of its ends and the host's PCIe generation."""
     numbers = (float(cluster.link_bytes_per_s[src, dst]), float(cluster.link_latency_s[src, dst]))
-    entries = [presets().get(device.kind) for device in cluster.devices]
-    a, b = entries[src], entries[dst]
+    a, b = (presets().get(cluster.devices[d].kind) for d in (src, dst))
     if a is not None and b is not None:
-        host = host_generation([x for x in entries if x is not None])
-        for suffix in ("", "nvlink", "pcie3", "pcie4", "pcie5"):
+        for suffix in ("", "nvlink", *PCIE_BYTES_PER_S):
             kind = link_kind(a, b, host, suffix)
             if kind is not None and kind[1:3] == numbers:
                 return kind, not suffix
     if numbers in _PCIE_NUMBERS:
         return _PCIE_NUMBERS[numbers], False
     name = "NVLink" if link_family(cluster, src, dst) == "nvlink" else ""
-    return Kind(name, *numbers), False
+    return LinkKind(name, *numbers), False
 
 
 def links_line(cluster: Cluster) -> str:
@@ -166,29 +164,35 @@ def links_line(cluster: Cluster) -> str:
     # A device whose caches are kept elsewhere stands for weights at rest, without a link itself.
     gpus = [d for d, x in enumerate(cluster.devices) if not (x.is_cpu or x.caches_on)]
     cpus = [d for d, device in enumerate(cluster.devices) if device.is_cpu]
-    groups: dict[tuple[str, str], list[Device]] = {}
+    known = [presets()[d.kind] for d in cluster.devices if d.kind in presets()]
+    host, kinds = host_generation(known), dict[object, tuple[LinkKind, bool]]()
+    groups: dict[tuple[str, str], dict[str, Device]] = {}
     from_presets = True
 
     def add(src: int, dst: int, hub: str, members: Sequence[int]) -> None:
         nonlocal from_presets
-        kind, follows = _kind_of(cluster, src, dst)
+        ends = (cluster.devices[src].kind, cluster.devices[dst].kind)
+        key = (ends, cluster.link_bytes_per_s[src, dst], cluster.link_latency_s[src, dst])
+        if key not in kinds:
+            kinds[key] = _kind_of(cluster, src, dst, host)
+        kind, follows = kinds[key]
         rate = f"{kind.bytes_per_s / 1e9:.4g} GB/s"
         text = f"{kind.name} ({rate})" if kind.name else rate
-        if hub or not any(text == known for known, of in groups if of):
+        if hub or not any(text == other for other, of in groups if of):
             from_presets &= follows
-            own = groups.setdefault((text, hub), [])
-            own += [cluster.devices[d] for d in members if cluster.devices[d] not in own]
+            named = {cluster.device_names[d]: cluster.devices[d] for d in members}
+            groups.setdefault((text, hub), {}).update(named)
 
     for d in gpus if cpus else ():
         hub = max(cpus, key=lambda cpu: float(cluster.link_bytes_per_s[cpu, d]))
         add(hub, d, cluster.device_names[hub], [d])
     for i, j in itertools.combinations(gpus, 2):
         add(i, j, "", [i, j])
-    named = [
-        f"{text} between {f'{hub} and ' if hub else ''}{_names(members)}"
+    lines = [
+        f"{text} between {f'{hub} and ' if hub else ''}{_names(list(members.values()))}"
         for (text, hub), members in groups.items()
     ]
-    return "; ".join(named) + (" (from the cards' datasheets)" if named and from_presets else "")
+    return "; ".join(lines) + (" (from the cards' datasheets)" if lines and from_presets else "")
 
 
 def _names(devices: Sequence[Device]) -> str:

@@ -1,6 +1,7 @@
 """Machines of a cluster: which processor each device belongs to."""
 
 import functools
+from collections.abc import Sequence
 from dataclasses import replace
 
 from gdp.cluster.types import Cluster
@@ -39,6 +40,12 @@ def numbers_on_machine(cluster: Cluster) -> tuple[int | None, ...]:
         numbers.append(None if device.is_cpu else seen.get(machine, 0))
         seen[machine] = seen.get(machine, 0) + (not device.is_cpu)
     return tuple(numbers)
+
+
+def in_order_of_machines(cluster: Cluster, ranks: Sequence[int]) -> bool:
+    """True where devices of one machine follow each other, as launchers number ranks."""
+    at = [machines(cluster)[d] for d in ranks]
+    return at == sorted(at, key=list(dict.fromkeys(at)).index)
 
 
 def several_machines(cluster: Cluster) -> bool:

@@ -142,7 +142,12 @@ def preset_links(
     """The links among devices of named presets; raises `ClusterError` where `suffix` is nvlink and
     an accelerator has none."""
     entries = [presets()[name] for name in names]
-    host, links = host_generation(entries), []
+    host, links = host_generation(entries), list[Link]()
+    kinds = {
+        (a.kind, b.kind): link_kind(a, b, host, suffix)
+        for a in {x.kind: x for x in entries}.values()
+        for b in {x.kind: x for x in entries}.values()
+    }
     for a, first in zip(devices, entries, strict=True):
         for b, second in zip(devices, entries, strict=True):
             if a is b:
@@ -150,7 +155,7 @@ def preset_links(
             if first.kind == second.kind == CORE_KIND:
                 links.append(Link(a.name, b.name, CORE_BYTES_PER_S, CORE_LATENCY_S, one_way=True))
                 continue
-            kind = link_kind(first, second, host, suffix)
+            kind = kinds[first.kind, second.kind]
             if kind is None:
                 raise ClusterError(
                     f"{where}: {a.kind} or {b.kind} has no NVLink; use pcie3 to pcie5"

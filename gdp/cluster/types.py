@@ -22,6 +22,8 @@ ALONE = -1
 """Instead of a memory pool or a processor: the device shares it with no other."""
 MAX_DELAY_S = 1e9
 """Far beyond any device or link, and far from where the sums of a simulation overflow."""
+BACKENDS = ("cuda", "rocm", "vulkan", "sycl", "metal")
+"""Backends of llama.cpp that compute on GPUs."""
 MAX_CAPABILITY = 30.0
 """Beyond which a compute capability is one that lost its point, as in 86."""
 
@@ -63,7 +65,9 @@ class Device:
     reserve_bytes: int = 0  # kept beside `memory_bytes` for the system, drivers and runtimes
     unified: bool | None = None  # a GPU and its processor in one memory; None: Apple's chips alone
     compute_capability: float = 0.0  # of an NVIDIA GPU; 0: that of its kind's preset
+    backend: str = ""  # of llama.cpp on a GPU, of `BACKENDS`; "": the usual one of its maker
     copy_bytes_per_s: float = 0.0  # of a processor: a core copies memory so fast; 0: not known
+    sockets: int = 1  # of a processor; `bytes_per_s` is that of all together
     caches_on: str = ""  # device that holds the caches of ops placed here; "": this one
 
     def __post_init__(self) -> None:
@@ -90,6 +94,12 @@ class Device:
                 f"{where}: compute_capability must be below 30, such as 8.6, "
                 f"got {self.compute_capability}"
             )
+        if self.backend and self.backend not in BACKENDS:
+            raise ClusterError(
+                f"{where}: backend must be one of {', '.join(BACKENDS)}, got {self.backend!r}"
+            )
+        if self.sockets < 1:
+            raise ClusterError(f"{where}: sockets must be at least 1, got {self.sockets}")
         _check_delay(where, "dispatch_s", self.dispatch_s)
         if self.dispatch_per not in ("op", "segment"):
             raise ClusterError(
@@ -420,10 +430,17 @@ def make_cluster(
     label: dict[tuple[int, int], str | None] = {
         (i, j): f"{i}>{j}" if default_contention else None for i, j in pairs
     }
+    given: dict[tuple[int, int], tuple[float, float, str | None]] = {}
     for link in links:
         _check_link(link, index)
         a, b = index[link.src], index[link.dst]
         for i, j in [(a, b)] if link.one_way else [(a, b), (b, a)]:
+            own = link.bytes_per_s, link.latency_s, link.channel
+            if given.setdefault((i, j), own) != own:
+                raise ClusterError(
+                    f"link {devices[i].name!r} -> {devices[j].name!r} is given twice, not alike; "
+                    "give it once, or one_way = true to links that are one for each way"
+                )
             bandwidth[i, j], latency[i, j] = link.bytes_per_s, link.latency_s
             own = f"{i}>{j}" if link.contention else None
             label[i, j] = own if link.channel is None else f"named {link.channel}"

@@ -27,7 +27,13 @@ import numpy as np
 from jaxtyping import Float, Int
 
 from gdp.cluster.types import Cluster, Device
-from gdp.costs.base import CostModel, RuntimeOverheads, launch_floors_s
+from gdp.costs.base import (
+    CostModel,
+    MeasuredSeconds,
+    RuntimeOverheads,
+    Seconds,
+    launch_floors_s,
+)
 from gdp.graph.op_graph import OpGraph
 
 SIGMA = {
@@ -67,7 +73,7 @@ class Share(msgspec.Struct, frozen=True, array_like=True):
     op_type: str  # "" for dispatch
     size: int  # decades of its work
     kernel: str  # type and sizes
-    seconds: float
+    seconds: Seconds
 
 
 class Piece(msgspec.Struct, frozen=True, array_like=True):
@@ -76,7 +82,7 @@ class Piece(msgspec.Struct, frozen=True, array_like=True):
     device: str
     kind: str
     shares: tuple[Share, ...]
-    measured_s: float
+    measured_s: MeasuredSeconds
     together: bool  # measured while other devices were busy
 
 
@@ -85,8 +91,8 @@ class LinkSeconds(msgspec.Struct, frozen=True, array_like=True):
 
     source: str
     destination: str
-    predicted_s: float
-    measured_s: float
+    predicted_s: Seconds
+    measured_s: MeasuredSeconds
 
 
 class Run(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

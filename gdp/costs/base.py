@@ -1,12 +1,18 @@
 """Cost models, seconds of each op on each device: their protocol, and the one of datasheets."""
 
-from typing import Protocol, runtime_checkable
+from typing import Annotated, Protocol, runtime_checkable
 
+import msgspec
 import numpy as np
 from jaxtyping import Bool, Float
 
 from gdp.cluster.types import Cluster
 from gdp.graph.op_graph import OpGraph
+
+Seconds = Annotated[float, msgspec.Meta(ge=0, le=1e6)]
+"""Of anything that is measured in one sitting: no more than twelve days."""
+MeasuredSeconds = Annotated[float, msgspec.Meta(ge=1e-12, le=1e6)]
+"""No clock counts finer."""
 
 
 @runtime_checkable

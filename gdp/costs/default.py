@@ -9,6 +9,7 @@ from gdp.cluster.types import CORE_KIND, Cluster, Device
 from gdp.costs.base import CostModel, roofline
 from gdp.costs.cost_file import load_costs
 from gdp.costs.learned import Calibration, KernelNetworks, LearnedCosts, same_vectors
+from gdp.costs.llama_backends import backend_of
 from gdp.costs.llamacpp import LlamaCosts
 from gdp.costs.llamacpp import predicts as llama_predicts
 from gdp.costs.machine import read_record, recorded_costs, remembered_costs
@@ -29,6 +30,8 @@ SHIPPED = "shipped"
 """Name of the costs that travel with gdp, without what was learned of this machine."""
 DATASHEET = "datasheet"
 """Name of the roofline of datasheet numbers on every device."""
+FROM_DATASHEETS = "roofline from datasheets"
+"""Source of the seconds of devices of which no kernel was measured, nor of their family."""
 
 
 def resolve_costs(
@@ -90,18 +93,24 @@ def _shipped_costs(cluster: Cluster, graph: OpGraph | None) -> tuple[CostModel, 
 
 
 def _llama_costs(cluster: Cluster, graph: OpGraph) -> tuple[CostModel, str]:
-    """Kernels of llama.cpp on GPUs, near their peaks as the network learned it where it covers
-    them; the roofline on the others."""
-    gpus = [device for device in cluster.devices if llama_predicts(device)]
-    if not gpus:
-        return _datasheets(cluster, graph)
+    """Kernels of llama.cpp on GPUs and processors, under CUDA near their peaks as the network
+    learned it; the roofline on the others."""
     found = shipped_network()
-    others = [device for device in cluster.devices if device not in gpus]
+    gpus = [device for device in cluster.devices if llama_predicts(device)]
+    cpus = [device for device in cluster.devices if device.is_cpu]
+    others = [device for device in cluster.devices if device not in (*gpus, *cpus)]
     base, label = _described(LearnedCosts(()), cluster, graph, others)
-    kinds = ", ".join(dict.fromkeys(device.kind for device in gpus))
-    told = f"kernels of llama.cpp: launches, bytes, and products as others measured them ({kinds})"
+    told = []
+    if gpus:
+        kinds = ", ".join(dict.fromkeys(f"{d.kind}, {backend_of(d)}" for d in gpus))
+        told.append(
+            f"kernels of llama.cpp: launches, bytes, and products as others measured them ({kinds})"
+        )
+    if cpus:
+        kinds = ", ".join(dict.fromkeys(device.kind for device in cpus))
+        told.append(f"what llama.cpp reaches of datasheet numbers ({kinds})")
     model = LlamaCosts(found[0] if found else None, base)
-    return OpOffloadCosts(model), "; ".join([told, *([label] if label else [])])
+    return OpOffloadCosts(model), "; ".join([*told, *([label] if label else [])])
 
 
 def _with_network(
@@ -145,8 +154,9 @@ def source_of(device: Device) -> str:
     if found is not None and covers(device):
         return told_of(found[1], device.kind).partition(": ")[2]
     if device.is_cpu and shipped():
-        return f"{transferred(shipped()[0], device).label()} for ONNX models, else datasheet"
-    return DATASHEET
+        scaled = transferred(shipped()[0], device).label()
+        return f"{scaled} for ONNX models, else {FROM_DATASHEETS}"
+    return FROM_DATASHEETS
 
 
 @functools.cache
@@ -192,7 +202,7 @@ def _described(
     by_label: dict[str, list[str]] = {}
     for device in cluster.devices if devices is None else devices:
         calibration = model.of(device)
-        label = "roofline from datasheet numbers"
+        label = FROM_DATASHEETS
         if (
             calibration is not None
             and graph is not None

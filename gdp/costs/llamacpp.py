@@ -1,15 +1,19 @@
-"""Seconds of llama.cpp's kernels on GPUs.
+"""Seconds of llama.cpp's kernels.
 
 ggml computes each op of a GGUF graph by a row of kernels, one after the other on one stream, so
 that an op takes the sum of theirs, and each at least its launch. Of few tokens a product reads its
 packed weights once (mat-vec), as fast as memory is read. Of a prompt every micro-batch multiplies
-by the weights again: packed ones as integers (MMQ), others in 16 bits (cuBLAS), behind a kernel
-that packs or converts what they read. How near products and attention of a prompt come to a
-device's peak is what the network of kernels learned of 16-bit ones of their sizes; what surrounds
-them (norms, gates, rotations, sums, copies to the cache) moves 32-bit numbers through memory.
+by the weights again, in the way of the backend: packed ones as integers (MMQ of CUDA and ROCm),
+unpacked by a kernel for a library's product of 16 bits (CUDA without integers, SYCL), or unpacked
+inside the product (Vulkan, Metal). How near products and attention of a prompt come to a device's
+peak is, under CUDA, what the network of kernels learned of 16-bit ones of their sizes, and a share
+for each other backend (`gdp.costs.llama_backends`). What surrounds them (norms, gates, rotations,
+sums, copies to the cache) moves 32-bit numbers through memory. A processor reads packed weights for
+few tokens at the lesser of its memory's and its cores' rate; of prompts it has the roofline.
 
 Sources: ggml/src/ggml-cuda (mmvq.cu, mmq.cuh, quantize.cu, convert.cu, fattn.cu, norm.cu, rope.cu,
-unary.cu, `ggml_cuda_op_mul_mat`), src/llama-graph.cpp of ggml-org/llama.cpp.
+unary.cu, `ggml_cuda_op_mul_mat`), ggml-vulkan, ggml-sycl (gemm.hpp), ggml-metal,
+src/llama-graph.cpp of ggml-org/llama.cpp.
 """
 
 import math
@@ -24,8 +28,8 @@ from jaxtyping import Float, Int
 from gdp.cluster.machines import machine_of
 from gdp.cluster.presets import presets
 from gdp.cluster.types import Cluster, Device
+from gdp.costs import llama_backends as backends
 from gdp.costs.base import CostModel, can_run
-from gdp.costs.measured.costs import covers
 from gdp.costs.measured.devices import silicon_of
 from gdp.costs.measured.kernels import ENGINES, KINDS, Kernels, floor_s
 from gdp.costs.measured.network import VECTOR, KernelNetwork
@@ -35,8 +39,6 @@ from gdp.graph.groups import first_members
 from gdp.graph.op_graph import OpDetail, OpGraph
 from gdp.ops.llamacpp import IMAGE_ENCODER
 
-READ = 0.9
-"""Share of a datasheet's bandwidth at which large arrays are read."""
 BOUNDARY_S = 0.2e-3
 """Seconds beside the copy when the next op is on another GPU of the machine: the scheduler copies
 inputs and waits for events. From tokens of Llama 3 8B on one and four A40 and RTX 6000 Ada, May
@@ -99,7 +101,7 @@ class OpKernels(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class LlamaCosts:
-    """Costs of GGUF graphs: kernels of llama.cpp on GPUs, another model on other devices.
+    """Costs of GGUF graphs: kernels of llama.cpp on GPUs and processors, another model elsewhere.
 
     GPUs that no preset is of, and cores lent by RPC, have the other model's seconds.
     """
@@ -114,6 +116,8 @@ class LlamaCosts:
         first = first_members(fuse(graph).group_of)
         kernels: dict[Style, tuple[list[OpKernels], Int[np.ndarray, "N"]]] = {}
         for d, device in enumerate(cluster.devices):
+            if device.is_cpu:
+                seconds[:, d] = on_processor_s(graph, device, seconds[:, d])
             if not predicts(device):
                 continue
             style = self.style_of(device)
@@ -122,51 +126,57 @@ class LlamaCosts:
             rows, which = kernels[style]
             own = self.kernel_seconds(rows, device)[which] * graph.chunks
             if device.dispatch_per == "op":  # the simulator adds it once for fused ops
-                own[first] = np.maximum(own[first] - device.dispatch_s, 0.0)
+                own[first] = np.maximum(own[first] - backends.launch_s(device), 0.0)
             seconds[:, d] = own
         seconds[graph.is_io] = 0.0
         return np.where(can_run(graph, cluster), seconds, np.inf)
 
     def with_runtime_overheads(self, cluster: Cluster) -> Cluster:
-        """The cluster whose GPUs of one machine hand tensors to each other as late as llama.cpp's
-        scheduler does."""
+        """The cluster whose GPUs launch as their backends do, and hand tensors to each other within
+        one machine as late as llama.cpp's scheduler does."""
         gpus = [d for d, device in enumerate(cluster.devices) if predicts(device)]
+        devices = tuple(
+            replace(device, dispatch_s=backends.launch_s(device)) if d in gpus else device
+            for d, device in enumerate(cluster.devices)
+        )
         latency_s = cluster.link_latency_s.copy()
         for i in gpus:
             for j in gpus:
                 if i != j and machine_of(cluster, i) == machine_of(cluster, j):
                     latency_s[i, j] += BOUNDARY_S
-        return replace(cluster, link_latency_s=latency_s)
+        return replace(cluster, devices=devices, link_latency_s=latency_s)
 
     def style_of(self, device: Device) -> Style:
         """Way in which a device multiplies the packed weights of prompts."""
-        if not covers(device):
+        if backends.backend_of(device) in ("vulkan", "metal"):
             return Style.DIRECT
-        fast = self.build.integers and "int8" in device.flop_per_s
+        fast = self.build.integers and backends.multiplies_integers(device)
         return Style.INTEGERS if fast else Style.UNPACKED
 
     def kernel_seconds(self, rows: Sequence[OpKernels], device: Device) -> Float[np.ndarray, "K"]:
         """Seconds of all kernels of each op in one micro-batch, launches included."""
-        read = READ * device.bytes_per_s
+        read, launch_s = backends.read_bytes_per_s(device), backends.launch_s(device)
         seconds = np.array(
-            [sum(max(device.dispatch_s, size / read) for size in row.moved) for row in rows],
-            dtype=float,
+            [sum(max(launch_s, size / read) for size in row.moved) for row in rows], dtype=float
         )
         owner = np.array([i for i, row in enumerate(rows) for _ in row.products], dtype=np.int64)
         products = [product for row in rows for product in row.products]
         if products:
-            own = np.maximum(self._product_seconds(products, device), device.dispatch_s)
+            own = np.maximum(self._product_seconds(products, device), launch_s)
             np.add.at(seconds, owner, own)
         return seconds
 
     def _product_seconds(
         self, products: Sequence[Product], device: Device
     ) -> Float[np.ndarray, "P"]:
-        """Roofline of the types that are multiplied, times the factor by which the network is above
-        the roofline of a 16-bit one of that size."""
+        """Roofline of the types that are multiplied, under CUDA times the factor by which the
+        network is above that of a 16-bit one of its size; at a share of the peak elsewhere."""
         flop = np.array([2.0 * p.b * p.m * p.n * p.k for p in products])
         flop *= np.where([p.kind == "prompt attention" for p in products], 2.0, 1.0)
         held = np.array([p.held_bytes for p in products])
+        if (reach := backends.reach_of(device)) is not None:
+            rate_s = np.array([_reached_s(p, device, reach) for p in products])
+            return np.maximum(flop * rate_s, held / backends.read_bytes_per_s(device))
         seconds_per_flop = {dtype: _seconds_per_flop(device, dtype) for dtype in _DTYPES}
         rate_s = np.array([seconds_per_flop[p.dtype] for p in products])
         floor = np.maximum(flop * rate_s, held / device.bytes_per_s)
@@ -191,6 +201,34 @@ def predicts(device: Device) -> bool:
 _DTYPES = ("float32", "float16", "bfloat16", "int8")
 
 
+def on_processor_s(
+    graph: OpGraph, device: Device, seconds: Float[np.ndarray, "N"]
+) -> Float[np.ndarray, "N"]:
+    """Seconds of ops on a processor: what it reads at the bandwidth that is reached, packed weights
+    of few tokens besides at the rate of its cores; other seconds of prompts as they are. O(N)."""
+    read_s = graph.memory_traffic_bytes / backends.read_bytes_per_s(device)
+    found = np.maximum(seconds, read_s)
+    for op, (kind, detail) in enumerate(zip(graph.op_types, graph.detail, strict=True)):
+        packed = str(detail.attributes.get("stored", "F32")) not in _PLAIN
+        few = bool(detail.input_shapes) and detail.input_shapes[0][0] <= MAT_VEC_TOKENS
+        if kind == "MatMul" and packed and few:
+            found[op] = max(found[op], graph.flop[op] / backends.dots_per_s(device))
+    return found
+
+
+def _reached_s(product: Product, device: Device, reach: backends.Reach) -> float:
+    """Seconds of a FLOP where a share of the 16-bit peak is reached; bfloat16 is widened where the
+    backend has no products of it."""
+    single = device.speed("float32")
+    half = max(device.flop_per_s.get("float16", 0.0), single)
+    if product.kind == "prompt attention":
+        return 1.0 / (reach.attention * half)
+    share = reach.experts if product.kind == "experts" else reach.products
+    if product.dtype == "bfloat16" and backends.widens_bfloat16(device):
+        return reach.products / share / (backends.BFLOAT16_AS_FLOAT32 * single)
+    return 1.0 / (share * (single if product.dtype == "float32" else half))
+
+
 def _seconds_per_flop(device: Device, dtype: str) -> float:
     """Seconds of a FLOP of products of a type at a device's peak."""
     speed, single = device.flop_per_s, device.speed("float32")
@@ -198,7 +236,8 @@ def _seconds_per_flop(device: Device, dtype: str) -> float:
     if dtype == "float32":
         return 1.0 / single
     half = max(speed.get("float16", 0.0), speed.get("bfloat16", 0.0), single)
-    if dtype == "int8" and integers:
+    if dtype == "int8":
+        integers = integers or 2 * half  # as NVIDIA's tensor cores since Turing
         # A lane's instruction counts as two FLOP in the peak of 32 bits.
         return 1.0 / integers + _BLOCK_INSTRUCTIONS / _BLOCK / single
     # Sums in 16 bits, which datasheets of consumer cards leave out, are half as fast as integers.

@@ -12,6 +12,7 @@ import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Annotated
 
 import msgspec
 
@@ -28,6 +29,7 @@ from gdp.graph.source import Source
 SCHEMA = 1
 MOST_PIECES = 600
 """Pieces of all runs that a fit reads, the newest first: a fit takes their number to the third."""
+_Off = Annotated[float, msgspec.Meta(ge=0, le=1e6)]
 _KIND = Kind("record of a machine", ProfileError, "tune again: gdp tune")
 
 
@@ -50,8 +52,8 @@ class MachineRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     costs: str  # label of the costs that the runs are relative to
     devices: tuple[TunedDevice, ...]
     runs: tuple[Run, ...]
-    off_before: float  # mean share by which predictions of whole models missed
-    off: float  # the same, of predictions made after learning
+    off_before: _Off  # mean share by which predictions of whole models missed
+    off: _Off  # the same, of predictions made after learning
 
 
 def data_folder() -> Path | None:

@@ -15,6 +15,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from jaxtyping import Float, Int
 
+from gdp.cluster.machines import machines
 from gdp.cluster.types import UNLIMITED_BYTES, Cluster, Device
 from gdp.costs.base import CostModel
 from gdp.device_maps import OFFLOAD_NAMES
@@ -72,9 +73,13 @@ def is_offload(device: Device) -> bool:
 
 
 def main_device(cluster: Cluster) -> int | None:
-    """The device that computes what is offloaded: the first accelerator."""
-    accelerators = (i for i, d in enumerate(cluster.devices) if not d.is_cpu and not is_offload(d))
-    return next(accelerators, None)
+    """The device that computes what is offloaded: the first accelerator, of the host's machine
+    where that has one."""
+    accelerators = [i for i, d in enumerate(cluster.devices) if not d.is_cpu and not is_offload(d)]
+    at = machines(cluster)
+    return next(
+        (i for i in accelerators if at[i] == at[cluster.host]), next(iter(accelerators), None)
+    )
 
 
 def resident(cluster: Cluster) -> Cluster:

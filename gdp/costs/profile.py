@@ -11,6 +11,7 @@ from typing import Annotated
 
 import msgspec
 
+from gdp.costs.base import MeasuredSeconds, Seconds
 from gdp.errors import GdpError
 from gdp.files.reading import Kind, read_json
 from gdp.files.writing import gzipped, write_atomic
@@ -26,7 +27,6 @@ class ProfileError(GdpError):
 
 
 _KIND = Kind("profile", ProfileError, "make one with `gdp profile`")
-_Seconds = Annotated[float, msgspec.Meta(ge=0, le=1e12)]
 _Positive = Annotated[float, msgspec.Meta(gt=0, le=1e30)]
 _Count = Annotated[int, msgspec.Meta(ge=0, le=2**62)]
 
@@ -63,10 +63,10 @@ class ProfiledModel:
 class Overheads(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Overheads of execution in addition to kernels; None where not measured."""
 
-    session_s: _Seconds | None = None  # one call of a session, however small
-    cut_s: _Seconds | None = None  # what a further piece of a cut model adds, beyond kernels, call
-    kernel_s: _Seconds | None = None  # between two kernels of one session
-    handover_s: _Seconds | None = None  # waking the thread on another core
+    session_s: Seconds | None = None  # one call of a session, however small
+    cut_s: Seconds | None = None  # what a further piece of a cut model adds, beyond kernels, call
+    kernel_s: Seconds | None = None  # between two kernels of one session
+    handover_s: Seconds | None = None  # waking the thread on another core
     handover_bytes_per_s: _Positive | None = None  # reading what another core wrote
 
 
@@ -102,14 +102,14 @@ class _Kernel(msgspec.Struct, array_like=True):
     name: str
     type: str
     ops: list[_Count]
-    seconds: _Seconds
+    seconds: Seconds
     spread: Annotated[float, msgspec.Meta(ge=0, le=1e30)]
 
 
 class _Model(msgspec.Struct, forbid_unknown_fields=True):
     name: str
     family: str
-    latency_s: _Seconds
+    latency_s: MeasuredSeconds
     runs: _Count
     rounds: _Count
     kernels: list[_Kernel]

@@ -147,7 +147,9 @@ def _flow(
     uses += [(logits[0], take), (logits[1] + t, take + 1)]
     # What reads nothing, such as positions, is made anew in every step: it waits for the token.
     reads = np.bincount(step.use_op, minlength=step.num_ops)
-    uses += [(tokens, int(op) + n) for op in np.flatnonzero((reads == 0) & ~step.is_io)]
+    uses += [
+        (tokens, int(op) + n) for op in np.flatnonzero((reads == 0) & ~step.is_io & ~step.rests)
+    ]
     tensors = _pairs(prefill.producer, prefill.tensor_bytes)
     tensors += _pairs(step.producer + n, step.tensor_bytes)
     tensors += [(op, int(step.tensor_bytes[token])) for op in (take, take + 1)]

@@ -21,6 +21,8 @@ INPUT = "Input"
 """Op type of a graph input: no work, fixed to the cluster's host."""
 UNREAD = "Unread"
 """Type of ops that hold weights which no op reads."""
+BUFFER = "Buffer"
+"""Type of ops that hold room which a runtime reserves where another op is, and compute nothing."""
 OUTPUT = "Output"
 """Op type of a graph output: no work, fixed to the cluster's host, makes no tensor."""
 
@@ -52,6 +54,15 @@ WEIGHT_ARITHMETIC = "weight_arithmetic"
 """Attribute of an op with quantised weights: what their kernels multiply, as the scheme says.
 "weights": 16 bits, to which the weights are unpacked; "float8", "float4", "int8": activations are
 cast to such numbers, too; "llm.int8": as bitsandbytes does it, in every runtime."""
+
+
+WEIGHT_BLOCK = "weight_block"
+"""Attribute of an op with quantised weights: (columns, rows) of a block whose numbers share a scale
+or a word, which no division cuts."""
+
+
+ARCHITECTURE = "architecture"
+"""Attribute of the op that holds the tokens of a GGUF model: `general.architecture` of its file."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -170,7 +181,11 @@ class OpGraph:
     @property
     def digests(self) -> tuple[str, ...]:
         """Its digest, and those by which files of earlier versions know it."""
-        return self.digest, self._digest(frozenset([WEIGHT_ARITHMETIC])), self.earlier_digest
+        left_out = (
+            {WEIGHT_BLOCK, ARCHITECTURE}, {WEIGHT_BLOCK, ARCHITECTURE, WEIGHT_ARITHMETIC}
+        )  # fmt: skip
+        before = dict.fromkeys(self._digest(frozenset(names)) for names in left_out)
+        return self.digest, *before, self.earlier_digest
 
     @functools.cached_property
     def op_index(self) -> dict[str, int]:
@@ -198,8 +213,13 @@ class OpGraph:
 
     @functools.cached_property
     def rests(self) -> Bool[np.ndarray, "N"]:
-        """True for ops that only hold weights: they read, compute and make nothing."""
-        return np.array([t == UNREAD for t in self.op_types], dtype=bool)
+        """True for ops that only hold weights or room: they read, compute and make nothing."""
+        return np.array([t in (UNREAD, BUFFER) for t in self.op_types], dtype=bool)
+
+    @functools.cached_property
+    def is_buffer(self) -> Bool[np.ndarray, "N"]:
+        """True for ops that hold room beside weights and caches."""
+        return np.array([t == BUFFER for t in self.op_types], dtype=bool)
 
     @functools.cached_property
     def edges(self) -> tuple[Int[np.ndarray, "E"], Int[np.ndarray, "E"]]:

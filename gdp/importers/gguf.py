@@ -3,27 +3,41 @@
 A spec is `MODEL.gguf`, `MODEL.gguf?batch=1&sequence=512&decode`, or for a whole request
 `MODEL.gguf?prompt=2048&new=256`, with `context=32768` for caches of more tokens than these;
 `cache=q8_0` asks for caches of another type than f16. `mmproj=FILE` is llama.cpp's image encoder,
-which reads one image before the prompt, of `image=` pixels a side. Only headers are read.
+which reads one image before the prompt, of `image=` pixels a side. `ubatch=2048` computes so many
+tokens of a prompt at once, `outputs=1` reserves so many rows of logits instead of those of a whole
+micro-batch, `flash=off` has no flash attention. Only headers are read.
 
 A block is told by its tensors, named as llama.cpp names them: attention (with windows, or latent),
 a state-space recurrence, linear attention or a short convolution, both side by side, or nothing;
 then a feed-forward, dense or a mixture of experts, or nothing. Each may have another width.
 
 llama.cpp computes a prompt in micro-batches, so that memory holds the tensors of one of them
-(`OpGraph.chunks`), under any placement of such a graph.
+(`OpGraph.chunks`), under any placement of such a graph, beside buffers that it reserves for the
+longest one at the full context (`gdp.importers.gguf_buffers`).
 """
 
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from gdp.costs.op_offload import SENT_BYTES
 from gdp.errors import ModelError
 from gdp.graph.generation import CACHE_AT, CacheGrowth, Request, generation_graph, with_context
-from gdp.graph.op_graph import INPUT, OUTPUT, Attribute, GraphBuilder, OpDetail, OpGraph
+from gdp.graph.op_graph import (
+    ARCHITECTURE,
+    BUFFER,
+    INPUT,
+    OUTPUT,
+    Attribute,
+    GraphBuilder,
+    OpDetail,
+    OpGraph,
+)
+from gdp.importers.gguf_buffers import WITHOUT_FLASH, logits_bytes, mask_bytes
 from gdp.importers.gguf_caches import (
     STATE_FLOP,
     Parts,
@@ -43,11 +57,15 @@ from gdp.units import MAX_SIZE_BYTES, whole_number
 
 CACHE_TYPES = ("f32", "f16", "bf16", "q8_0", "q4_0", "q4_1", "iq4_nl", "q5_0", "q5_1")
 """Of cached keys and values, as llama.cpp's `--cache-type-k` has them."""
+UNPACKED = ("f32", "f16", "bf16")
+"""Types of caches that do without flash attention (`llama_init_from_model`)."""
 ACTIVATION_BYTES = 4  # llama.cpp passes F32 between ops
 TOKENS = "tokens"
 """Name of the op that holds the tokens of a pass."""
 ATTENTION = "Attention"
 """Type of the ops that hold keys and values."""
+SCORES = "scores"
+"""Attribute of the ops that hold masks: heads of which scores are kept, 0 with flash attention."""
 IMAGE = "image"
 EXPERTS = "_exps"
 _BLOCK = re.compile(r"^blk\.(\d+)\.(.+)$")
@@ -87,10 +105,12 @@ _LOADED_NEXT = frozenset(("qwen35", "qwen35moe", "step35"))
 """Architectures whose drafting blocks llama.cpp loads all the same; it skips those of others."""
 
 
+MOST_BLOCKS = 4096
+"""Several times the largest models there are."""
 _Shapes = tuple[tuple[tuple[int, ...], ...], tuple[tuple[int, ...], ...]]
 _KEYS = frozenset((
     "batch", "sequence", "decode", "prompt", "new", "requests", "context", "cache", "ubatch",
-    "mmproj", "image",
+    "mmproj", "image", "outputs", "flash",
 ))  # fmt: skip
 
 
@@ -110,6 +130,13 @@ class GgufSpec:
     ubatch: int = UBATCH  # most tokens of a prompt that are computed at once
     mmproj: str = ""  # file of an image encoder
     image: int = 0  # pixels a side of the image that it reads; 0: as its file says
+    outputs: int = 0  # rows of logits that are reserved; 0: those of a whole micro-batch
+    flash: bool = True  # attention keeps no scores of tokens by tokens
+
+    def rows(self, tokens: int) -> int:
+        """Tokens of the longest micro-batch, of a pass over so many a sequence; a request may have
+        a longer context than its tokens, so that it has whole ones."""
+        return self.ubatch if self.new else min(self.ubatch, self.batch * tokens)
 
     @property
     def cached_tokens(self) -> int:
@@ -123,17 +150,23 @@ def parse_gguf_spec(text: str) -> GgufSpec:
 
     >>> parse_gguf_spec("m.gguf?sequence=4096&decode")  # doctest: +NORMALIZE_WHITESPACE
     GgufSpec(path='m.gguf', batch=1, sequence=4096, decode=True, prompt=0, new=0, requests=0,
-             context=0, cache='f16', ubatch=512, mmproj='', image=0)
+             context=0, cache='f16', ubatch=512, mmproj='', image=0, outputs=0, flash=True)
     """
     form = "MODEL.gguf?batch=1&sequence=512&decode&cache=f16&ubatch=512"
     path, given = spec_parts(text, form, _KEYS)
     cache = given.get("cache", "f16").lower()
     if cache not in CACHE_TYPES:
         raise ModelError(f"no type of cache {cache!r}; llama.cpp has {', '.join(CACHE_TYPES)}")
+    flash = given.get("flash", "on")
+    if flash not in ("on", "off"):
+        raise ModelError(f"flash must be on or off, got {flash!r}")
+    if flash == "off" and cache not in UNPACKED:
+        raise ModelError(f"llama.cpp needs flash attention for a cache of {cache}: take cache=f16")
     asked = request_tokens(given)
     return GgufSpec(
         path, *batch_of(given), asked.prompt, asked.new, asked.requests, asked.context, cache,
         _positive("ubatch", given.get("ubatch", str(UBATCH))), *_image_of(given),
+        _positive("outputs", given["outputs"]) if "outputs" in given else 0, flash == "on",
     )  # fmt: skip
 
 
@@ -179,8 +212,11 @@ def _generation(header: GgufHeader, spec: GgufSpec) -> OpGraph:
     detail = list(step.detail)
     for op in np.flatnonzero(step.cache_bytes).tolist():
         sizes = [int(step.cache_bytes[op])] * len(contexts)
+        layer = int(step.scope[op].rpartition(".")[2])
+        if step.op_types[op] == BUFFER:
+            heads: Any = step.detail[op].attributes[SCORES]
+            sizes = [_mask_bytes(header, spec, layer, n, heads) for n in contexts]
         if step.op_types[op] == ATTENTION:
-            layer = int(step.scope[op].rpartition(".")[2])
             now, *then = (
                 cells(header, layer, spec.batch, n, spec.ubatch) for n in (mean, *contexts)
             )
@@ -194,6 +230,12 @@ def _generation(header: GgufHeader, spec: GgufSpec) -> OpGraph:
         full_cache=CacheGrowth(contexts, longest),
     )  # fmt: skip
     return with_context(graph, spec.context)
+
+
+def _mask_bytes(header: GgufHeader, spec: GgufSpec, layer: int, tokens: int, heads: int) -> int:
+    """Bytes of the mask of a block at a context of so many tokens a sequence."""
+    kept = cells(header, layer, spec.batch, tokens, spec.ubatch)
+    return mask_bytes(spec.rows(tokens), kept, heads)
 
 
 def _bends(header: GgufHeader, spec: GgufSpec, tokens: int, longest: int) -> tuple[int, ...]:
@@ -213,16 +255,18 @@ class _ModelBuilder:
         self.tokens = spec.batch * (1 if spec.decode else spec.sequence)
         self.graph = GraphBuilder()
         self.details: dict[tuple, OpDetail] = {}
+        self.masks: dict[bool, int] = {}  # the op that holds the mask of full caches, of windows
 
     def add(
         self, name: str, op_type: str, reads: list[int], numbers: int, *, flop: float = 0.0,
         held: int = 0, touched: float = 0.0, kind: str = "F32", weight_id: int | None = None,
-        cached: int = 0, sent: float = 0.0, rows: int = 0, shapes: _Shapes = ((), ()),
+        cached: int = 0, sent: float | None = None, rows: int = 0, shapes: _Shapes = ((), ()),
     ) -> int:  # fmt: skip
         """An op that makes a tensor of so many numbers, none for 0; it holds `held` bytes, `cached`
-        of which one request fills, reads `touched` of them, and where it lies on a processor sends
-        `sent` of them to a GPU. It computes so many `rows`, those of all tokens for 0, by
-        micro-batches; products and attention tell the `shapes` that they read and make."""
+        of which one request fills, and reads `touched` of them. Where it lies on a processor `sent`
+        bytes go to a GPU that computes it; None: none does. It computes so many `rows`, those of
+        all tokens for 0, by micro-batches; products and attention tell the `shapes` that they read
+        and make."""
         size_bytes = numbers * ACTIVATION_BYTES
         if max(size_bytes, held) > MAX_SIZE_BYTES:
             raise ModelError(
@@ -238,10 +282,15 @@ class _ModelBuilder:
         attributes: dict[str, Attribute] = {"context": self.spec.cached_tokens, "stored": kind}
         if name == TOKENS:
             attributes["blocks"] = self.num_blocks
+            attributes[ARCHITECTURE] = self.header.architecture
             if self.spec.ubatch != UBATCH:
                 attributes["ubatch"] = self.spec.ubatch
-        if sent:
-            attributes[SENT_BYTES] = sent
+            if not self.spec.flash:
+                attributes["flash"] = "off"
+            if self.spec.outputs:
+                attributes["outputs"] = self.spec.outputs
+        if sent is not None:
+            attributes[SENT_BYTES] = float(sent)
         op = self.graph.add_op(
             name, op_type, reads=reads, flop=flop,
             traffic_bytes=0.0 if is_io else moved + touched, weight_bytes=held,
@@ -255,6 +304,23 @@ class _ModelBuilder:
         """The first one that is equal: layers are alike."""
         key = (detail.dtype, detail.input_shapes, tuple(sorted(detail.attributes.items())))
         return self.details.setdefault(key, detail)
+
+    @property
+    def chunks(self) -> int:
+        """Micro-batches of a pass."""
+        return -(-self.tokens // self.spec.ubatch)
+
+    def sent(self, name: str, size: float) -> float | None:
+        """Bytes that go to a GPU with an op between products that it computes with weights on the
+        processor: ggml's scheduler expands that GPU over ops that no weight of the processor holds
+        (`ggml_backend_sched_split_graph`, pass 2). None where these products stay, too."""
+        at_once = min(self.tokens, self.spec.ubatch)
+        return size if name.startswith("blk.") and at_once >= OFFLOAD_TOKENS else None
+
+    @property
+    def next_op(self) -> int:
+        """The index of the op that is added next."""
+        return len(self.graph.op_types)
 
     def numbers(self, tensor: int) -> int:
         """Elements of a tensor."""
@@ -297,8 +363,35 @@ class _ModelBuilder:
         return self.add(
             name, "MatMul", reads, rows * used * outputs,
             flop=flop, held=held, touched=touched, kind=weight.kind, weight_id=weight_id,
-            sent=touched if at_once >= OFFLOAD_TOKENS else 0.0, rows=rows, shapes=shapes,
+            sent=touched if at_once >= OFFLOAD_TOKENS else None, rows=rows, shapes=shapes,
         )  # fmt: skip
+
+    def mask(self, layer: int, attention: int, heads: int) -> None:
+        """The mask of a block's attention, which all blocks of a device share."""
+        spec, header = self.spec, self.header
+        flash = spec.flash and header.architecture not in WITHOUT_FLASH
+        scores = 0 if flash else heads
+        held, op = _mask_bytes(header, spec, layer, spec.sequence, scores), self.next_op
+        first = self.masks.setdefault(window(header, layer) > 0, op)
+        self._buffer(f"blk.{layer}.mask", f"blk.{layer}", attention, held, held, first, scores)
+
+    def logits(self, head: int, vocabulary: int) -> None:
+        """Logits of a micro-batch, of which the head computes those of the last token."""
+        spec = self.spec
+        rows = spec.outputs or spec.rows(spec.sequence)
+        self._buffer("output.logits", "output", head, logits_bytes(rows, vocabulary))
+
+    def _buffer(
+        self, name: str, scope: str, beside: int, held: int, cached: int = 0,
+        weight_id: int | None = None, scores: int = 0,
+    ) -> None:  # fmt: skip
+        """Room that llama.cpp reserves where another op is; of a request its steps hold it."""
+        if self.spec.decode or not self.spec.new:
+            detail = self.shared(OpDetail(attributes={SCORES: scores}))
+            self.graph.add_op(
+                name, BUFFER, weight_bytes=held, cache_bytes=cached, weight_id=weight_id,
+                colocate=beside, scope=scope, detail=detail,
+            )  # fmt: skip
 
     def norm(self, name: str, read: int, held: int) -> int:
         """A root-mean-square normalisation that holds its scale."""
@@ -306,12 +399,15 @@ class _ModelBuilder:
         return self.add(
             name, "RMSNormalization", [read], numbers,
             flop=float(RMS_NORMALISE_FLOP * numbers), held=held, touched=held,
+            sent=self.sent(name, held * self.chunks),
         )  # fmt: skip
 
     def sum(self, name: str, left: int, right: int) -> int:
         """The sum of two tensors of one shape."""
         numbers = self.numbers(left)
-        return self.add(name, "Add", [left, right], numbers, flop=float(numbers))
+        return self.add(
+            name, "Add", [left, right], numbers, flop=float(numbers), sent=self.sent(name, 0)
+        )
 
 
 def _matrix(header: GgufHeader, name: str, parts: dict[str, StoredTensor]) -> StoredTensor:
@@ -340,7 +436,7 @@ def graph_of(header: GgufHeader, spec: GgufSpec) -> OpGraph:
     beside = [outer.pop(name) for name in _BESIDE_EMBEDDING if name in outer]
     held = embedding.nbytes + sum(part.nbytes for parts in beside for part in parts.values())
     images = [_image(builder, width)] if spec.mmproj else []
-    embedding_op = len(builder.graph.op_types)
+    embedding_op = builder.next_op
     x = builder.add(
         "token_embd", "Gather", [x, *images], rows * width,
         held=held, touched=rows * (held / vocabulary), kind=embedding.kind,
@@ -356,7 +452,9 @@ def graph_of(header: GgufHeader, spec: GgufSpec) -> OpGraph:
     small = [parts for name, parts in outer.items() if name not in ("token_embd", "output")]
     held = sum(part.nbytes for parts in small for part in parts.values())
     x = builder.norm("output_norm", x, held)
+    head_op = builder.next_op
     x = builder.product("output", [x], head, last, tied)
+    builder.logits(head_op, vocabulary)
     builder.add("logits", OUTPUT, [x], 0)
     size = f"{spec.batch}x{spec.sequence}{' decode' if spec.decode else ''}"
     try:
@@ -394,7 +492,7 @@ def _by_block(header: GgufHeader) -> tuple[Parts, list[Parts]]:
         group.setdefault(base if dot else ending, {})[ending if dot else ""] = stored
     count = header.count("block_count", max(blocks, default=-1) + 1)
     if (
-        not blocks or max(blocks) >= count
+        not blocks or not max(blocks) < count <= MOST_BLOCKS
         or not all(_is_nothing(header, i) for i in range(count) if i not in blocks)
     ):  # fmt: skip
         raise ModelError(f"{header.path} has blocks {sorted(blocks)[:9]}, not 0, 1, 2, ...")
@@ -546,6 +644,7 @@ def _state(block: _BlockBuilder, read: list[int]) -> int:
         f"{block.path}.state", "StateSpace", read, rows * state.width,
         flop=float(rows) * (STATE_FLOP * state.elements + 2 * state.conv_elements),
         held=held, touched=2.0 * held, cached=held,
+        sent=builder.sent(block.path + ".", 2.0 * held * builder.chunks),  # there and back
     )  # fmt: skip
 
 
@@ -561,13 +660,18 @@ def _attention(block: _BlockBuilder, read: list[int]) -> int:
         raise _no_attention(block)
     heads = heads_of(header, index, parts)
     kept = cells(header, index, spec.batch, spec.sequence, spec.ubatch)
-    cache = kept * row_bytes(header, heads, spec.cache)
+    row = row_bytes(header, heads, spec.cache)
+    cache = kept * row
     queries, keys = (1 if spec.decode else spec.sequence), -(-kept // spec.batch)
     # A micro-batch attends to the tokens so far, not to those behind it.
     seen = keys if spec.decode else _mean_seen(spec.batch * spec.sequence, keys, spec.ubatch)
     key_heads = header.number("attention.head_count_kv", heads.number, layer=index)
     if "attn_k_b" in parts:
         key_heads = 1
+    # Each micro-batch copies keys and values so far to the GPU, and its own, in F32, back.
+    sent = builder.chunks * min(seen * spec.batch, kept) * row
+    sent += builder.tokens * sum(heads.cell_numbers) * ACTIVATION_BYTES
+    op = builder.next_op
     mixed = builder.add(
         f"{block.path}.attention", ATTENTION, read,
         builder.tokens * heads.number * heads.value_size,
@@ -575,7 +679,7 @@ def _attention(block: _BlockBuilder, read: list[int]) -> int:
             spec.batch, heads.number, queries, seen, heads.key_size, heads.value_size
         ),
         held=cache if owns else 0, touched=cache, cached=cache if owns else 0,
-        kind=spec.cache.upper(),
+        sent=builder.sent(block.path + ".", sent), kind=spec.cache.upper(),
         shapes=(
             ((spec.batch, heads.number, queries, heads.key_size),
              (spec.batch, key_heads, seen, heads.key_size),
@@ -583,14 +687,17 @@ def _attention(block: _BlockBuilder, read: list[int]) -> int:
             ((spec.batch, heads.number, queries, heads.value_size),),
         ),
     )  # fmt: skip
+    builder.mask(index, op, heads.number)
     return block.product("attn_v_b", mixed) if block.has("attn_v_b") else mixed
 
 
 def _mean_seen(tokens: int, keys: int, ubatch: int = UBATCH) -> int:
     """Keys that a micro-batch attends to, in the mean over those of a prompt.
 
-    >>> _mean_seen(2048, 2048), _mean_seen(100, 100), _mean_seen(2048, 512)
-    (1280, 100, 512)
+    >>> _mean_seen(2048, 2048), _mean_seen(100, 100), _mean_seen(2048, 512), _mean_seen(700, 600)
+    (1280, 100, 512, 556)
     """
-    ends = [min(tokens, ubatch * (i + 1)) for i in range(-(-tokens // ubatch))]
-    return max(1, round(sum(min(end, keys) for end in ends) / len(ends)))
+    most, batches = min(tokens, keys), -(-tokens // ubatch)
+    growing = most // ubatch  # batches that end before all keys are seen
+    seen = ubatch * growing * (growing + 1) // 2 + (batches - growing) * most
+    return max(1, round(seen / batches))

@@ -21,6 +21,7 @@ from gdp.graph.generation import CACHE_AT, Request
 from gdp.graph.groups import components, merge_ids
 from gdp.graph.op_graph import INPUT, OUTPUT, Attribute, GraphBuilder, OpDetail, OpGraph
 from gdp.graph.source import Source
+from gdp.ops.rule import Shape
 from gdp.units import whole_number
 
 _log = logging.getLogger(__name__)
@@ -80,6 +81,8 @@ class Op:
     attributes: dict[str, Attribute] = field(default_factory=dict)
     name: str = ""
     waits_for: list[Value] = field(default_factory=list)  # read for their order in time only
+    # Of all that it reads and makes, where its cost is of these alone.
+    shapes: tuple[tuple[Shape, ...], tuple[Shape, ...]] = ((), ())
 
 
 @dataclass

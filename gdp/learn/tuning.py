@@ -171,9 +171,14 @@ class Verdict:
         return asdict(self)
 
 
-def judge_lessons(rows: Sequence[Checked]) -> Verdict:
+def judge_lessons(rows: Sequence[Checked], noise: str = "") -> Verdict:
     """Verdict by a final contest: lessons are better where predictions with them are nearer to the
     measured seconds, wherever in their intervals these lie.
+
+    Args:
+        rows: The contenders whose costs were learned.
+        noise: The reason why the contest has no verdict of its own, in a few words: lessons of a
+            machine that was busy are not kept, however well they predict it.
 
     >>> judge_lessons([Checked(1.0, (0.9, 1.1), before_s=2.0, after_s=1.05)]).reason
     'predictions are 5% off as learned, 100% without'
@@ -189,6 +194,8 @@ def judge_lessons(rows: Sequence[Checked]) -> Verdict:
     off_before, off = map(float, cases[0])
     gains = [before - after for before, after in cases]
     both = f"predictions are {off:.0%} off as learned, {off_before:.0%} without"
+    if noise:
+        return Verdict(False, f"{noise}, so nothing is kept: {both}", off_before, off)
     if min(gains) > 0:
         return Verdict(True, both, off_before, off)
     noisy = "too noisy to tell whether it is right: " if max(gains) > 0 else ""

@@ -226,10 +226,11 @@ def speed(objective: str, row: Row) -> Estimate:
 
 
 def warnings(
-    objective: str, predicted: tuple[float, float], placed: Row, baselines: Mapping[str, Row]
-) -> list[str]:
+    objective: str, predicted: tuple[float, float], placed: Row, baselines: Mapping[str, Row],
+    scaled: bool = False,
+) -> list[str]:  # fmt: skip
     """Warnings for readers of the table: noise, and a placement that falls short by more than noise
-    explains."""
+    explains; `scaled` where predictions were multiplied by the error of the uncut model's."""
     rows = {PLACED: placed} | dict(baselines)
     messages = []
     noisy = {n: width for n, r in rows.items() if (width := _width(objective, r)) > TOO_WIDE}
@@ -240,7 +241,7 @@ def warnings(
     foretold = 1.0 / predicted[find_objective(objective).pipelined]
     if own.value < SHORTFALL * foretold and own.high < foretold:
         messages.append(f"the placement runs at {own.value / foretold:.2f} of its predicted speed")
-    messages += _slower(objective, rows)
+    messages += _slower(objective, rows, scaled)
     uncut = [name for name in (SINGLE, DEFAULT) if name in rows]
     best = max(uncut, key=lambda name: speed(objective, rows[name]).value, default="")
     if best and own.high < (other := speed(objective, rows[best])).low:
@@ -250,7 +251,7 @@ def warnings(
     return messages
 
 
-def _slower(objective: str, rows: Mapping[str, Row]) -> list[str]:
+def _slower(objective: str, rows: Mapping[str, Row], scaled: bool) -> list[str]:
     """That one device alone is faster, where the intervals leave no doubt, and what to do."""
     if SINGLE not in rows:
         return []
@@ -272,8 +273,10 @@ def _slower(objective: str, rows: Mapping[str, Row]) -> list[str]:
                 f"; the costs are off by {off:.0%} even there: measure this machine (gdp profile, "
                 "gdp calibrate) and place again with --costs"
             )
+        elif scaled:
+            text += "; even with scaled predictions, so the cut itself costs more than predicted"
         else:
-            text += "; the costs are right there, so the cut itself costs more than was foreseen"
+            text += "; its prediction is right, so the cut itself costs more than predicted"
     return [text]
 
 
@@ -309,7 +312,9 @@ def rescaled(report: RunReport) -> RunReport:
         report, predicted_latency_s=predicted[0], predicted_throughput_per_s=1.0 / predicted[1],
         baselines=baselines,
         segments=tuple(replace(s, predicted_s=s.predicted_s * slower) for s in report.segments),
-        warnings=(*warnings(report.objective, predicted, report.placed, baselines), warning),
+        warnings=(
+            *warnings(report.objective, predicted, report.placed, baselines, scaled=True), warning,
+        ),
     )  # fmt: skip
 
 

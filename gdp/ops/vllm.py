@@ -18,6 +18,18 @@ DEFAULTS = (
 )
 """By memory, the largest first: `EngineArgs.get_batch_defaults` of `vllm/engine/arg_utils.py`
 (vLLM 0.33; vllm-project/vllm#17885)."""
+
+
+def sequences_of(batched_tokens: int) -> int:
+    """Requests that run at once by default where so many tokens are computed at once.
+
+    >>> [sequences_of(n) for n in (64, 2048, 8192, 16384)]
+    [64, 256, 1024, 1024]
+    """
+    row = next((row for row in DEFAULTS if batched_tokens >= row.batched_tokens), DEFAULTS[-1])
+    return min(row.sequences, batched_tokens)
+
+
 SMALL_KINDS = ("a100", "dgx-spark")
 """Kinds of GPUs, by how they begin, that have the last of these whatever their memory: the A100 by
 name, the GB10 by its compute capability (12.1)."""

@@ -33,6 +33,7 @@ def payload(view: PlacementView, tree: ModuleTree) -> dict[str, Any]:
         peak_bytes[d] = curves[d].held_bytes.max()
     return {
         "latency": _ns(np.array([view.end_s]))[0] if finite else 0,
+        "decode": _decode_from(view) if finite else None,
         "devices": [
             {
                 "name": device.name, "busy": _ns(view.busy_s[d : d + 1])[0],
@@ -48,6 +49,17 @@ def payload(view: PlacementView, tree: ModuleTree) -> dict[str, Any]:
         "memory": held,
         "modules": {"name": tree.names, "parent": tree.parent, "by_type": tree.by_type},
     }  # fmt: skip
+
+
+def _decode_from(view: PlacementView) -> dict[str, int] | None:
+    """Nanosecond at which decode starts, and its steps, of a request whose phases follow each
+    other once; None for others."""
+    graph = view.problem.graph
+    steps = np.flatnonzero((graph.repeats > 1) & view.is_work)
+    if len(view.ways) > 1 or not steps.size or (graph.repeats[view.is_work] > 1).all():
+        return None
+    start_s = view.schedule.start_s[steps].min(keepdims=True)
+    return {"from": _ns(start_s)[0], "steps": int(graph.repeats[steps].max())}
 
 
 def _ns(seconds: Float[np.ndarray, "K"]) -> list[int]:

@@ -35,12 +35,17 @@ ROUNDS = 10
 """Requests of each client where nobody said how many, as tools that measure engines take."""
 
 
+MOST_PASSES = 2_000_000
+"""Passes with prompts that are simulated, each by itself, in some twenty seconds."""
+
+
 class Arrival(NamedTuple):
     """A request of the traffic."""
 
     at_s: float  # when it arrives; with a fixed concurrency, no earlier than another ends
     prompt: int  # tokens that are read
     new: int  # tokens that are written
+    line: int = 0  # of the table that it stands in; 0 where none does
 
 
 @dataclass(frozen=True)
@@ -206,8 +211,10 @@ def serve(traffic: Traffic, engine: ServingEngine) -> ServedTraffic:
     """Simulate traffic.
 
     Raises:
-        ArgumentError: One request alone needs more cache than there is.
+        ArgumentError: One request alone needs more cache than there is, or the prompts take more
+            than `MOST_PASSES` passes.
     """
+    _require_countable(traffic, engine)
     longest = max(r.prompt + r.new for r in traffic.requests)
     count, most, room = batches_of(engine, traffic.concurrency, longest)
     lanes = [
@@ -252,10 +259,15 @@ def in_steady_state(traffic: Traffic, engine: ServingEngine, seed: int = 0) -> T
     """The traffic of a server that has been asked for a while: clients began at random times
     within the life of a request. Equal requests that begin together stay together, and wait for
     each other's prompts ever after. Traffic without a concurrency, or whose clients are to begin
-    together, is as it was."""
-    clients = min(traffic.concurrency, len(traffic.requests))
+    together, is as it was.
+
+    Raises:
+        ArgumentError: Clients ask fewer than two times each.
+    """
+    clients = traffic.concurrency
     if clients < 2 or traffic.together:
         return traffic
+    require_rounds(traffic)
     prompt, new, side = traffic.prompt, traffic.new, math.ceil(clients / engine.copies)
     step_s = engine.pass_s(0, side, side * (prompt + new / 2)) + engine.scheduling.between_s
     step_s /= engine.written
@@ -264,6 +276,28 @@ def in_steady_state(traffic: Traffic, engine: ServingEngine, seed: int = 0) -> T
     first = [r._replace(at_s=r.at_s + t) for r, t in zip(traffic.requests, begin, strict=False)]
     requests = (*first, *traffic.requests[clients:])
     return Traffic(requests, traffic.concurrency, begin_s=begin[-1])
+
+
+def require_rounds(traffic: Traffic) -> None:
+    """Raise `ArgumentError` where clients that begin at random times ask fewer than two times each:
+    the first request of each fills the engine, and only what follows is counted."""
+    count, clients = len(traffic.requests), traffic.concurrency
+    if clients > 1 and count < 2 * clients and not traffic.together:
+        raise ArgumentError(
+            f"{count} requests are too few for {clients} clients: give requests={2 * clients} or "
+            "more, or start=together"
+        )
+
+
+def _require_countable(traffic: Traffic, engine: ServingEngine) -> None:
+    """Raise `ArgumentError` where prompts take more passes than can be simulated."""
+    sizes = np.array([r.prompt for r in traffic.requests])
+    passes = int(np.ceil(sizes / engine.tokens_at_once).sum())
+    if passes > MOST_PASSES:
+        raise ArgumentError(
+            f"the prompts of the traffic take {passes} passes of {engine.tokens_at_once} tokens; "
+            f"up to {MOST_PASSES} are simulated: give fewer requests"
+        )
 
 
 def _part(concurrency: int, lane: int, stages: int) -> int:
@@ -513,6 +547,7 @@ def summary_of(rows: Sequence[ServedRequest], begin_s: float) -> ServedTraffic:
     end_s = max(row.ended_s for row in counted)
     # While the last requests end, fewer and fewer share the engine.
     until_s = end_s if len(counted) == len(rows) else max(row.asked_s for row in counted)
+    until_s = until_s if until_s > begin_s else end_s
     seconds = until_s - begin_s
 
     def share(start_s: float, end_s: float) -> float:

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from gdp.errors import ArgumentError
-from gdp.sim.traffic import ROUNDS, Arrival, ServedTraffic, Traffic
+from gdp.sim.traffic import ROUNDS, Arrival, ServedTraffic, Traffic, require_rounds
 from gdp.sim.traffic_file import SUFFIX, read_traffic
 
 OF_A_RATE = 500
@@ -21,9 +21,10 @@ def parse_traffic(text: str) -> Traffic:
 
     `concurrency=C` clients that ask again once they are answered, or `rate=R` requests a second
     whose arrivals are random (exponential distances); `prompt` and `new` a number of tokens or
-    A..B, drawn evenly; `requests` how many in all, `seed` of the draws; `start=together` where all
-    clients begin at once, by default at random times (`in_steady_state`). Or the path of a table
-    of requests (`read_traffic`), which ends with ".csv".
+    A..B, drawn evenly; `requests` how many in all, at least two for each client, `seed` of the
+    draws; `start=together` where all clients begin at once, by default at random times
+    (`in_steady_state`). Or the path of a table of requests (`read_traffic`), which ends with
+    ".csv".
 
     Raises:
         ArgumentError: The text has another form.
@@ -47,7 +48,7 @@ def parse_traffic(text: str) -> Traffic:
     if given.get("start", "together") != "together":
         raise ArgumentError(f"start can be together, got {given['start']!r}")
     concurrency = _whole(given["concurrency"], "concurrency") if "concurrency" in given else 0
-    count = ROUNDS * concurrency if concurrency else OF_A_RATE
+    count = min(ROUNDS * concurrency, MOST) if concurrency else OF_A_RATE
     count = _whole(given["requests"], "requests") if "requests" in given else count
     rng = np.random.default_rng(_whole(given.get("seed", "0"), "seed", least=0))
     prompt, new = (_drawn(given[name], name, count, rng) for name in ("prompt", "new"))
@@ -56,7 +57,9 @@ def parse_traffic(text: str) -> Traffic:
         at_s = np.cumsum(rng.exponential(1.0 / _positive(given["rate"]), count))
     rows = zip(at_s.tolist(), prompt, new, strict=True)
     arrivals = tuple(Arrival(*row) for row in rows)
-    return Traffic(arrivals, concurrency, together="start" in given)
+    traffic = Traffic(arrivals, concurrency, together="start" in given)
+    require_rounds(traffic)
+    return traffic
 
 
 MOST = 1_000_000

@@ -22,7 +22,7 @@ from gdp.costs.measured.graph import ATTENTION, EXPERTS
 from gdp.errors import ModelError
 from gdp.graph.generation import STEP
 from gdp.graph.linear_attention import CONVOLUTION, KEY_HEADS, VALUE_HEADS
-from gdp.graph.op_graph import INPUT, OUTPUT, UNREAD, OpGraph
+from gdp.graph.op_graph import INPUT, OUTPUT, WEIGHT_BLOCK, OpGraph
 from gdp.ops.llamacpp import IMAGE_ENCODER
 from gdp.ops.table import ELEMENTWISE_OPS, VIEWS
 
@@ -66,6 +66,7 @@ class Unit(NamedTuple):
     kind: Pieces
     total: int
     keys: int = 0  # heads of keys, of kinds that have heads
+    step: int = 1  # pieces that a block of quantised weights holds together
 
 
 class Assigned(NamedTuple):
@@ -116,8 +117,29 @@ def division_of(graph: OpGraph) -> Division:
     for op, (role, unit) in found.by_expert.items():
         experts.role[op], experts.unit[op] = role, unit
     return Division(
-        graph, tuple(found.units), columns, experts, tuple(found.partial_ops()),
+        graph, stepped_units(found, graph), columns, experts, tuple(found.partial_ops()),
         tuple(found.gathered), frozenset(found.whole_keys),
+    )  # fmt: skip
+
+
+def stepped_units(found: "_Search", graph: OpGraph) -> tuple[Unit, ...]:
+    """The units with the pieces that blocks of quantised weights hold together: of the columns of a
+    product, or of the rows of one that adds."""
+    steps = [1] * len(found.units)
+    for op, detail in enumerate(graph.detail):
+        block, role = detail.attributes.get(WEIGHT_BLOCK), found.role[op]
+        if not isinstance(block, tuple) or role not in (Role.COLUMN, Role.ROW):
+            continue
+        unit, (columns, rows) = found.units[found.unit[op]], found.sizes(op)
+        width, size = (columns, block[0]) if role == Role.COLUMN else (rows, block[1])
+        # Gate and up, of one product, are two rows of columns.
+        each = 1 if unit.kind == Pieces.COLUMNS else max(1, width // max(1, unit.total))
+        steps[found.unit[op]] = math.lcm(
+            steps[found.unit[op]], int(size) // math.gcd(int(size), each)
+        )
+    units = zip(found.units, steps, strict=True)
+    return tuple(
+        unit if unit.kind == Pieces.VOCABULARY else unit._replace(step=step) for unit, step in units
     )  # fmt: skip
 
 
@@ -181,8 +203,10 @@ class _Search:
             self.role[op], self.unit[op] = role, index
 
     def sizes(self, op: int) -> tuple[int, int]:
-        """(columns, rows) of the weight of a linear product."""
+        """(columns, rows) of the weight of a linear product, or of those of experts."""
         detail = self.graph.detail[op]
+        if len(detail.input_shapes[1]) == 3 and self.is_experts[op]:
+            return detail.input_shapes[1][2], detail.input_shapes[1][1]
         return detail.output_shapes[0][-1], detail.input_shapes[0][-1]
 
     def reach(
@@ -394,7 +418,10 @@ class _Search:
                 way, products = self.reach([op], backward=False)
                 at_end = any(r in ends for o in (*way, op) for r in self.readers[o])
                 if not products and at_end:
-                    self.assign([op], Role.COLUMN, Unit(Pieces.VOCABULARY, self.sizes(op)[0]))
+                    pieces = Unit(Pieces.VOCABULARY, self.sizes(op)[0])
+                    self.assign([op], Role.COLUMN, pieces)
+                    beside = graph.is_buffer & (graph.colocate == graph.colocate[op])
+                    self.assign(np.flatnonzero(beside).tolist(), Role.SOME_ROWS, pieces)
                     self.gathered.append(op)
 
     def require_known(self) -> None:
@@ -408,7 +435,7 @@ class _Search:
             )
         spared = np.zeros(graph.num_ops, dtype=bool)
         spared[list(self.latent)] = True
-        spared |= np.array([kind == UNREAD for kind in graph.op_types])
+        spared |= graph.rests
         if graph.source == "gguf":  # the embedding is on the processor, an encoder on one device
             spared |= np.array([kind in ("Gather", IMAGE_ENCODER) for kind in graph.op_types])
         whole = (role == Role.WHOLE) & ~spared
@@ -416,7 +443,8 @@ class _Search:
         if held.sum() > _SMALL * (graph.weight_bytes - graph.cache_bytes).sum():
             heaviest = int(held.argmax())
             raise self.refuse(heaviest, f"an unknown use of {graph.op_types[heaviest]}")
-        for op in np.flatnonzero((role == Role.WHOLE) & (graph.cache_bytes > 0)).tolist():
+        keeps = (graph.cache_bytes > 0) & ~graph.rests
+        for op in np.flatnonzero((role == Role.WHOLE) & keeps).tolist():
             if not any(self.role[p] == Role.COLUMN for p in self.reach([op], backward=False)[1]):
                 raise self.refuse(op, f"a state that {graph.op_types[op]} keeps")
 

@@ -63,14 +63,19 @@ def member_graph(division: Division, shares: Shares, rank: int) -> OpGraph:
     if shares.size == 1:
         return graph
     plan = division.experts if shares.experts else division.columns
-    spans = [unit_span(unit, shares, rank) for unit in division.units]
+    used = set(plan.unit.tolist())  # columns of experts are none where experts are whole
+
+    def span_of(index: int, unit: Unit) -> tuple[int, int, int]:
+        return unit_span(unit, shares, rank) if index in used else (0, 1, 1)
+
+    spans = [span_of(i, unit) for i, unit in enumerate(division.units)]
     start, stop, count = (
         np.array([*(span[k] for span in spans), (0, 1, 1)[k]])[plan.unit] for k in range(3)
     )
     part = (stop - start) / count
     role = plan.role
     held = graph.weight_bytes - graph.cache_bytes
-    of_keys = (unit_span(_keys_of(unit), shares, rank) for unit in division.units)
+    of_keys = (span_of(i, _keys_of(unit)) for i, unit in enumerate(division.units))
     keys = np.array([*((last - first) / all_ for first, last, all_ in of_keys), 1.0])[plan.unit]
     keys[list(division.whole_keys)] = 1.0
     cached = np.where(np.isin(role, (Role.ATTEND, Role.INNER)), keys, 1.0)
@@ -104,7 +109,7 @@ def exchanges(division: Division) -> tuple[Exchange, ...]:
 
 def unit_span(unit: Unit, shares: Shares, rank: int) -> tuple[int, int, int]:
     """(first piece of a member, the one behind its last, pieces in all)."""
-    kind, count, keys = unit
+    kind, count, keys, together = unit
     if kind in (Pieces.HEADS, Pieces.KEYS, Pieces.BOTH):
         heads = count if kind == Pieces.HEADS else count - 2 * keys if kind == Pieces.BOTH else keys
         own = {
@@ -112,14 +117,30 @@ def unit_span(unit: Unit, shares: Shares, rank: int) -> tuple[int, int, int]:
             Pieces.HEADS: _heads(heads, keys, shares, rank),
         }
         if kind in own:
-            return *own[kind], count
-        q, k = own[Pieces.HEADS], own[Pieces.KEYS]
+            return *_whole_blocks(shares, own[kind], together, unit.kind), count
+        q, k = (_whole_blocks(shares, span, together, Pieces.HEADS) for span in
+                (own[Pieces.HEADS], own[Pieces.KEYS]))  # fmt: skip
         return q[0] + 2 * k[0], q[0] + 2 * k[0] + q[1] - q[0] + 2 * (k[1] - k[0]), count
     if kind == Pieces.COLUMNS and shares.is_even and count % shares.size:
         raise _undivided(shares, f"{count} columns of a feed-forward layer")
     exact = count % sum(shares.parts) == 0
     step = 1 if exact or kind != Pieces.COLUMNS or count % BLOCK else BLOCK
-    return *_cut(count, step, shares.parts, rank), count
+    if not shares.is_even and count % math.lcm(step, together) == 0:
+        step = math.lcm(step, together)
+    own_span = _cut(count, step, shares.parts, rank)
+    return *_whole_blocks(shares, own_span, together, kind), count
+
+
+def _whole_blocks(
+    shares: Shares, span: tuple[int, int], together: int, kind: Pieces
+) -> tuple[int, int]:
+    """The span, unless it cuts a block of quantised weights."""
+    if (span[1] - span[0]) % together:
+        raise ModelError(
+            f"{shares.size} GPUs would have {span[1] - span[0]} {kind.value} each, and blocks of "
+            f"the quantised weights hold {together} of them together"
+        )
+    return span
 
 
 def _heads(heads: int, keys: int, shares: Shares, rank: int) -> tuple[int, int]:

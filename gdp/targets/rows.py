@@ -41,6 +41,8 @@ ROOMY = 0.75
 that nobody misses."""
 NEAR_ORDERS = 24
 """Orders of unlike devices, as fast as the best, among which an even row is looked for."""
+SPREAD = "spread evenly"
+"""Begins the note of a plan that was taken for its room."""
 EVEN_STEPS = 8  # halvings of the share of memory that the fullest device may fill
 
 
@@ -73,10 +75,9 @@ class ModuleBlocks:
         """These stretches, on some of the devices alone, or on `every` one of them."""
         return replace(self, usable=tuple(usable), every=every)
 
-    @property
-    def tensor_bytes(self) -> int:
-        """Bytes of tensors of the block that has most of them."""
-        return int(self.block_tensor_bytes.max())
+    def alone(self) -> "list[ModuleBlocks]":
+        """These stretches, on each of the devices alone."""
+        return [self.limited_to([d]) for d in self.usable]
 
     @cached_property
     def scratch_bytes(self) -> Int[np.ndarray, "C C"]:
@@ -100,10 +101,10 @@ class ModuleBlocks:
         return list(itertools.islice(orders_by_kind(self.cluster, self.usable), MAX_ORDERS))
 
     def fitting_s(self, share: float, fill: float = 1.0) -> Float[np.ndarray, "C C D"]:
-        """`seconds`, inf where the weights take more than the memory that a share of the tensors
-        leaves, or below 1 weights and tensors of a stretch more than `fill` of the memory."""
-        memory_bytes = self.room_bytes - int(share * self.tensor_bytes)
-        fits = self.weight_bytes[:, :, None] <= memory_bytes
+        """`seconds`, inf where weights and a share of the tensors of a stretch take more than the
+        memory, or below 1 weights and tensors of a stretch more than `fill` of the memory."""
+        held_bytes = self.weight_bytes + (share * self.scratch_bytes).astype(np.int64)
+        fits = held_bytes[:, :, None] <= self.room_bytes
         if fill < 1.0:
             held_bytes = self.weight_bytes + self.scratch_bytes
             fits &= held_bytes[:, :, None] <= fill * self.room_bytes
@@ -121,13 +122,13 @@ class ModuleBlocks:
         plans = best_rows(orders, lambda d: seconds[d], self.link_s, join, self.every)
         return [(value.real, row) for value, row in plans]
 
-    def even_row(self, share: float, join: Join) -> Row:
-        """Of the rows that are as fast as the best, one whose fullest device is nearly as empty as
-        can be; empty where nothing fits."""
+    def even_row(self, share: float, join: Join, equal: float = EQUAL) -> Row:
+        """Of the rows that are as fast as the best, or slower by a share that still counts as
+        `equal`, one whose fullest device is nearly as empty as can be; empty where nothing fits."""
         plans = self._rows_of(self.orders, share, join, 1.0)
         best_s, row = min(plans, key=lambda plan: plan[0])
         # Less memory makes no order faster.
-        limit_s = best_s * (1 + EQUAL)
+        limit_s = best_s * (1 + equal)
         near = [o for o, (value_s, _) in zip(self.orders, plans, strict=True) if value_s <= limit_s]
         near = near[:NEAR_ORDERS]
         least, most = 0.0, 1.0
@@ -249,7 +250,7 @@ def evened(result: Result, placements: Iterable[Placement | None]) -> Result:
     before = max(fullness(cluster, result.score.peak_bytes.tolist()))
     cost = max(best.value_s / result.value_s - 1, 0.0) if result.value_s else 0.0
     note = (
-        f"spread evenly: the fullest device is {fullest:.0%} full instead of {before:.0%}, which "
+        f"{SPREAD}: the fullest device is {fullest:.0%} full instead of {before:.0%}, which "
         f"costs {cost:.2%}: simplicity 0 answers the fastest plan"
     )
     told = [n for n in result.notes if n != nearly_full(cluster, result.score.peak_bytes.tolist())]

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, Literal
 
-from gdp.errors import refused_by
+from gdp.errors import PlacementError, refused_by
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -104,10 +104,41 @@ class Exporter:
     offloads: bool = False  # holds weights that rest in host memory or on disk
     replicates: bool = False  # holds replicated stages
     splits: bool = False  # holds ops that devices divide
+    machines: bool = False  # its runtime is started on several machines
 
     def write(self, job: ExportJob) -> "list[Path]":
-        """Write the files of a placement; returns their paths."""
+        """Write the files of a placement; returns their paths.
+
+        Raises:
+            PlacementError: Devices of several machines are used, and the runtime is one process, or
+                it cannot follow the placement for another reason.
+        """
+        if not self.machines:
+            require_one_machine(job, self.title)
         return imported(self.function)(job)
+
+
+def require_one_machine(job: ExportJob, title: str) -> None:
+    """Raise `PlacementError` where a placement uses devices of another machine than the host's."""
+    from gdp.cluster.machines import machines
+
+    cluster, placement = job.question.cluster, job.placement
+    used = {int(d) for d in placement.device[~job.question.graph.is_io]}
+    used |= {d for split in placement.splits for d in split.devices}
+    used |= {d for team in placement.teams for d in team}
+    at = machines(cluster)
+    far = [d for d in sorted(used) if at[d] != at[cluster.host]]
+    if far:
+        raise PlacementError(
+            f"{title}: one process computes it all, and {cluster.device_names[far[0]]!r} is on the "
+            f"machine of {cluster.device_names[at[far[0]]]!r}; place the model on one machine, or "
+            "--for llamacpp, vllm, pipelining or tensor-parallel"
+        )
+
+
+ONE_PROCESS = (
+    "one process computes the model, so that devices of other machines than the host's are left out"
+)
 
 
 @dataclass(frozen=True)
@@ -122,13 +153,21 @@ class Planner:
     computes: str = ""  # "module:function" of (model, cluster): the model as it computes it
     replicates: bool = False  # lets devices take samples in turn; as the exporter says
     divides: bool = False  # lets devices compute each op together
+    machines: bool = False  # uses several machines; as the exporter says
 
     def plan(self, question: "Question") -> "Result":
-        """Answer a question, with replicated stages only where the runtime has them."""
+        """Answer a question, with replicated stages only where the runtime has them, and on the
+        host's machine alone where it is one process."""
+        from gdp.cluster.machines import on_hosts_machine, several_machines
+
         if not self.replicates:
             one = replace(question.constraints, replicas=False)
             question = replace(question, constraints=one)
-        return imported(self.function)(question)
+        if self.machines or not several_machines(question.cluster):
+            return imported(self.function)(question)
+        alone = replace(question, cluster=on_hosts_machine(question.cluster))
+        result = imported(self.function)(alone)
+        return replace(result, notes=(*result.notes, ONE_PROCESS))
 
     def model(self, model: "Model", cluster: "Cluster") -> "Model":
         """The model as the runtime computes it on a cluster, where its ops are others."""

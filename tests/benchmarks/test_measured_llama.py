@@ -39,15 +39,16 @@ ROWS = (
 
 def bench(preset: str, model: str, rate: float, test: str = "tg") -> Bench:
     """A measured row."""
-    return Bench(preset, model, "Q8_0", "CUDA", test, 128, 0, rate=rate)
+    return Bench(preset, model, "Q8_0", "cuda", test, 128, 0, rate=rate)
 
 
 def test_whole_models_on_known_cards_are_asked_once(tmp_path: Path) -> None:
     path = tmp_path / "rows.csv"
     path.write_text("\n".join(ROWS) + "\n")
     assert benches(path) == [
-        Bench("rtx3090", "llama 8B Q8_0", "Q8_0", "CUDA", "tg", 128, 0, NOW, 82.0),
-        Bench("rtx3090", "llama 8B Q8_0", "Q8_0", "CUDA", "pp", 512, 4096, NOW, 3000.0),
+        Bench("rtx3090", "llama 8B Q8_0", "Q8_0", "cuda", "tg", 128, 0, 512, NOW, 82.0),
+        Bench("rtx3090", "llama 8B Q8_0", "Q8_0", "cuda", "pp", 512, 4096, 512, NOW, 3000.0),
+        Bench("rtx3090", "llama 8B Q8_0", "Q8_0", "cuda", "pp", 512, 0, 2048, NOW, 4000.0),
     ]
 
 
@@ -93,8 +94,8 @@ def test_a_rate_is_that_of_the_memory_at_least(tmp_path: Path, monkeypatch) -> N
     row = bench("rtx3090", "llama 8B Q8_0", 80.0)
     held = write_header(tmp_path / "y.gguf", small, "Q8_0")
     assert 0.67 < asker.rate(row) * held / 936.2e9 < 1
-    prompt = Bench("rtx3090", "llama 8B Q8_0", "Q8_0", "CUDA", "pp", 512, 0)
-    behind = Bench("rtx3090", "llama 8B Q8_0", "Q8_0", "CUDA", "pp", 512, 16384)
+    prompt = Bench("rtx3090", "llama 8B Q8_0", "Q8_0", "cuda", "pp", 512, 0)
+    behind = Bench("rtx3090", "llama 8B Q8_0", "Q8_0", "cuda", "pp", 512, 16384)
     assert asker.rate(behind) < asker.rate(prompt)
 
 
@@ -107,10 +108,12 @@ def test_a_row_is_corrected_by_the_others_of_its_card() -> None:
 
 
 def test_pairs_and_errors_are_told() -> None:
-    rows = [bench("x", "A", 100), bench("y", "A", 50), bench("z", "A", 51), bench("x", "B", 20)]
+    rows = [
+        bench("t4", "A", 100), bench("l4", "A", 50), bench("a40", "A", 51), bench("t4", "B", 20),
+    ]  # fmt: skip
     predicted = np.array([80.0, 90.0, 10.0, 40.0])
     assert pairs(rows, predicted, "card") == "50.0% of 2 pairs right, 50.0% lost in the mean"
     assert pairs(rows, predicted, "model") == "100.0% of 1 pairs right, 0.0% lost in the mean"
     lines = list(told(rows, {"here": predicted}, 1))
-    assert "| tg, x | 2 | 60.0%, 60.0%, 100% (1.26) |" in lines
-    assert lines[-1].startswith("A Q8_0 on z (CUDA), tg 128 at 0: 10.0 tokens/s, measured 51.0")
+    assert "| tg, t4, cuda | 2 | 60.0%, 60.0%, 100% (1.26) |" in lines
+    assert lines[-1].startswith("A Q8_0 on a40 (cuda), tg 128 at 0: 10.0 tokens/s, measured 51.0")

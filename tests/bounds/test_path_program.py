@@ -16,8 +16,8 @@ from tiny import (
     without_queues,
 )
 
-from gdp.bounds import linear_program
-from gdp.bounds.best import all_bounds
+from gdp.bounds import latency, linear_program
+from gdp.bounds.best import all_bounds, load_bounds
 from gdp.bounds.budget import WorkBudget
 from gdp.bounds.linear_program import dual_value_s, least_whole
 from gdp.bounds.path_program import build_paths, timing_graph
@@ -52,6 +52,25 @@ def test_no_placement_that_fits_is_faster_than_a_bound(
             proven.append(max(bound.value_s for bound in bounds) / best_s)
     assert len(proven) >= 9
     assert np.median(proven) > 0.99
+
+
+def test_a_clock_that_ends_the_program_leaves_the_bound_of_loads(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The program of paths has the rows of the loads; where the clock ends it, the smaller program
+    of loads is solved, so that no bound is lower than without paths."""
+    seen = 0
+    for seed in range(12):
+        problem = tight_latency(seed, 3, 1.2)
+        with monkeypatch.context() as patched:
+            patched.setattr(latency, "dual_weights", lambda program, seconds: None)
+            ended = all_bounds(problem, 2.0)
+        loads = [b.value_s for b in load_bounds(problem, WorkBudget(2.0), only_memory=True)]
+        seen += bool(loads)
+        known_s = max(bound.value_s for bound in ended)
+        assert known_s >= max(loads, default=0.0) * (1 - 1e-9), seed
+        assert known_s <= brute_force_s(problem) * (1 + 1e-9), seed
+    assert seen
 
 
 def test_a_path_that_does_not_fit_changes_devices_once() -> None:

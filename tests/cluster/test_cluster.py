@@ -305,3 +305,17 @@ def test_cores_share_the_bandwidth_that_was_measured() -> None:
 def test_bandwidth_is_measured() -> None:
     measured = measure_bandwidth(1, seconds=0.01)
     assert 1e8 < measured.one_core == measured.all_cores < 1e13
+
+
+def test_links_that_contradict_each_other_are_refused() -> None:
+    a, b = (Device(name, "cpu", {"default": 1e9}, 1e9) for name in "ab")
+    one = Link("a", "b", 1e9)
+    assert make_cluster("two", [a, b], [one, one]).link_bytes_per_s[0, 1] == 1e9
+    for other in (
+        Link("a", "b", 2e9), Link("b", "a", 1e9, latency_s=1.0), Link("a", "b", 1e9, channel="x"),
+        Link("b", "a", 2e9, one_way=True),
+    ):  # fmt: skip
+        with pytest.raises(ClusterError, match="is given twice, not alike"):
+            make_cluster("two", [a, b], [one, other])
+    there, back = Link("a", "b", 1e9, one_way=True), Link("b", "a", 2e9, one_way=True)
+    assert make_cluster("two", [a, b], [there, back]).link_bytes_per_s[1, 0] == 2e9

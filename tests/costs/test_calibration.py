@@ -129,14 +129,15 @@ def test_a_damaged_cost_file_is_named(fitted, tmp_path: Path) -> None:
 
 
 def test_other_kinds_fall_back_to_datasheets_and_say_so() -> None:
-    for costs, cluster in ((None, "2xk80"), (None, "m1"), (roofline, "2xa100-nvlink")):
+    unknown = [(None, "2xp100"), (None, "2xk80"), (None, "m1"), (roofline, "2xa100-nvlink")]
+    for costs, cluster in unknown:
         model, label = resolve_costs(costs, Cluster.load(cluster))
         kind = Cluster.load(cluster).devices[0].kind
-        if kind == "k80":  # its units are known
-            assert label.startswith("k80: learned from kernels of")
+        if kind == "p100":  # its units are known, and kernels of its family
+            assert label.startswith("p100: learned from kernels of")
         else:
             assert model is roofline
-            assert label == f"roofline from datasheet numbers ({kind})"
+            assert label == f"roofline from datasheets ({kind})"
 
 
 def test_a_model_of_another_framework_is_not_called_calibrated() -> None:
@@ -147,7 +148,7 @@ def test_a_model_of_another_framework_is_not_called_calibrated() -> None:
         for kind in ("MatMul", "linear")
     ]
     assert labels[0].startswith("calibrated on")
-    assert labels[1].startswith("roofline from datasheet numbers, as no such op was measured")
+    assert labels[1].startswith("roofline from datasheets, as no such op was measured")
 
 
 def test_a_processor_with_other_vectors_does_not_match(fitted) -> None:

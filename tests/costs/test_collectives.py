@@ -4,6 +4,7 @@ import json
 import shutil
 from pathlib import Path
 
+import msgspec
 import numpy as np
 import pytest
 
@@ -15,7 +16,9 @@ from gdp.costs.base import RuntimeOverheads
 from gdp.costs.default import resolve_costs
 from gdp.costs.measured.collectives import (
     OPERATIONS,
+    Collectives,
     Curve,
+    Typical,
     collective_s,
     load_collectives,
     measured_link,
@@ -79,6 +82,67 @@ def test_the_slowest_link_of_a_ring_decides() -> None:
     assert float(collective_s(triangle, [0, 1, 2], "all_gather", 3e8)) == pytest.approx(2.0)
     assert float(collective_s(triangle, [0, 2], "send", 3e8)) == pytest.approx(0.3)
     assert float(collective_s(triangle, [2, 0], "send", 3e8)) == pytest.approx(3.0)
+
+
+@pytest.mark.parametrize("count", [2, 3, 5, 8])
+def test_steps_and_bytes_of_a_ring_by_the_number_of_devices(count: int) -> None:
+    """Of D devices each sends a D-th in each of 2 (D - 1), or D - 1, steps; one sends all in 1."""
+    one = count - 1
+    wanted = {"all_reduce": 2 * one, "all_gather": one, "reduce_scatter": one, "all_to_all": one}
+    for operation, op in OPERATIONS.items():
+        steps = wanted.get(operation, 1)
+        parts = steps / count if operation in wanted else 1.0
+        assert (op.steps(count), op.share(count)) == (steps, pytest.approx(parts)), operation
+    box = _box(count)
+    for operation, steps in wanted.items():
+        bare = float(collective_s(box, range(count), operation, 0.0))
+        assert bare == pytest.approx(steps * 1e-5), operation
+
+
+@pytest.mark.parametrize("slow", [(0, 1), (1, 2), (2, 0), (1, 0), (0, 2)])
+def test_the_slowest_latency_among_the_devices_is_that_of_every_step(slow: tuple[int, int]) -> None:
+    devices = [Device(f"d{i}", "gpu", {"default": 1e12}, 1e12) for i in range(3)]
+    link = Link(f"d{slow[0]}", f"d{slow[1]}", 1e9, 5e-4, one_way=True)
+    cluster = make_cluster("t", devices, [link], default_bytes_per_s=1e9, default_latency_s=1e-6)
+    assert float(collective_s(cluster, [0, 1, 2], "all_reduce", 0.0)) == pytest.approx(4 * 5e-4)
+    assert float(collective_s(cluster, slow, "send", 0.0)) == pytest.approx(5e-4)
+
+
+def made_up(curves: dict[int, Curve]) -> Collectives:
+    """NVLink of the fifth generation with curves of our own, and round typical numbers."""
+    shipped = shipped_collectives()
+    halves = {"nvlink": ((2, 0.5), (8, 0.25)), "pcie": ((2, 0.5),)}
+    meta = msgspec.structs.replace(
+        shipped.meta, typical=Typical(3e-6, 1e-6, halves, {"nvlink": 0.5, "pcie": 0.5})
+    )
+    return Collectives(meta, {("nvlink5", "all_reduce", "torch"): curves} if curves else {})
+
+
+def test_curves_are_interpolated_in_the_logarithm_of_the_number_of_devices() -> None:
+    fast = {2: Curve(1e-3, 1e15, 0.0, 1.0), 8: Curve(5e-3, 1e15, 0.0, 1.0)}
+    box, size = cluster_preset("16xb200-nvlink"), np.array([1.0])
+    for count, wanted in (
+        (2, 1e-3),
+        (4, 3e-3),
+        (8, 5e-3),
+        (3, 1e-3 + 4e-3 * np.log(1.5) / np.log(4)),
+    ):
+        found = made_up(fast).seconds(box, range(count), "all_reduce", size, "torch")
+        assert float(found[0]) == pytest.approx(wanted), count
+    # Beyond what was measured a ring of 16 has 16 steps more than one of 8.
+    found = made_up(fast).seconds(box, range(16), "all_reduce", size, "torch")
+    assert float(found[0]) == pytest.approx(5e-3 + 16e-6)
+
+
+@pytest.mark.parametrize(("count", "share"), [(2, 0.5), (4, 0.375), (8, 0.25), (16, 0.25)])
+def test_a_ring_that_was_not_measured_starts_steps_and_sends(count: int, share: float) -> None:
+    """3 us and 1 us a step; the share of the bandwidth is interpolated in the logarithm."""
+    box, steps = cluster_preset("16xb200-nvlink"), 2 * (count - 1)
+    speed = float(box.link_bytes_per_s[0, 1])
+    for size in (0.0, 1e9):
+        found = made_up({}).seconds(box, range(count), "all_reduce", np.array([size]), "torch")
+        wanted = 3e-6 + steps * 1e-6 + steps / count * size / speed / share
+        assert float(found[0]) == pytest.approx(wanted)
 
 
 @pytest.mark.parametrize("engine", ["torch", "vllm"])

@@ -7,10 +7,10 @@ import numpy as np
 import pytest
 from tiny import plain_graph
 
-from gdp.cluster.presets import device_names, device_preset
+from gdp.cluster.presets import device_names, device_preset, presets
 from gdp.cluster.types import Device, make_cluster
 from gdp.costs.base import roofline
-from gdp.costs.default import resolve_costs, shipped_for
+from gdp.costs.default import FROM_DATASHEETS, resolve_costs, shipped_for, source_of
 from gdp.costs.learned import LearnedCosts
 from gdp.costs.measured import network as module
 from gdp.costs.measured.costs import (
@@ -485,6 +485,8 @@ def test_presets_say_what_was_measured() -> None:
     known = [name for name in device_names() if covers(device_preset(name))]
     assert {"h100", "rtx3090", "mi300x"} <= set(known)
     assert not {"cpu", "cpu-core", "m2-max"} & set(known)
+    found = shipped_network() or pytest.fail("no kernel network ships")
+    families = {presets()[kind].family for kind in found[1].devices}
     graph = language_graph()
     for name, words in (("h100", "measured kernels"), ("rtx4090", "other accelerators")):
         cluster = make_cluster("one", [device_preset("cpu"), device_preset(name)])
@@ -493,8 +495,16 @@ def test_presets_say_what_was_measured() -> None:
         assert label.startswith(f"{name}: learned from")
         assert words in label
         plain, told = resolve_costs("datasheet", cluster, graph)
-        assert told == f"roofline from datasheet numbers (cpu, {name})"
+        assert told == f"roofline from datasheets (cpu, {name})"
         assert (plain(graph, cluster) == roofline(graph, cluster)).all()
+    for name, entry in presets().items():
+        device = device_preset(name)
+        _, answer = resolve_costs(None, make_cluster("one", [device]), graph)
+        measured = entry.family in families and entry.units > 0
+        if entry.maker:
+            assert ("learned from" in source_of(device)) == measured, name
+        if entry.maker and not measured:
+            assert (source_of(device), answer) == (FROM_DATASHEETS, f"{FROM_DATASHEETS} ({name})")
 
 
 @pytest.mark.parametrize("name", ["a100", "h100", "l40s", "rtx4090", "v100", "mi300x"])
@@ -546,7 +556,7 @@ def test_an_unknown_accelerator_keeps_its_datasheet() -> None:
     device = Device("x", "brand-new", {"default": 1e13, "float16": 1e14}, 1e12)
     cluster = make_cluster("one", [device_preset("cpu"), device])
     _, label = resolve_costs(None, cluster, language_graph())
-    assert label == "roofline from datasheet numbers (cpu, brand-new)"
+    assert label == "roofline from datasheets (cpu, brand-new)"
     assert silicon_of(device).units == pytest.approx(1e13 / 1.9e9 / 256)
 
 

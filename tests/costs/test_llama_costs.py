@@ -10,11 +10,11 @@ from gdp.cluster.presets import cluster_preset
 from gdp.cluster.types import Cluster
 from gdp.costs.base import RuntimeOverheads, roofline
 from gdp.costs.default import resolve_costs
+from gdp.costs.llama_backends import READ, Memory
 from gdp.costs.llamacpp import (
     BEFORE_JULY_2024,
     BOUNDARY_S,
     NEWEST,
-    READ,
     LlamaCosts,
     Style,
     graph_kernels,
@@ -69,7 +69,7 @@ def test_a_token_takes_launches_and_bytes(tmp_path: Path) -> None:
     at = graph.op_names.index("output")
     slow = replace(gpu, bytes_per_s=1e6, dispatch_s=0.0)
     (own,) = costs.kernel_seconds([rows[at]], slow)
-    assert own == pytest.approx(sum(rows[at].moved) / (READ * 1e6))
+    assert own == pytest.approx(sum(rows[at].moved) / (READ[Memory.GDDR] * 1e6))
 
 
 def test_every_micro_batch_multiplies_again(tmp_path: Path) -> None:
@@ -149,7 +149,7 @@ def test_gguf_files_have_these_costs_on_presets(tmp_path: Path) -> None:
     costs, told = resolve_costs(None, cluster_preset("cpu+h100"), graph)
     assert getattr(costs, "reads_unfused", False)
     assert "kernels of llama.cpp" in told
-    assert "(h100)" in told
+    assert "(h100, cuda)" in told
     _, told = resolve_costs("datasheet", cluster_preset("cpu+h100"), graph)
     assert "kernels of llama.cpp" not in told
     _, told = resolve_costs(None, cluster_preset("cpu"), graph)

@@ -10,7 +10,7 @@ import pytest
 import gdp
 from gdp.cluster.file import load_cluster
 from gdp.costs import machine
-from gdp.costs.adapt import Piece, Run, Share, op_keys
+from gdp.costs.adapt import LinkSeconds, Piece, Run, Share, op_keys
 from gdp.costs.default import resolve_costs
 from gdp.costs.profile import ProfileError
 from gdp.graph.op_graph import make_graph
@@ -134,3 +134,21 @@ def test_the_runtime_of_a_graph_by_hand_is_that_of_most_ops_not_of_one() -> None
         (["Input", "MatMul", "Add", "relu"], "onnxruntime"),
     ):
         assert machine.runtime_of(make_graph("g", names, types, links, uses)) == runtime
+
+
+@pytest.mark.parametrize("wrong", [-1.0, 1e7, 1e300, float("nan"), float("inf"), 0.0])
+@pytest.mark.parametrize("field", ["measured", "link", "share", "off"])
+def test_seconds_that_nobody_measured_are_refused(field: str, wrong: float, tmp_path: Path) -> None:
+    seconds = {name: wrong if name == field else 0.5 for name in ("measured", "link", "share")}
+    piece = Piece("core0", "cpu-core", (Share("Relu", 1, "", seconds["share"]),),
+                  seconds["measured"], False)  # fmt: skip
+    run = Run("m", (piece,), (LinkSeconds("core0", "core1", 0.1, seconds["link"]),))
+    off = wrong if field == "off" else 0.1
+    record = msgspec.structs.replace(a_record(), runs=(run,), off=off)
+    path = tmp_path / "r.json"
+    path.write_bytes(machine.encode(record))
+    if wrong == 0.0 and field in ("share", "off"):  # of ops without work, and of luck
+        assert machine.read_record(path).off == off
+        return
+    with pytest.raises(ProfileError, match=r"r\.json is not a record of a machine"):
+        machine.read_record(path)

@@ -74,6 +74,15 @@ _MORE: tuple[dict[str, Any], ...] = (
     {"_attn_implementation": "sdpa"}, {"dtype": "float16"}, {"torch_dtype": "bfloat16"},
     {"quantization_config": {"quant_method": "bitsandbytes", "load_in_4bit": True}},
     {"quantization_config": {"quant_method": "fp8", "weight_block_size": [8, 8]}},
+    {"quantization_config": {"quant_method": "awq", "bits": 4, "group_size": 4,
+                             "modules_to_not_convert": ["lm_head", r"(\w+\.?)+!"]}},
+    {"quantization_config": {"quant_method": "gptq", "bits": 4, "group_size": 4,
+                             "dynamic": {"-:" + ".?" * 30 + "[!?]": {}, "+:.*": {"bits": 8}}}},
+    {"quantization_config": {
+        "quant_method": "compressed-tensors", "format": "pack-quantized",
+        "ignore": ["lm_head", "re:^(?!.*mlp).*$", "re:" + ".*" * 60 + "[!?]"],
+        "config_groups": {"g": {"targets": ["Linear", "re:.*q_proj"], "weights": {
+            "num_bits": 4, "type": "int", "group_size": 4, "strategy": "group"}}}}},
     {"auto_map": {"AutoConfig": "configuration_x.XConfig"}}, {"backbone": "resnet18"},
     {"use_timm_backbone": True, "backbone": "resnet18"}, {"num_labels": 3}, {"use_cache": True},
     {"rope_scaling": {"rope_type": "yarn", "factor": 4.0}}, {"is_encoder_decoder": True},

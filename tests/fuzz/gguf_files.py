@@ -28,6 +28,7 @@ def document() -> dict[str, Any]:
         "llama.expert_count": 2, "llama.expert_used_count": 1, "llama.vocab_size": 32,
         "llama.attention.key_length": 8, "llama.attention.value_length": 8,
         "llama.attention.layer_norm_rms_epsilon": 1e-5, "tokenizer.ggml.model": "none",
+        "tokenizer.ggml.tokens": ["a", "bc"], "tokenizer.ggml.scores": [0.5, 0.25],
     }  # fmt: skip
     return {"fields": fields, "tensors": tensors}
 

@@ -42,6 +42,8 @@ from gdp.placement import load_placement, make_placement, save_placement
 from gdp.policy.policy import WIDE, default_checkpoint, load_policy, pack
 from gdp.prepare import prepare_problem
 from gdp.question import Question
+from gdp.sim.traffic import Scheduling, ServingEngine, in_steady_state, serve
+from gdp.sim.traffic_file import read_traffic
 from tests.fuzz import configurations, gguf_files, modules, seeds
 from tests.fuzz.documents import (
     mutate_bytes,
@@ -355,6 +357,25 @@ def _label_document() -> Any:
     }  # fmt: skip
 
 
+def _write_table(folder: Path, rng: random.Random | None) -> Path:
+    """A table of requests: half of the mutants change cells, the rest bytes."""
+    rows = [["at_s", "prompt", "new"], *([str(i / 4), str(9 + i), "5"] for i in range(8))]
+    if rng is not None and rng.random() < 0.6:
+        rows = mutate_value(rows, rng)
+    lines = [",".join(map(str, row)) if isinstance(row, list) else str(row) for row in rows]
+    data = "\n".join(lines).encode(errors="surrogatepass")
+    if rng is not None and rng.random() < 0.4:
+        data = mutate_bytes(data, rng)
+    (folder / "t.csv").write_bytes(data)
+    return folder / "t.csv"
+
+
+def _serve(traffic: Any) -> None:
+    engine = ServingEngine(0.01, 1e-4, 1e-7, 64, 4, 1e5, scheduling=Scheduling(preempts=True))
+    served = serve(in_steady_state(traffic, engine), engine)
+    assert 0 < served.tokens_per_s < float("inf")
+
+
 def _instance_document() -> Any:
     node = {"cpuLatency": 3.0, "fpgaLatency": 1.0, "supportedOnFpga": True, "size": 100.0}
     return {
@@ -395,5 +416,6 @@ TARGETS = (
     Target("profile", 8, _file("q.json", _profile_document, to_json), load_profile,
            lambda found: merge([found, found])),
     Target("labels", 3, _file("l.jsonl", _label_document, to_json), load_labels),
+    Target("traffic", 8, _write_table, read_traffic, _serve),
     Target("instance", 4, _file("i.json", _instance_document, to_json), load_dnn_partitioning),
 )  # fmt: skip

@@ -144,3 +144,14 @@ def test_long_arrays_are_passed_over(tmp_path: Path) -> None:
         numbers = read_header(path).numbers
         assert numbers["last"] == 3
         assert numbers.get("long") == ([7] * count if count == MOST_NUMBERS else None)
+
+
+def test_the_last_byte_of_the_last_tensor_is_there_or_the_file_is_refused(tmp_path: Path) -> None:
+    path = write_gguf(tmp_path / "m.gguf")
+    data, last = path.read_bytes(), gguf.GGUFReader(path).tensors[-1]
+    end = last.data_offset + last.n_bytes
+    path.write_bytes(data[:end])
+    assert last.name in read_header(path).tensors
+    path.write_bytes(data[: end - 1])
+    with pytest.raises(ModelError, match=f"ends at byte {end}, and the file at {end - 1}"):
+        read_header(path)

@@ -196,3 +196,12 @@ def test_lessons_are_judged_by_the_final_contest(
     assert verdict.is_better == better
     assert verdict.reason.startswith(reason)
     assert (verdict.off is None) == (verdict.off_before is None) == (not rows)
+
+
+def test_lessons_of_a_busy_machine_are_not_kept_however_well_they_predict_it() -> None:
+    rows = [checked(1.0, 0.1, 2.0, 1.0)]
+    assert judge_lessons(rows).is_better
+    verdict = judge_lessons(rows, "too noisy")
+    assert not verdict.is_better
+    off = "predictions are 0% off as learned, 100% without"
+    assert verdict.reason == f"too noisy, so nothing is kept: {off}"

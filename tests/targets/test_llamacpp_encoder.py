@@ -68,7 +68,13 @@ def test_an_image_is_encoded_once_in_a_request(tmp_path: Path) -> None:
     model, file = write_gguf(tmp_path / "m.gguf"), write_projector(tmp_path / "mm.gguf", width=256)
     cluster, encoder = box(), read_projector(file)
     plain, seen = (
-        gdp.place(f"{model}?prompt=64&new=8{more}", cluster, target="llamacpp", search=ONCE)
+        gdp.place(
+            f"{model}?prompt=64&new=8{more}",
+            cluster,
+            target="llamacpp",
+            search=ONCE,
+            costs="datasheet",
+        )
         for more in ("", f"&mmproj={file}")
     )
     device = cluster.devices[0]
@@ -104,7 +110,7 @@ def test_blocks_have_the_memory_that_the_encoder_leaves(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("rates", "size", "home"), [
     ((1e11, 1e11), 64, 1), ((1.6e11, 1e11), 64, 1),
-    ((1e11, 1e11), 2, 0),  # no GPU has room for it
+    ((1e11, 1e11), 3, 0),  # no GPU has room for it
     ((1e11, 1e10, 1e11), 64, 1),
 ])  # fmt: skip
 def test_one_gpu_encodes_beside_a_tensor_split(
@@ -116,7 +122,7 @@ def test_one_gpu_encodes_beside_a_tensor_split(
     cluster = quick(*rates, size=size * MIB)
     spec = f"{model}?prompt=64&new=64"
     plain, seen = (
-        gdp.place(own, cluster, target="llamacpp", search=ONCE)
+        gdp.place(own, cluster, target="llamacpp", search=ONCE, costs="datasheet")
         for own in (spec, f"{spec}&mmproj={file}")
     )
     assert seen.placement.splits == plain.placement.splits != ()

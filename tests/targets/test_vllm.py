@@ -261,7 +261,7 @@ def test_from_a_configuration_to_the_options_on_the_command_line(tmp_path: Path)
     (tmp_path / "config.json").write_text(json.dumps(generating_config("llama")))
     model, plan = f"hf:{tmp_path}", str(tmp_path / "p.json")
     small = tmp_path / "small.toml"
-    devices = [("cpu", "cpu", ""), *((f"t4:{i}", "t4", "memory_bytes = 150000") for i in (0, 1))]
+    devices = [("cpu", "cpu", ""), *((f"t4:{i}", "t4", "memory_bytes = 75000") for i in (0, 1))]
     small.write_text("".join(
         f'[[device]]\nname = "{name}"\npreset = "{preset}"\n{more}\n'
         for name, preset, more in devices

@@ -253,7 +253,7 @@ def test_a_draft_without_room_leaves_the_model_alone(configs: tuple[str, str]) -
     cluster = gdp.Cluster.load("cpu+t4")
     small = Path(__file__).parents[2] / "examples" / "llama-7b"
     draft = Draft(f"hf:{small}", 3, 0.9)
-    traffic = "concurrency=64,prompt=8000,new=33,requests=64"
+    traffic = "concurrency=64,prompt=8000,new=33,requests=128"
     plan = gdp.serve(configs[0], cluster, traffic, draft=draft)
     assert plan.engine.drafting is None
     assert plan.compared_with[-1].layout == "one GPU with drafts"

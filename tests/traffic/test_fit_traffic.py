@@ -58,6 +58,7 @@ def test_each_row_is_what_the_machine_alone_would_serve(config: str, tmp_path: P
     (["--for", "vllm", "--prompt", "64"], "says all tokens and requests: leave out --prompt"),
     (["--for", "vllm", "--new", "64"], "leave out --new"),
     (["--for", "accelerate"], "--traffic is for hf: models --for vllm"),
+    (["--for", "vllm", "--draft", "hf:small"], "--draft: 'hf:small' must look like"),
 ])  # fmt: skip
 def test_what_traffic_does_not_go_with_is_refused(config: str, more: list[str], said: str) -> None:
     done = CliRunner().invoke(cli, ["fit", config, "--cluster", "cpu+t4", "--traffic", TEXT, *more])

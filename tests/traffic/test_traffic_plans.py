@@ -200,6 +200,31 @@ def test_requests_beyond_the_models_context_are_refused(config: str, tmp_path: P
         served_on(fitting.result, "concurrency=1,prompt=120,new=9")
 
 
+def test_a_row_beyond_the_models_context_is_named_before_anything_is_traced(
+    config: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from gdp.importers.pytorch import model
+
+    monkeypatch.setattr(model, "exported", None)
+    table = tmp_path / "requests.csv"
+    table.write_text("at_s,prompt,new\n0,100,8\n0.5,250,8\n0.2,10,8\n")
+    with pytest.raises(gdp.ArgumentError, match=r"line 3 of the table: .* longer than the 256"):
+        gdp.serve(config, CLUSTER, str(table))
+
+
+def test_figures_of_one_batch_stand_below_those_of_traffic(config: str) -> None:
+    """Each line is either of the traffic or below the heading that says what it is of."""
+    words = ["place", config, "--cluster", CLUSTER, "--for", "vllm", "--traffic", TEXT]
+    done = CliRunner().invoke(cli, words)
+    assert done.exit_code == 0, done.output
+    of_traffic, heading, of_batch = done.stdout.partition("without other traffic, a batch of ")
+    assert heading
+    assert "traffic " in of_traffic
+    for name in ("first  ", "decode ", "request ", "bound ", "candidate", "note"):
+        assert f"\n{name}" not in of_traffic
+    assert "\nnote:" not in of_batch
+
+
 def test_caches_of_requests_in_flight_are_room_for_as_many(config: str) -> None:
     """A plan for throughput keeps caches of several requests: room is that of the same memory."""
     latency, throughput = (

@@ -16,7 +16,7 @@ from typing import NamedTuple
 import numpy as np
 
 from gdp.api.generation import GenerationAnswer
-from gdp.api.traffic.plan import PromptsGroup, ServedPlan, engine_on
+from gdp.api.traffic.plan import PromptsGroup, ServedPlan, engine_on, model_bytes
 from gdp.cluster.types import NO_CHANNEL, Cluster
 from gdp.constraints import Pin, allowed_mask
 from gdp.errors import ArgumentError, InfeasibleError
@@ -166,7 +166,7 @@ class _Search:
         names = self.cluster.device_names
         barred = tuple(names[d] for d in usable_gpus(self.cluster) if d not in gpus)
         new = 1 if serves == "prompts" else self.traffic.new
-        while batch >= 1:
+        while batch >= 1 and self._have_room(gpus):
             question = self.planner.asked(
                 Generation(self.planner.model, self.traffic.prompt, new, batch)
             )
@@ -180,6 +180,11 @@ class _Search:
                 continue
             return GroupPlan(tuple(gpus), result, *engine_on(result, self.planner.requests_at_once))
         return None
+
+    def _have_room(self, gpus: Sequence[int]) -> bool:
+        """True where some GPUs together hold the weights of the model."""
+        room = sum(self.cluster.devices[d].memory_bytes for d in gpus)
+        return model_bytes(self.joint.result.question.graph) <= room
 
     def groups(self, pair: _Pair, prompts: GroupPlan, tokens: GroupPlan) -> TwoGroups:
         """Engines of a pair, and the way between its GPUs."""

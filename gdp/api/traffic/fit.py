@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from gdp.api.place import ask, loading_note
+from gdp.api.traffic.drafting import Draft
 from gdp.api.traffic.plan import ServedPlan
 from gdp.api.traffic.serve import served_plan
 from gdp.cluster.file import Machine, load_cluster
@@ -37,12 +38,14 @@ class TrafficRow:
     limit: str = ""  # what limits decode, or what does not fit
     note: str = ""  # what a scheme leaves of the weights as they are
     costs: str = ""  # where the seconds come from, and how far off they may be
+    model: str = ""
     links: str = ""  # of the machine's accelerators, by kind
 
     @property
     def label(self) -> str:
-        """Machine and scheme in words."""
-        return f"{self.cluster}, {self.quantize}" if self.quantize else self.cluster
+        """Model, machine and scheme in words."""
+        machine = f"{self.model} on {self.cluster}" if self.model else self.cluster
+        return f"{machine}, {self.quantize}" if self.quantize else machine
 
     def to_json(self) -> dict[str, Any]:
         """Plain data with the field names of the command line's `--json`."""
@@ -50,7 +53,7 @@ class TrafficRow:
 
 
 def fit_traffic(
-    model: str | Path,
+    models: str | Path | Sequence[str | Path],
     clusters: Sequence[Machine],
     traffic: Traffic | str,
     *,
@@ -58,13 +61,14 @@ def fit_traffic(
     costs: CostModel | str | Path | None = None,
     search: Search | None = None,
     constraints: Constraints | None = None,
+    draft: Draft | None = None,
     progress: Callable[[str, float], None] | None = None,
 ) -> list[TrafficRow]:
-    """Rows of a plan for vLLM on every machine and scheme, under the same traffic; prompts get no
-    GPUs of their own.
+    """Rows of a plan for vLLM of every model, machine and scheme, under the same traffic; no GPUs
+    are kept for prefill alone.
 
     Args:
-        model: A configuration of transformers, with or without "hf:".
+        models: A configuration of transformers, with or without "hf:", or several.
         clusters: Presets, files or clusters.
         traffic: As `gdp.serve` takes it.
         quantize: Schemes that weights are stored in, such as "fp8"; "none" for none, "" for that of
@@ -72,6 +76,7 @@ def fit_traffic(
         costs: As `gdp.place` takes them.
         search: As `gdp.place` takes it.
         constraints: As `gdp.place` takes them.
+        draft: As `gdp.serve` takes it.
         progress: Called with the row that begins and the share of the rows that are done.
 
     Raises:
@@ -79,11 +84,14 @@ def fit_traffic(
         ArgumentError: The traffic has another form.
     """
     traffic = parse_traffic(traffic) if isinstance(traffic, str) else traffic
+    models = [models] if isinstance(models, str | os.PathLike) else list(models)
     machines, rows = [load_cluster(cluster) for cluster in clusters], list[TrafficRow]()
-    asked = list(itertools.product(machines, quantize))
-    for i, (machine, scheme) in enumerate(asked):
+    asked = list(itertools.product(models, machines, quantize))
+    for i, (model, machine, scheme) in enumerate(asked):
+        named = os.fspath(model) if len(models) > 1 else ""
+        row = TrafficRow(machine.name, scheme, model=named)
         if progress is not None:
-            progress(TrafficRow(machine.name, scheme).label, i / len(asked))
+            progress(row.label, i / len(asked))
         spec = with_options(os.fspath(model), quantize=scheme) if scheme else model
 
         def question_of(request: Generation, machine: Machine = machine) -> Question:
@@ -92,9 +100,8 @@ def fit_traffic(
                 constraints=constraints,
             )  # fmt: skip
 
-        row = TrafficRow(machine.name, scheme)
         try:
-            plan = served_plan(question_of, spec, traffic, disaggregated=False)
+            plan = served_plan(question_of, spec, traffic, disaggregated=False, draft=draft)
         except (ArgumentError, InfeasibleError) as error:  # not even one request has room
             rows.append(replace(row, limit=str(error)))
             continue

@@ -8,9 +8,11 @@ from gdp import solve
 from gdp.api.generation import GenerationAnswer, generation_answer, rooms
 from gdp.costs.measured.costs import prompt_launch_s
 from gdp.errors import ArgumentError, GdpError
+from gdp.graph.generation import longest_of_model
+from gdp.graph.op_graph import OpGraph
 from gdp.importers.pytorch.config_spec import parse_config_spec
 from gdp.models import load, spec_of
-from gdp.placement import make_placement
+from gdp.placement import Placement, make_placement
 from gdp.prepare import requests_in_flight
 from gdp.question import Question
 from gdp.result import Result
@@ -25,7 +27,7 @@ from gdp.sim.traffic import (
 )
 from gdp.sim.traffic_text import NO_LIMITS, TrafficLimits, parse_traffic
 from gdp.targets.vllm.layouts import Degrees
-from gdp.targets.vllm.plan import beyond_model, vllm_cluster, vllm_defaults
+from gdp.targets.vllm.plan import beyond, stages_of, vllm_cluster, vllm_defaults
 from gdp.units import format_bytes, format_seconds
 
 NEAR = 1.5
@@ -233,7 +235,7 @@ def _used(result: Result) -> str:
     return ", ".join(name for name, count in counts.items() if count and name in gpus)
 
 
-def on_vllm(question: Question) -> Question:
+def on_vllm(question: Question, placement: Placement) -> Question:
     """The question of a placement that is read from its file, with the memory that vLLM takes.
 
     Raises:
@@ -250,7 +252,7 @@ def on_vllm(question: Question) -> Question:
             f"the placement is of the GPUs that serve {question.serves} alone, and traffic is for "
             "a plan of both: place the model again with --traffic"
         )
-    return replace(question, cluster=vllm_cluster(question.cluster))
+    return replace(question, cluster=vllm_cluster(question, stages_of(question.graph, placement)))
 
 
 def served_on(
@@ -289,9 +291,7 @@ def _passes_of(result: Result, batch: int) -> ServingEngine | None:
     """The engine of a plan's layout with other requests side by side; None where the model cannot
     be read, or has other ops then."""
     question, placed = result.question, result.placement
-    path, _, query = spec_of(question.model or "").partition("?")
-    others = [part for part in query.split("&") if not part.startswith("batch=")]
-    spec = f"{path}?{'&'.join([*others, f'batch={batch}'])}"
+    spec = replace(parse_config_spec(spec_of(question.model or "")), batch=batch).text
     try:
         graph = load(spec)
     except GdpError:
@@ -314,18 +314,24 @@ def on_its_passes(
     within: TrafficLimits = NO_LIMITS,
 ) -> ServedPlan:
     """Traffic on a plan, by the passes of as many requests as it was made for."""
-    require_context(result.question, traffic)
+    require_context(longest_of_model(result.question.graph), traffic)
     generation, engine = engine_on(result, requests_at_once)
     served = serve(in_steady_state(traffic, engine), engine)
     batch = generation.request.batch
     return ServedPlan(result, generation, engine, served, batch, within=within)
 
 
-def require_context(question: Question, traffic: Traffic) -> None:
-    """Raise `ArgumentError` where a request is longer than the model was made for."""
-    longest = max(request.prompt + request.new for request in traffic.requests)
-    if refusal := beyond_model(question.graph, longest):
-        raise ArgumentError(refusal)
+def model_bytes(graph: OpGraph) -> int:
+    """Bytes of the weights of a model, tied ones once."""
+    return int((graph.weight_bytes - graph.cache_bytes)[graph.weight_holders()].sum())
+
+
+def require_context(longest: int, traffic: Traffic) -> None:
+    """Raise `ArgumentError` where a request has more tokens than the `longest` that the model was
+    made for (0: nothing says it); it names the line of the request's table."""
+    most = max(traffic.requests, key=lambda request: request.prompt + request.new)
+    if refusal := beyond(longest, most.prompt + most.new):
+        raise ArgumentError((f"line {most.line} of the table: " if most.line else "") + refusal)
 
 
 def engine_on(

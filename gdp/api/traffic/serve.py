@@ -2,6 +2,7 @@
 several, and with GPUs of their own for prompts."""
 
 import math
+import os
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
@@ -15,6 +16,7 @@ from gdp.api.traffic.plan import (
     PLANS,
     ComparedPlan,
     ServedPlan,
+    model_bytes,
     near,
     on_its_passes,
     require_context,
@@ -23,6 +25,8 @@ from gdp.cluster.file import Machine
 from gdp.constraints import Constraints
 from gdp.costs.base import CostModel
 from gdp.errors import ArgumentError, InfeasibleError
+from gdp.graph.generation import longest_of_model
+from gdp.importers.pytorch.huggingface import longest_named
 from gdp.methods.base import Search
 from gdp.models import Generation
 from gdp.question import Question
@@ -118,6 +122,8 @@ def served_plan(
 ) -> ServedPlan:
     """The plan whose requests take the fewest seconds in the mean, of those that keep the limits;
     where none does, the one that exceeds them least. See `serve`."""
+    named = os.fspath(Generation(model, traffic.prompt, traffic.new))
+    require_context(longest_named(named), traffic)  # before anything is traced
     planner = PlanMaker(asked, answered, model, requests_at_once)
     plans = [_of_copies(planner, traffic, 1, within)]
     rows = [plans[0].compared()]
@@ -153,9 +159,9 @@ def is_worth_it(apart: ServedPlan, joint: ServedPlan) -> bool:
 def numbers_of_copies(question: Question, traffic: Traffic) -> list[int]:
     """Numbers of copies beyond one that GPUs of one kind have room for and requests to share: those
     that leave no GPU over, and powers of two."""
-    cluster, graph = vllm_cluster(question.cluster), question.graph
+    cluster, graph = vllm_cluster(question), question.graph
     gpus = usable_gpus(cluster)
-    weights = int((graph.weight_bytes - graph.cache_bytes)[graph.weight_holders()].sum())
+    weights = model_bytes(graph)
     room = sum(cluster.devices[d].memory_bytes for d in gpus)
     alike = max(Counter(cluster.devices[d].kind for d in gpus).values())
     most = min(alike, traffic.concurrency or alike, room // max(1, weights))
@@ -174,7 +180,7 @@ def _of_copies(
         try:
             request = Generation(planner.model, traffic.prompt, traffic.new, batch)
             question = planner.asked(request)
-            require_context(question, traffic)  # of the longest request, which is no plan's own
+            require_context(longest_of_model(question.graph), traffic)
             result = planner.answered(replace(question, copies=copies))
         except InfeasibleError:
             if batch == 1:

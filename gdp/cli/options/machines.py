@@ -35,6 +35,11 @@ class ClusterOptions:
         "what `gdp devices` shows. 0: none.",
     )  # fmt: skip
 
+    backend: str | None = option(
+        "--backend", metavar="cuda|rocm|vulkan|sycl|metal",
+        help="Backend of llama.cpp on all GPUs; default: cuda, rocm, sycl or metal, by the maker.",
+    )  # fmt: skip
+
     def load(self) -> "Cluster":
         """The file, preset or this machine, under the memory limits; raises `ClusterError`."""
         from gdp.cluster.types import Cluster
@@ -42,7 +47,7 @@ class ClusterOptions:
         return self._limited(Cluster.load(self.cluster))
 
     def _limited(self, cluster: "Cluster") -> "Cluster":
-        return limited([cluster], self.max_memory, self.reserve)[0]
+        return limited([cluster], self.max_memory, self.reserve, self.backend)[0]
 
     def of(self, placed: "Placement | DeviceMap") -> "Cluster":
         """The cluster that a placement was made for, this machine where it does not say, under its
@@ -60,11 +65,12 @@ class ClusterOptions:
 
 
 def limited(
-    clusters: "Iterable[Cluster]", max_memory: Sequence[str], reserve: Sequence[str]
-) -> "list[Cluster]":
-    """Clusters under the values of `--max-memory` and `--reserve`, each under those of the devices
-    that it has; raises `ClusterError` where none has a device that is named."""
-    from gdp.cluster.file import parse_max_memory, with_max_memory
+    clusters: "Iterable[Cluster]", max_memory: Sequence[str], reserve: Sequence[str],
+    backend: str | None = None,
+) -> "list[Cluster]":  # fmt: skip
+    """Clusters under the values of `--max-memory`, `--reserve` and `--backend`, each under those of
+    the devices that it has; raises `ClusterError` where none has a device that is named."""
+    from gdp.cluster.file import parse_max_memory, with_backend, with_max_memory
     from gdp.cluster.reserve import parse_reserve, with_reserve
 
     clusters = list(clusters)
@@ -78,7 +84,8 @@ def limited(
             if unknown := {key: sizes[key] for key in sizes if not any(key in o for o in own)}:
                 limit(clusters[0], unknown)  # raises
             clusters = [limit(c, mine) for c, mine in zip(clusters, own, strict=True)]
-    return clusters
+    with prefix_errors("--backend"):
+        return [with_backend(c, backend) for c in clusters]
 
 
 def _has(cluster: "Cluster", key: str) -> bool:
@@ -93,6 +100,7 @@ def _has(cluster: "Cluster", key: str) -> bool:
 
 cluster = pass_dataclass("cluster", ClusterOptions)
 max_memory, reserve = alone(ClusterOptions, "max_memory"), alone(ClusterOptions, "reserve")
+backend = alone(ClusterOptions, "backend")
 """Of a command that takes several clusters: what `limited` takes."""
 
 

@@ -17,6 +17,7 @@ from gdp.costs.measured.graph import GraphKernels, graph_kernels
 from gdp.costs.measured.host import ENGINE, HOSTS, Host, host_s
 from gdp.costs.measured.kernels import ARITHMETIC, KINDS, NUMBERS, Kernels, Silicon, floor_s
 from gdp.costs.measured.network import VECTOR, KernelNetwork
+from gdp.costs.measured.shipped import measured_families
 from gdp.graph.fuse import Fused, fuse
 from gdp.graph.generation import STEP
 from gdp.graph.groups import first_members
@@ -367,9 +368,9 @@ def _whole_blocks(
 @functools.lru_cache(maxsize=256)
 def _known(kind: str) -> bool:
     preset = presets().get(kind)
-    return preset is not None and preset.units > 0
+    return preset is not None and preset.units > 0 and preset.family in measured_families()
 
 
 def covers(device: Device) -> bool:
-    """True for accelerators whose silicon gdp knows."""
+    """True for accelerators whose silicon gdp knows, of families that were measured."""
     return not device.is_cpu and _known(device.kind)

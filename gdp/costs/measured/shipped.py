@@ -8,6 +8,7 @@ import msgspec
 import numpy as np
 
 from gdp import checkpoint
+from gdp.cluster.table import presets
 from gdp.costs.measured.network import KernelNetwork
 from gdp.files.reading import Kind, convert, data_path
 
@@ -70,6 +71,14 @@ def told_of(meta: NetworkMeta, kind: str, arithmetic: str | None = None) -> str:
         )
     told = f"{kind}: learned from {known.kernels:,} measured kernels"
     return told if known.error is None else f"{told}, {known.error:.0%} off on layers unseen"
+
+
+@functools.cache
+def measured_families() -> frozenset[str]:
+    """Families of presets of which the shipped network learned a member; the others are planned
+    from their datasheets."""
+    found = shipped_network()
+    return frozenset(presets()[kind].family for kind in (found[1].devices if found else ()))
 
 
 @functools.cache

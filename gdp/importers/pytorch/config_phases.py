@@ -2,7 +2,7 @@
 
 import inspect
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
@@ -43,8 +43,15 @@ from gdp.importers.pytorch.quantised import (
     saved_bytes,
 )
 from gdp.importers.pytorch.repeated import Listed
-from gdp.importers.pytorch.trace_cache import cache_trace, find_trace
-from gdp.importers.pytorch.unread import storage_of, storages_read, unread_weights, with_unread
+from gdp.importers.pytorch.trace_cache import ModelFacts, cache_facts, cache_trace, find_trace
+from gdp.importers.pytorch.unread import (
+    Unread,
+    storage_of,
+    storages_read,
+    unread_of,
+    unread_weights,
+    with_unread,
+)
 from gdp.ops.vllm import AT_ONCE
 from gdp.terminal import stage
 from gdp.units import format_bytes
@@ -90,9 +97,8 @@ class HuggingFaceModel(Phase):
         paths = weights_by_path(recorded.listing, recorded.program, self.prefix)
         ops = [recorded.listing.ops[i] for i in recorded.op_of]
         read = storages_read(self.model, ops, paths)
-        whole = with_unread(
-            Traced(recorded.graph, (), ()), self.model, read, self.options.get("stored", {})
-        )
+        unread = unread_of(self.model, read, self.options.get("stored", {}))
+        whole = with_unread(Traced(recorded.graph, (), ()), unread)
         names = recorded.graph.op_names
         op_of = {i: whole.graph.op_index[names[op]] for i, op in recorded.op_of.items()}
         return replace(recorded, graph=whole.graph, op_of=op_of)
@@ -125,11 +131,15 @@ class HuggingFaceModel(Phase):
 
     def complete(self, traced: Traced, *programs: Listed) -> Traced:
         """The graph of some programs with the weights that none of them reads."""
+        return with_unread(traced, self.unread_by(programs))
+
+    def unread_by(self, programs: Iterable[Listed]) -> Unread:
+        """The weights of the model that none of some programs reads."""
         read: set[int] = set()
         for listed in programs:
             ops = live_ops(listed, Results(state=listed.state))
             read |= storages_read(self.model, ops, listed.paths)
-        return with_unread(traced, self.model, read, self.options.get("stored", {}))
+        return unread_of(self.model, read, self.options.get("stored", {}))
 
     def _storages_read(self) -> set[int]:
         """The storages that a forward pass on the meta device reads; none where it fails, which
@@ -225,6 +235,8 @@ class GeneratingModel(HuggingFaceModel):
     step: HuggingFaceModel | None = None
     request: Request | None = None
     longest: int = 0  # tokens of context that the model was made for; 0 where nothing says it
+    task: str = ""
+    facts_key: str = ""  # digest of all that `ModelFacts` depends on
 
     def trace(self) -> Traced:
         """The joint graph of both phases (`gdp.graph.generation`), as it was traced before, or
@@ -239,12 +251,26 @@ class GeneratingModel(HuggingFaceModel):
             # First, as not every model that reads a prompt keeps a cache.
             stage(f"tracing {self.label}: a step of decoding, {count} modules")
             listed = self.step.program()
-            step = self.step.graph_of(listed)
             stage(f"tracing {self.label}: reading the prompt, {count} modules")
             read = self.program()
-            prompt = self.graph_of(read)
+        facts = self.facts(self.unread_by((listed, read)))
+        cache_facts(self.facts_key, facts)
+        traced = self.joint(read, listed, facts)
+        cache_trace(self.key, traced)
+        return reserved(traced, self.request, is_served=self.served is not None)
+
+    def facts(self, unread: Unread) -> ModelFacts:
+        """All of the model but its programs."""
+        options = {name: value for name, value in self.options.items() if name != "name"}
+        return ModelFacts(type(self.model).__name__, self.task, self.longest, options, unread)
+
+    def joint(self, read: Listed, listed: Listed, facts: ModelFacts) -> Traced:
+        """The joint graph, of the programs of the prompt and of a step."""
+        assert self.step is not None
+        assert self.request is not None
+        step, prompt = self.step.graph_of(listed), self.graph_of(read)
         request = self.request._replace(requests=0, context=0)  # as any number shares the trace
-        growth = CacheGrowth(listed.contexts, self.longest)
+        growth = CacheGrowth(listed.contexts, facts.longest)
         graph = generation_graph(self.label, prompt.graph, step.graph, request, growth)
         both = [
             *zip(
@@ -255,9 +281,7 @@ class GeneratingModel(HuggingFaceModel):
         ]
         estimated, assumptions = (tuple(dict.fromkeys(a + b)) for a, b in both)
         traced = Traced(graph, estimated, assumptions, prompt.parameters)
-        traced = self.complete(traced, read, listed)
-        cache_trace(self.key, traced)
-        return reserved(traced, self.request, is_served=self.served is not None)
+        return with_unread(traced, facts.unread)
 
     def record(self, *args: Any, **kwargs: Any) -> RecordedTorch:
         """Refused: a program of both phases does not exist."""
@@ -268,7 +292,7 @@ class GeneratingModel(HuggingFaceModel):
 
 
 def generating_model(
-    asked: ConfigTask, model: Any, spec: ConfigSpec, name: str, key: str, whole: bool
+    asked: ConfigTask, model: Any, spec: ConfigSpec, name: str, key: str, *, whole: bool
 ) -> GeneratingModel:
     """The prompt and a step at the mean context, and the cache as it is in the end."""
     torch, new = asked.torch, spec.new
@@ -276,7 +300,8 @@ def generating_model(
         (spec.prompt, n) if encodes(model) else (spec.prompt + n, n)
         for n in (max(1, new // 2), new, new + 1)
     ]
-    longest = _longest(asked.config) + (spec.prompt if encodes(model) else 0)
+    longest = longest_of(asked.config.get_text_config(decoder=True))
+    longest += spec.prompt if encodes(model) else 0
 
     def step() -> HuggingFaceModel:
         with countable(asked.text), closed():
@@ -310,7 +335,7 @@ def generating_model(
     return GeneratingModel(
         asked.text, Prompt().eval(), (), inputs, {"name": name}, prefix="model", key=key,
         step=replace(step() if whole else HuggingFaceModel(asked.text, model), again=step),
-        request=spec.request, longest=longest,
+        request=spec.request, longest=longest, task=asked.task,
     )  # fmt: skip
 
 
@@ -318,10 +343,9 @@ _LONGEST = ("max_position_embeddings", "max_target_positions", "max_seq_len", "s
 """Fields of configurations that say the longest context, the first of which counts."""
 
 
-def _longest(config: Any) -> int:
-    """Tokens of the longest context that a configuration was made for, with its scaling of
-    rotations; 0 where it says none."""
-    text = config.get_text_config(decoder=True)
+def longest_of(text: Any) -> int:
+    """Tokens of the longest context that the configuration of a text model was made for, with its
+    scaling of rotations; 0 where it says none."""
     for name in _LONGEST:
         size = getattr(text, name, None)
         if isinstance(size, int) and is_whole(size) and 0 < size <= LARGEST:

@@ -7,8 +7,9 @@ A spec is `hf:PATH`, or `hf:PATH?task=causal-lm&batch=1&sequence=512&decode`, wh
 transformers without weights), `config_phases` (one pass, a step of decoding, a request).
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import astuple, replace
+from types import SimpleNamespace
 from typing import Any
 
 from gdp.graph.op_graph import OpGraph
@@ -23,6 +24,7 @@ from gdp.importers.pytorch.config_phases import (
     HuggingFaceModel,
     decoding_step,
     generating_model,
+    longest_of,
     reserved,
 )
 from gdp.importers.pytorch.config_spec import PREFIX, ConfigSpec
@@ -37,13 +39,15 @@ from gdp.importers.pytorch.config_tasks import (
 )
 from gdp.importers.pytorch.config_type import loaded_config, type_note
 from gdp.importers.pytorch.export import import_torch
+from gdp.importers.pytorch.phases import Phase, Scaling
 from gdp.importers.pytorch.quantised import (
     cache_bits,
     experts_left,
     quantised_options,
     quantization_of,
 )
-from gdp.importers.pytorch.trace_cache import find_trace, key_of
+from gdp.importers.pytorch.sizes import Sizes
+from gdp.importers.pytorch.trace_cache import cache_trace, find_facts, find_trace, key_of
 from gdp.terminal import stage
 
 
@@ -75,15 +79,24 @@ def huggingface_model(text: str, device: str = "meta", *, whole: bool = True) ->
             with countable(text):
                 inputs = _inputs(torch, asked, model, spec)
     key = _key(spec, document)
-    name = f"{type(model).__name__} {spec.batch}x{spec.prompt or spec.sequence}"
-    name += f" {spec.quantize}" if spec.quantize else ""
+    name = _name(type(model).__name__, spec)
     if spec.new:
+
+        def request_at(other: ConfigSpec) -> GeneratingModel:
+            other_name = _name(type(model).__name__, other)
+            made = generating_model(asked, model, other, other_name, "", whole=False)
+            return _of_request(made, other, document, task)
+
         with countable(text), closed():
-            request = generating_model(asked, model, spec, f"{name}+{spec.new}", key, whole)
-            return _stored_as(_with_programs(request, spec, document, task), quantised, scheme)
+            request = generating_model(asked, model, spec, name, key, whole=whole)
+            request = _of_request(request, spec, document, task)
+            request = replace(request, facts_key=_facts_key(spec, document))
+            if not encodes(model):
+                request = _scalable(request, spec, document, request_at)
+            return _stored_as(request, quantised, scheme)
     if not spec.decode:
         phase = HuggingFaceModel(text, model, (), inputs, {"name": name}, key=key)
-        return _stored_as(_with_programs(phase, spec, document, task), quantised, scheme)
+        return _stored_as(_with_program(phase, spec, document, task), quantised, scheme)
 
     def decoding() -> HuggingFaceModel:
         with countable(text), closed():
@@ -91,7 +104,7 @@ def huggingface_model(text: str, device: str = "meta", *, whole: bool = True) ->
 
     phase = decoding() if whole else HuggingFaceModel(text, model)
     phase = replace(phase, options={**phase.options, "name": f"{name} decode"}, key=key)
-    phase = _with_programs(replace(phase, again=decoding), spec, document, task)
+    phase = _with_program(replace(phase, again=decoding), spec, document, task)
     return _stored_as(phase, quantised, scheme)
 
 
@@ -122,47 +135,145 @@ def loading_note(text: str, graph: OpGraph) -> str:
     return "; ".join(filter(None, (type_note(text), left)))
 
 
+def longest_named(text: str) -> int:
+    """Tokens of the longest context that the file of a spec says its model was made for; 0 where it
+    says none, which transformers may know. Takes neither torch nor transformers."""
+    if not text.startswith(PREFIX):
+        return 0
+    document = loaded_config(text).document
+    part = document.get("text_config")
+    if document.get("is_encoder_decoder"):
+        return 0
+    try:
+        return longest_of(SimpleNamespace(**(part if isinstance(part, dict) else document)))
+    except (AttributeError, TypeError):  # of a form that transformers refuses
+        return 0
+
+
 def find_huggingface_trace(text: str) -> Traced | None:
-    """The trace of a spec where one is kept; takes neither torch nor transformers."""
+    """The trace of a spec where one is kept, or follows from those of other sizes; takes neither
+    torch nor transformers."""
     spec, _, _, document, _ = loaded_config(text)
-    found = find_trace(_key(spec, document))
+    found = find_trace(_key(spec, document)) or _scaled_trace(text, spec, document)
     is_served = spec.max_num_batched_tokens > 0
     return found and reserved(found, spec.request, is_served=is_served)
 
 
-def _with_programs(
+def _scaled_trace(text: str, spec: ConfigSpec, document: Mapping[str, Any]) -> Traced | None:
+    """The trace of a request by programs of other sizes that are kept; None without them."""
+    facts = find_facts(_facts_key(spec, document)) if spec.new else None
+    if facts is None:
+        return None
+    served_as, options = _served_as(spec, facts.task, document), dict(facts.options)
+    step = HuggingFaceModel(
+        text, None, options=options, served=served_as and served_as._replace(tokens=1)
+    )
+    model = GeneratingModel(
+        text, None, options=options | {"name": _name(facts.name, spec)}, step=step,
+        request=spec.request, longest=facts.longest, task=facts.task, served=served_as,
+    )  # fmt: skip
+    model = _scalable(model, spec, document, None)
+    scalings = (model.scaling, model.step and model.step.scaling)
+    read, listed = (scaling and scaling.program(make=False) for scaling in scalings)
+    if read is None or listed is None:
+        return None
+    traced = model.joint(read, listed, facts)
+    cache_trace(_key(spec, document), traced)
+    return traced
+
+
+def _name(of_class: str, spec: ConfigSpec) -> str:
+    """Name of the graph of a spec."""
+    name = f"{of_class} {spec.batch}x{spec.prompt or spec.sequence}"
+    name += f" {spec.quantize}" if spec.quantize else ""
+    return f"{name}+{spec.new}" if spec.new else name
+
+
+def _facts_key(spec: ConfigSpec, document: Mapping[str, Any]) -> str:
+    return key_of(document, ("about", spec.task, spec.quantize))
+
+
+def _prompt_key(spec: ConfigSpec, document: Mapping[str, Any], task: str) -> str:
+    """Digest of the program of a prompt: how weights are stored and whether an engine fuses ops is
+    not among what it depends on, nor is how many tokens follow."""
+    return key_of(
+        without_quantisation(document), ("program", task, spec.batch, "prompt", spec.prompt)
+    )
+
+
+def _step_key(spec: ConfigSpec, document: Mapping[str, Any], task: str) -> str:
+    parts = ("program", task, spec.batch, "steps", spec.prompt, spec.new)
+    return key_of(without_quantisation(document), parts)
+
+
+def _scalable(
+    model: GeneratingModel, spec: ConfigSpec, document: Mapping[str, Any],
+    request_at: Callable[[ConfigSpec], GeneratingModel] | None,
+) -> GeneratingModel:  # fmt: skip
+    """A request whose programs may follow from those of other sizes; without `request_at` from kept
+    ones alone."""
+
+    def prompt_of(sizes: Sizes) -> ConfigSpec:
+        return replace(spec, batch=sizes.batch, prompt=sizes.tokens, requests=0, context=0)
+
+    def step_of(sizes: Sizes) -> ConfigSpec:  # at the mean context of two new tokens
+        return replace(prompt_of(sizes), prompt=sizes.tokens - 1, new=2)
+
+    def step_at(sizes: Sizes) -> Phase:
+        assert request_at is not None
+        step = request_at(step_of(sizes)).step
+        assert step is not None
+        return step
+
+    task, make = model.task, request_at is not None
+    prompt = Scaling(
+        Sizes(spec.batch, spec.prompt), lambda sizes: _prompt_key(prompt_of(sizes), document, task),
+        phase_at=(lambda sizes: request_at(prompt_of(sizes))) if request_at is not None else None,
+    )  # fmt: skip
+    step = Scaling(
+        Sizes(spec.batch, spec.prompt + max(1, spec.new // 2)),
+        lambda sizes: _step_key(step_of(sizes), document, task),
+        grows=(spec.prompt + spec.new, model.longest), phase_at=step_at if make else None,
+    )  # fmt: skip
+    assert model.step is not None
+    return replace(model, scaling=prompt, step=replace(model.step, scaling=step))
+
+
+def _of_request(
+    model: GeneratingModel, spec: ConfigSpec, document: Mapping[str, Any], task: str
+) -> GeneratingModel:
+    """The phases of a request with the digests of their programs."""
+    assert model.step is not None
+    served_as = _served_as(spec, task, document, encodes(model.model))
+    step = replace(
+        model.step, program_key=_step_key(spec, document, task),
+        served=served_as and served_as._replace(tokens=1),
+    )  # fmt: skip
+    return replace(
+        model, step=step, program_key=_prompt_key(spec, document, task), served=served_as
+    )
+
+
+def _with_program(
     phase: HuggingFaceModel, spec: ConfigSpec, document: Mapping[str, Any], task: str
 ) -> HuggingFaceModel:
-    """The phase, and the step of a request, with the digests of their programs: how weights are
-    stored and whether an engine fuses ops is not among what these depend on, nor is it for a prompt
-    how many tokens follow."""
-    dense = without_quantisation(document)
-
-    def key(*tokens: object) -> str:
-        return key_of(dense, ("program", task, spec.batch, *tokens))
-
-    served_as = _served_as(spec, phase.model, task, document)
-    if isinstance(phase, GeneratingModel) and phase.step is not None:
-        step = replace(
-            phase.step, program_key=key("steps", spec.prompt, spec.new),
-            served=served_as and served_as._replace(tokens=1),
-        )  # fmt: skip
-        return replace(
-            phase, step=step, program_key=key("prompt", spec.prompt), served=served_as
-        )  # fmt: skip
-    program_key = key("step" if spec.decode else "all", spec.sequence)
-    return replace(phase, program_key=program_key, served=served_as)
+    """A single phase with the digest of its program."""
+    parts = ("program", task, spec.batch, "step" if spec.decode else "all", spec.sequence)
+    return replace(
+        phase, program_key=key_of(without_quantisation(document), parts),
+        served=_served_as(spec, task, document, encodes(phase.model)),
+    )  # fmt: skip
 
 
 def _served_as(
-    spec: ConfigSpec, model: Any, task: str, document: Mapping[str, Any]
+    spec: ConfigSpec, task: str, document: Mapping[str, Any], has_encoder: bool = False
 ) -> Served | None:
     """Sizes of the prompt, or the only phase, for an engine; None where torch computes it."""
     if not spec.max_num_batched_tokens or task not in GENERATES:
         return None
     tokens = spec.prompt or (1 if spec.decode else spec.sequence)
     # What an encoder reads is never divided.
-    at_once = max(spec.max_num_batched_tokens, spec.batch * tokens if encodes(model) else 0)
+    at_once = max(spec.max_num_batched_tokens, spec.batch * tokens if has_encoder else 0)
     bits = 0 if spec.quantize else cache_bits(document)
     if spec.kv_cache_dtype:
         bits = 8 if spec.kv_cache_dtype == "fp8" else 0

@@ -141,6 +141,7 @@ def _op(
         dtype=_dtype([*_tensor_arguments(node), *tensors]),
         in_dims=tuple(shape.dims for shape in ins),
         attributes=attributes_of(params),
+        shapes=(tuple(ins), tuple(outputs)),
     )
 
 

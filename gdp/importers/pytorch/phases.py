@@ -16,9 +16,48 @@ from gdp.importers.pytorch.cut import UncuttableError
 from gdp.importers.pytorch.model import TorchModel, states_held, weights_by_path
 from gdp.importers.pytorch.quantised import apply_stored
 from gdp.importers.pytorch.repeated import Listed, Traces, repeated, whole
-from gdp.importers.pytorch.trace_cache import cache_program, find_program
+from gdp.importers.pytorch.sizes import (
+    Sizes,
+    UnscalableError,
+    scaled,
+    sizes_traced,
+    with_growth,
+)
+from gdp.importers.pytorch.trace_cache import cache_program, find_program, keeps_traces
 
 LOG = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Scaling:
+    """A phase of a model whose programs of all sizes follow from those of three."""
+
+    sizes: Sizes
+    key_at: Callable[[Sizes], str]  # digest of the program of other sizes
+    # Of a step: tokens of the prompt and the new ones, and those that the model was made for.
+    grows: tuple[int, int] | None = None
+    phase_at: "Callable[[Sizes], Phase] | None" = None  # None where nothing can be traced
+
+    def program(self, *, make: bool) -> Listed | None:
+        """The program by those of other sizes, which are traced where they are not kept and `make`
+        says so; None where they do not give it."""
+        traced = sizes_traced(self.sizes.tokens)
+        programs = list[Listed]()
+        for sizes in traced:
+            listed = find_program(self.key_at(sizes))
+            if listed is None and make and self.phase_at is not None:
+                listed = self.phase_at(sizes).program()
+            if listed is None:
+                return None
+            programs.append(listed)
+        try:
+            listed = scaled(programs, traced, self.sizes) if traced else None
+            if listed is None or self.grows is None:
+                return listed
+            return with_growth(listed, programs, self.sizes.batch, *self.grows)
+        except UnscalableError as error:
+            LOG.info("traced at %s: %s", self.sizes, error)
+            return None
 
 
 @dataclass(frozen=True, eq=False)
@@ -30,6 +69,7 @@ class Phase(TorchModel):
 
     again: Callable[[], "Phase"] | None = None  # makes it from the model as it stands
     program_key: str = ""  # digest of all that its program depends on
+    scaling: "Scaling | None" = None  # where programs of other sizes may give its own
     cache_bytes: Mapping[str, int] = field(default_factory=dict)  # of each state that a step reads
     full_bytes: Mapping[int, Mapping[str, int]] = field(default_factory=dict)  # by context
 
@@ -43,8 +83,12 @@ class Phase(TorchModel):
         return self.unwrapped if self.prefix else self.module
 
     def program(self) -> Listed:
-        """The ops with dense weights: kept, repeated from a cut model, or traced whole."""
+        """The ops with dense weights: kept, scaled from other sizes, repeated from a cut model, or
+        traced whole."""
+        scaling = self.scaling
         listed = find_program(self.program_key)
+        if listed is None and scaling is not None and keeps_traces():
+            listed = scaling.program(make=scaling.sizes.batch > 1)
         if listed is None:
             listed = self._repeated() or whole(self.made().traces())
             cache_program(self.program_key, listed)

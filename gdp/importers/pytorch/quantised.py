@@ -18,7 +18,7 @@ from math import ceil
 from typing import Any, NamedTuple
 
 from gdp.errors import ModelError
-from gdp.graph.op_graph import WEIGHT_ARITHMETIC
+from gdp.graph.op_graph import WEIGHT_ARITHMETIC, WEIGHT_BLOCK
 from gdp.importers.program import Op, ProgramOps, Value
 from gdp.importers.pytorch.patterns import NamePatterns
 from gdp.importers.pytorch.quantised_check import check_quantization
@@ -48,6 +48,7 @@ class StoredWeight(NamedTuple):
     nbytes: int
     dense_copy: str  # "never", "always", or "rows": for more than one row of activations
     arithmetic: str = "weights"  # a value of `WEIGHT_ARITHMETIC`
+    block: tuple[int, int] = (1, 1)  # columns and rows that stay together, see `WEIGHT_BLOCK`
 
 
 @dataclass(frozen=True)
@@ -65,6 +66,8 @@ class Scheme:
     linears: bool = True
     covers: Callable[[Config, str, NamePatterns], bool] = lambda config, path, patterns: True
     arithmetic: Callable[[Config], str] = lambda config: "weights"  # see `WEIGHT_ARITHMETIC`
+    # Outputs and inputs of a block that engines do not cut, of a matrix, or of experts.
+    block: Callable[[Config, bool], tuple[int, int]] = lambda config, experts: (1, 1)
     offloaded: str = ""  # what transformers does with maps that keep weights off accelerators
 
 
@@ -114,6 +117,40 @@ def _fbgemm(config: Config, w: Weight) -> int:
 def _mxfp4(config: Config, w: Weight) -> int:
     del config
     return w.rows * (w.columns // 2 + w.columns // 32)
+
+
+def _packed_block(config: Config, experts: bool) -> tuple[int, int]:
+    """Eight numbers of 4 bits a word, and groups with a scale of inputs: engines halve those of
+    experts down to 32 (`MoeWNA16Method.create_weights` of `moe_wna16.py` in vLLM 0.33), and end at
+    parts of others (`auto_awq.py`, `check_marlin_supports_layer` of `utils/marlin_utils.py`)."""
+    size = max(1, int(config.get("group_size") or 128))
+    return 8, min(size, 32) if experts else size
+
+
+def _fp8_block(config: Config, experts: bool) -> tuple[int, int]:
+    """Blocks with a scale, where the configuration names them: engines end at parts of them
+    (`validate_fp8_block_shape` of `utils/fp8_utils.py` in vLLM 0.33, `layers/quantization/fp8.py`
+    in SGLang 0.5.23). Of experts vLLM 0.33 alone refines the blocks, for slower kernels."""
+    del experts
+    size = config.get("weight_block_size")
+    return (int(size[0]), int(size[1])) if size else (1, 1)
+
+
+def _compressed_block(config: Config, experts: bool) -> tuple[int, int]:
+    """By the first group, as `_compressed` (`verify_group_size_divides_partition` of
+    `vllm/distributed/utils.py`)."""
+    del experts
+    args = next(iter((config.get("config_groups") or {}).values()))["weights"]
+    if args.get("strategy") == "block":
+        high, wide = args.get("block_structure") or (128, 128)
+        return int(high), int(wide)
+    return 1, max(1, int(args.get("group_size") or 1))
+
+
+def _torchao_block(config: Config, experts: bool) -> tuple[int, int]:
+    del experts
+    kind, data = torchao_kind(config)
+    return 1, max(1, int(data.get("group_size") or 128)) if kind.startswith("int4") else 1
 
 
 def _hqq(config: Config, w: Weight) -> int:
@@ -245,11 +282,11 @@ SCHEMES: Mapping[str, Scheme] = {
                "with 'cpu' or 'disk' only with llm_int8_enable_fp32_cpu_offload=True, and keeps "
                "modules there unquantised: larger and slower than planned"),
         Scheme("gptq", _gptq, "never", "Marlin or ExLlama, which unpack in registers", (),
-               experts=True, covers=_gptq_covers),
+               experts=True, covers=_gptq_covers, block=_packed_block),
         Scheme("awq", _awq, "never", "Marlin or the GEMM of AWQ, which unpack in registers",
-               add_default_skips=True, experts=True),
+               add_default_skips=True, experts=True, block=_packed_block),
         Scheme("fp8", _fp8, "never", "matrix units in float8, or Triton", experts=True,
-               arithmetic=lambda c: "float8"),
+               arithmetic=lambda c: "float8", block=_fp8_block),
         Scheme("fbgemm_fp8", _fbgemm, "never", "FBGEMM in float8", experts=True,
                arithmetic=lambda c: "float8"),
         Scheme("mxfp4", _mxfp4, "never", "Triton, which unpacks in registers", experts=True,
@@ -258,12 +295,12 @@ SCHEMES: Mapping[str, Scheme] = {
                ("skip_modules",), offloaded="HQQ: from_pretrained refuses a map with 'cpu' or "
                "'disk'; keep all on accelerators (--offload none)"),
         Scheme("torchao", _torchao, "never", "torchao's kernels, which unpack in registers",
-               arithmetic=lambda c: _of_torchao(torchao_kind(c)[0])),
+               arithmetic=lambda c: _of_torchao(torchao_kind(c)[0]), block=_torchao_block),
         Scheme("compressed-tensors", _compressed, "never",
                "vLLM's kernels; transformers itself unpacks when it loads, unless run_compressed",
                (), experts=True,
                covers=lambda c, path, patterns: _compressed_group(c, path, patterns) is not None,
-               arithmetic=_of_compressed),
+               arithmetic=_of_compressed, block=_compressed_block),
     )
 }  # fmt: skip
 
@@ -362,11 +399,12 @@ def stored_weights(model: Any, config: Config, where: str) -> dict[str, StoredWe
         try:
             nbytes = weight.matrices * scheme.nbytes(own, weight)
             arithmetic = scheme.arithmetic(own)
+            block = scheme.block(own, weight.matrices > 1)
         except (ModelError, TypeError, ValueError, LookupError, ArithmeticError,
                 AttributeError) as error:  # fmt: skip
             raise ModelError(f"{where}: quantization_config: {error}") from error
         copy = "never" if own.get("load_in_8bit") else scheme.dense_copy
-        stored[path] = StoredWeight(nbytes, copy, arithmetic)
+        stored[path] = StoredWeight(nbytes, copy, arithmetic, block)
     return stored
 
 
@@ -482,6 +520,8 @@ def _unpack(op: Op, value: Value, dense_bytes: int, stored: StoredWeight) -> Non
     op.traffic_bytes += read * (stored.nbytes / dense_bytes - 1.0) + 2.0 * read * copied
     op.flop += 2.0 * numbers
     op.attributes = {**op.attributes, WEIGHT_ARITHMETIC: stored.arithmetic}
+    if stored.block != (1, 1):
+        op.attributes = {**op.attributes, WEIGHT_BLOCK: stored.block}
     if stored.arithmetic == "llm.int8":
         # Activations are written and read in 8 bits, results in 32 (`int8_vectorwise_quant`,
         # `int8_linear_matmul`, `int8_mm_dequant` of bitsandbytes/autograd).

@@ -385,7 +385,7 @@ class _Expansion:
         ]
         self.new.ops.append(Op(
             op.op_type, scope, ins, outs, op.flop, op.traffic_bytes, op.backward, op.dtype,
-            op.in_dims, op.attributes, op.name,
+            op.in_dims, op.attributes, op.name, shapes=op.shapes,
         ))  # fmt: skip
         return outs
 

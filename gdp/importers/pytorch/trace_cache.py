@@ -16,7 +16,10 @@ from gdp.files.disk_cache import read_cached, write_cached
 from gdp.files.reading import Kind, decode_json
 from gdp.graph.file import decode_graph, encode_graph
 from gdp.importers.program import Op, Traced, Value
+from gdp.importers.pytorch.quantised import StoredWeight
 from gdp.importers.pytorch.repeated import Listed
+from gdp.importers.pytorch.unread import Unread
+from gdp.ops.rule import Shape
 
 TRACES = "traces"
 """Kind of the cache. A trace is named by the configuration, the arguments, the versions of torch
@@ -35,9 +38,11 @@ class _CachedTrace(msgspec.Struct):
 
 _Dims = tuple[int, ...]
 _CachedValue = tuple[_Dims, str, int, int, int, _Dims | None]
+_CachedShape = tuple[_Dims, int, int | None]
 _CachedOp = tuple[
     str, str, list[int], list[int], float, float, str, tuple[_Dims, ...],
     Mapping[str, int | float | str | tuple[int | float, ...]], str,
+    tuple[tuple[_CachedShape, ...], tuple[_CachedShape, ...]],
 ]  # fmt: skip
 
 
@@ -54,6 +59,17 @@ class _CachedProgram(msgspec.Struct):
     parameters: int
     cache_at: dict[int, list[int]]
     contexts: list[int]
+
+
+class ModelFacts(msgspec.Struct):
+    """All of a model that generates but its programs, so that graphs of other sizes are made
+    without it."""
+
+    name: str  # of its class
+    task: str
+    longest: int  # tokens of context that it was made for; 0 where nothing says it
+    options: dict[str, Any]  # of how its weights are stored
+    unread: Unread
 
 
 def keeps_traces() -> bool:
@@ -108,6 +124,31 @@ def cache_program(key: str, listed: Listed) -> None:
         write_cached(TRACES, key, msgspec.json.encode(_encoded(listed)))
 
 
+def find_facts(key: str) -> ModelFacts | None:
+    """Cached facts of a model under this digest; None for a miss."""
+    data = read_cached(TRACES, key) if keeps_traces() else None
+    if data is None:
+        return None
+    try:
+        facts = decode_json(data, _TRACE_KIND, ModelFacts, key)
+        facts.options = _options(facts.options)
+    except (GdpError, msgspec.ValidationError):
+        return None
+    return facts
+
+
+def cache_facts(key: str, facts: ModelFacts) -> None:
+    """Write facts of a model to the cache under their digest."""
+    if keeps_traces():
+        write_cached(TRACES, key, msgspec.json.encode(facts))
+
+
+def _options(plain: Mapping[str, Any]) -> dict[str, Any]:
+    """Options of stored weights with their types."""
+    stored = msgspec.convert(plain.get("stored", {}), dict[str, StoredWeight])
+    return {**plain, **({"stored": stored} if stored else {})}
+
+
 def _encoded(listed: Listed) -> _CachedProgram:
     values: dict[int, int] = {}
     rows: list[_CachedValue] = []
@@ -124,6 +165,7 @@ def _encoded(listed: Listed) -> _CachedProgram:
         (
             op.op_type, op.scope, [*map(number, op.ins)], [*map(number, op.outs)], op.flop,
             op.traffic_bytes, op.dtype, op.in_dims, op.attributes, op.name,
+            (tuple(map(_row, op.shapes[0])), tuple(map(_row, op.shapes[1]))),
         )
         for op in listed.ops
     ]  # fmt: skip
@@ -136,14 +178,22 @@ def _encoded(listed: Listed) -> _CachedProgram:
     )  # fmt: skip
 
 
+def _row(shape: Shape) -> _CachedShape:
+    return shape.dims, shape.itemsize, shape.stored_bytes
+
+
 def _decoded(cached: _CachedProgram) -> Listed:
     values = [Value(*row) for row in cached.values]
     ops = [
         Op(
             op_type, scope, [values[i] for i in ins], [values[i] for i in outs], flop, traffic,
             False, dtype, in_dims, dict(attributes), name,
+            shapes=(tuple(Shape(*row) for row in read), tuple(Shape(*row) for row in made)),
         )
-        for op_type, scope, ins, outs, flop, traffic, dtype, in_dims, attributes, name in cached.ops
+        for (
+            op_type, scope, ins, outs, flop, traffic, dtype, in_dims, attributes, name,
+            (read, made),
+        ) in cached.ops
     ]  # fmt: skip
     paths = {path: values[i] for path, i in cached.paths.items()}
     return Listed(

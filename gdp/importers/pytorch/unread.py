@@ -8,7 +8,7 @@ in the graph that holds them, reads nothing, makes nothing and takes no time (`O
 import re
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
 from gdp.graph.op_graph import UNREAD, OpDetail, OpGraph, make_graph
 from gdp.importers.program import Op, Traced, Value
@@ -60,21 +60,32 @@ def unread_weights(
     return {path: size for path, size in sizes.items() if size}
 
 
-def with_unread(
-    traced: Traced, model: Any, read: Collection[int], stored: Mapping[str, StoredWeight]
-) -> Traced:
-    """A trace with the weights of a model whose storages are not in `read`, which a note names."""
+class Unread(NamedTuple):
+    """Weights that no op reads: bytes by the path of their module, and the type of the weights."""
+
+    held: dict[str, int]
+    dtype: str
+
+
+def unread_of(model: Any, read: Collection[int], stored: Mapping[str, StoredWeight]) -> Unread:
+    """The weights of a model whose storages are not in `read`."""
     held = unread_weights(model, read, stored)
+    dtype = str(next(model.parameters()).dtype).removeprefix("torch.") if held else ""
+    return Unread(held, dtype)
+
+
+def with_unread(traced: Traced, unread: Unread) -> Traced:
+    """A trace with the weights that none of its ops reads, which a note names."""
+    held = unread.held
     if not held:
         return traced
-    dtype = str(next(model.parameters()).dtype).removeprefix("torch.")
     roots = sorted({".".join(path.split(".")[:2]) for path in held})
     note = (
         f"{format_bytes(sum(held.values()))} of its weights are read by no op of these inputs, and "
         f"held ({', '.join(roots)})"
     )
     return replace(
-        traced, graph=graph_holding(traced.graph, held, dtype),
+        traced, graph=graph_holding(traced.graph, held, unread.dtype),
         assumptions=(*traced.assumptions, note),
     )  # fmt: skip
 

@@ -67,8 +67,22 @@ function drawAxis(pen, width, height) {
   }
 }
 
+// Where the prompt of a request ends and its steps of decoding, drawn as one, begin.
+function drawPhases(pen, width, height) {
+  if (!data.decode) return;
+  const colours = theme(), steps = data.decode.steps;
+  const x = (data.decode.from - view.from) * width / (view.to - view.from);
+  if (x < 0 || x > width) return;
+  pen.strokeStyle = pen.fillStyle = colours.mark;
+  pen.lineWidth = 2;
+  pen.beginPath(); pen.moveTo(x, 0); pen.lineTo(x, height); pen.stroke();
+  const before = "prefill", behind = `decode, ${steps} steps drawn as one`;
+  pen.fillText(before, Math.max(x - pen.measureText(before).width - 6, 0), height - 8);
+  pen.fillText(fitted(pen, behind, Math.max(width - x - 8, 0)), x + 6, height - 8);
+}
+
 function drawTimeline() {
-  const height = AXIS + lanes.length * LANE + 4;
+  const height = AXIS + lanes.length * LANE + (data.decode ? 20 : 4);
   const [pen, width] = sized(timeline.canvas, height);
   const colours = theme();
   const scale = width / (view.to - view.from);
@@ -103,6 +117,7 @@ function drawTimeline() {
       }
     }
   });
+  drawPhases(pen, width, height);
 }
 viewers.push(oncePerFrame(drawTimeline));
 const redraw = () => viewers.forEach((draw) => draw());

@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 
+from gdp.cluster.machines import numbers_on_machine
 from gdp.cluster.types import Cluster
 from gdp.costs.offload import KINDS, is_offload
 from gdp.errors import PlacementError
@@ -99,13 +100,11 @@ def hugging_face_names(cluster: Cluster) -> list[int | str]:
     """Names of devices: numbers of accelerators in order, "cpu" for CPUs, and for offloading where
     weights rest."""
     names: list[int | str] = []
-    for device in cluster.devices:
-        if device.is_cpu:
-            names.append("cpu")
-        elif is_offload(device):
+    for device, number in zip(cluster.devices, numbers_on_machine(cluster), strict=True):
+        if is_offload(device):
             names.append(next(target for target, kind in KINDS.items() if kind == device.kind))
         else:
-            names.append(sum(isinstance(n, int) for n in names))
+            names.append("cpu" if number is None else number)
     return names
 
 

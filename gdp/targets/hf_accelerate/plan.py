@@ -16,6 +16,7 @@ import numpy as np
 from jaxtyping import Float, Int
 
 from gdp import solve
+from gdp.cluster.machines import numbers_on_machine
 from gdp.cluster.types import Cluster
 from gdp.constraints import Pin, streamed_bytes, together_ids
 from gdp.costs.default import resolve_costs
@@ -269,7 +270,7 @@ def balanced_map(module: Any, graph: OpGraph, cluster: Cluster) -> Mapping[str, 
     """The map of `infer_auto_device_map` over `get_balanced_memory`, for the memory of a cluster;
     None without accelerate or without accelerators. Quantised weights count as transformers has
     accelerate count them."""
-    numbers = cluster.accelerator_numbers
+    numbers = numbers_on_machine(cluster)
     if all(number is None for number in numbers):
         return None
     try:

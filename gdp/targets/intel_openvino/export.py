@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 from jaxtyping import Int
 
+from gdp.cluster.machines import numbers_on_machine
 from gdp.cluster.types import Cluster
 from gdp.errors import PlacementError
 from gdp.files.writing import OWN_FILES_ONLY, OverwritePolicy, indented_json, new_contents
@@ -74,7 +75,7 @@ def hetero_plan(
 def _openvino_names(cluster: Cluster) -> dict[str, str]:
     """OpenVINO's names of devices: CPU for all cores, then GPU.0, GPU.1 ... in order; the user may
     edit them in the file."""
-    numbers = zip(cluster.device_names, cluster.accelerator_numbers, strict=True)
+    numbers = zip(cluster.device_names, numbers_on_machine(cluster), strict=True)
     return {name: "CPU" if number is None else f"GPU.{number}" for name, number in numbers}
 
 

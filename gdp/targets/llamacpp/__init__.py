@@ -10,7 +10,11 @@ def _devices() -> list[str]:
 
 
 _PLANNER = Planner(
-    "gdp.targets.llamacpp.plan:plan_llamacpp", exact=True, searches=False, divides=True
+    "gdp.targets.llamacpp.plan:plan_llamacpp",
+    exact=True,
+    searches=False,
+    divides=True,
+    machines=True,
 )
 TARGET = Target(
     "llamacpp",
@@ -18,6 +22,6 @@ TARGET = Target(
         "llama.cpp", "llama-cpp-python", "gguf", "gdp.targets.llamacpp.run:run_llamacpp", _devices,
         planner=_PLANNER, scout="gdp.targets.llamacpp.plan:even_row",
     ),
-    Exporter("flags of llama.cpp", "gdp.targets.llamacpp.flags:export", splits=True),
+    Exporter("flags of llama.cpp", "gdp.targets.llamacpp.flags:export", splits=True, machines=True),
     _PLANNER,
 )  # fmt: skip

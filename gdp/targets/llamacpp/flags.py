@@ -8,23 +8,24 @@ tensors in whose names the regular expression is found. A block's cache lies wit
 
 import re
 import shlex
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from jaxtyping import Int
 
 from gdp.cluster.machines import machine_of
 from gdp.cluster.types import Cluster
-from gdp.costs.op_offload import applies, offloads, sent_bytes
+from gdp.costs.op_offload import applies, is_sent, offloads
 from gdp.errors import PlacementError
 from gdp.files.writing import OWN_FILES_ONLY, OverwritePolicy, indented_json, new_contents
 from gdp.graph.generation import request_of
 from gdp.graph.op_graph import OpGraph
 from gdp.ops.llamacpp import BATCH, PROJECTOR, UBATCH
 from gdp.placement import Placement
+from gdp.targets.llamacpp.rules import MOST_GPUS, RPC_SERVER
 from gdp.targets.target import ExportJob
 
 ARGUMENTS = "arguments.txt"
@@ -67,6 +68,8 @@ class Flags:
     device: tuple[str, ...] = ()
     ubatch_size: int = UBATCH  # most tokens of a prompt at once
     divides: bool = False  # the GPUs compute each op together, in the proportions of the split
+    flash: bool = True  # flash attention
+    outputs: int = 0  # rows of logits that are reserved; 0: those of a whole micro-batch
     mmproj: str = ""  # file of the image encoder
     mmproj_device: str = ""  # GPU that encodes images; empty: the processor
 
@@ -88,7 +91,7 @@ class Flags:
             rows.append(
                 Option("--rpc", ",".join(f"{name}:{RPC_PORT}" for name in self.rpc),
                        "put the address of each machine in the place of its name, and start "
-                       f"'rpc-server --host ADDRESS --port {RPC_PORT}' there"))  # fmt: skip
+                       f"'{RPC_SERVER} --host ADDRESS --port {RPC_PORT}' there"))  # fmt: skip
         if self.device:
             rows += [
                 Option("--device", ",".join(self.device),
@@ -102,11 +105,13 @@ class Flags:
         if self.override_tensor:
             rows.append(Option("--override-tensor", ",".join(self.override_tensor),
                                "the experts of these blocks lie on the CPU"))  # fmt: skip
-        planned = (
-            "their tensors are part of the plan" if self.planned_tokens >= ubatch
-            else f"the plan has room for the tensors of {self.planned_tokens}, the rest comes out "
-            "of the reserve"
+        logits = (
+            f"and logits of {self.outputs}, as llama-server and llama-cli reserve them since pull "
+            "request 23861" if self.outputs
+            else "and logits of so many, as all programs but llama-server and llama-cli reserve, "
+            "and these before pull request 23861"
         )  # fmt: skip
+        tensors = min(self.planned_tokens, ubatch)
         return [
             *rows,
             Option("--ctx-size", str(self.ctx_size),
@@ -114,12 +119,15 @@ class Flags:
             Option("--cache-type-k", self.cache_type, "the type of cached keys that was planned"),
             Option("--cache-type-v", self.cache_type, "the type of cached values that was planned"),
             Option("--flash-attn", "on", "tensor splits need it") if self.divides
+            else Option("--flash-attn", "off", "the plan has room for the scores of a micro-batch")
+            if not self.flash
             else Option("--flash-attn", "auto",
                    "on wherever the devices have it for this cache, as the plan has no room for "
                    "scores of tokens by tokens; 'on' would move attention to the CPU in silence "
                    "where one lacks it (ggml-org/llama.cpp#28456)"),
             Option("--ubatch-size", str(ubatch),
-                   f"so many tokens of a prompt are computed at once; {planned}"),
+                   f"so many tokens of a prompt are computed at once; the plan has room for the "
+                   f"tensors of {tensors}, {logits}"),
             *([] if ubatch <= BATCH else [Option(
                 "--batch-size", str(ubatch), "so many at once need as many in a batch")]),
             *([] if self.op_offload else [Option(
@@ -182,8 +190,8 @@ def flags_of(graph: OpGraph, placement: Placement, cluster: Cluster) -> Flags:
         return _divided_flags(graph, placement, cluster)
     slots, device = slots_of(graph), placement.device
     order = [0 if n is None else 1 + n for n in cluster.accelerator_numbers]
-    gpus = range(max(order))
     used = {int(d) for d in device[~graph.is_io]}
+    gpus = [order[d] for d in _known_gpus(cluster, used)]
     if len(cpus := [cluster.device_names[d] for d in sorted(used) if order[d] == 0]) > 1:
         raise _cannot(f"ops lie on {' and '.join(cpus)}, and llama.cpp knows one CPU")
     alone = {d for d, own in enumerate(cluster.devices) if own.is_unified and d == cluster.host}
@@ -204,13 +212,33 @@ def flags_of(graph: OpGraph, placement: Placement, cluster: Cluster) -> Flags:
             if order[where]:
                 raise _cannot(f"experts of block {block} are on another GPU than the block")
             away.append(block)
-    counts, lent = tuple(places.count(1 + gpu) for gpu in gpus), _lent(cluster)
+    counts, lent = tuple(places.count(gpu) for gpu in gpus), _lent(cluster, used)
     flags = Flags(
         sum(counts), counts if len(gpus) > 1 else (), _overrides(graph, slots, away),
         _context(graph), *_planned(graph), op_offload=_sends_weights(graph, device, cluster),
-        rpc=lent.get("rpc", ()), device=lent.get("device", ()), ubatch_size=_ubatch(graph),
+        rpc=lent.get("rpc", ()), device=lent.get("device", ()), **_asked(graph),
     )  # fmt: skip
-    return _with_encoder(flags, graph, device, slots, cluster)
+    return _with_encoder(_named(flags), graph, device, slots, cluster)
+
+
+def _named(flags: Flags) -> Flags:
+    """The flags with as many GPUs as `--tensor-split` has entries for, by name where there are
+    more."""
+    if len(flags.tensor_split) <= MOST_GPUS:
+        return flags
+    if any(flags.tensor_split[MOST_GPUS:]):
+        raise _cannot(f"--tensor-split has {MOST_GPUS} entries at most")
+    names = flags.device or tuple(f"CUDA{k}" for k in range(MOST_GPUS))
+    return replace(flags, tensor_split=flags.tensor_split[:MOST_GPUS], device=names[:MOST_GPUS])
+
+
+def _known_gpus(cluster: Cluster, used: Collection[int]) -> list[int]:
+    """The GPUs of the host, and those of machines that lend one that computes, in their order."""
+    machines = {machine_of(cluster, d) for d in (*used, cluster.host)}
+    return [
+        d for d, number in enumerate(cluster.accelerator_numbers)
+        if number is not None and machine_of(cluster, d) in machines
+    ]  # fmt: skip
 
 
 def _divided_flags(graph: OpGraph, placement: Placement, cluster: Cluster) -> Flags:
@@ -224,7 +252,7 @@ def _divided_flags(graph: OpGraph, placement: Placement, cluster: Cluster) -> Fl
         raise _cannot("a processor computes a part of each op, and llama.cpp divides among GPUs")
     if any(numbers[d] is not None for d in device[slots.embedding]):
         raise _cannot("llama.cpp keeps token_embd on the CPU (--cluster tells CPUs from GPUs)")
-    if _lent(cluster):
+    if _lent(cluster, split.devices):
         raise _cannot("GPUs of several machines divide ops")
     if split.experts:
         raise _cannot("GPUs hold whole experts, and llama.cpp divides the columns of each")
@@ -232,7 +260,7 @@ def _divided_flags(graph: OpGraph, placement: Placement, cluster: Cluster) -> Fl
     every = sum(number is not None for number in numbers)
     flags = Flags(
         len(slots.layers), split.parts, (), _context(graph), *_planned(graph),
-        device=tuple(used) if len(used) < every else (), ubatch_size=_ubatch(graph), divides=True,
+        device=tuple(used) if len(used) < every else (), divides=True, **_asked(graph),
     )  # fmt: skip
     return _with_encoder(flags, graph, device, slots, cluster)
 
@@ -247,8 +275,10 @@ def _with_encoder(
     file, number = str(graph.detail[op].attributes["file"]), cluster.accelerator_numbers[device[op]]
     if number is None:
         return replace(flags, mmproj=file)
-    names = _lent(cluster).get("device")
-    return replace(flags, mmproj=file, mmproj_device=names[number] if names else f"CUDA{number}")
+    used = [int(d) for d in device[~graph.is_io]]
+    names = _lent(cluster, used).get("device")
+    at = _known_gpus(cluster, used).index(int(device[op]))
+    return replace(flags, mmproj=file, mmproj_device=names[at] if names else f"CUDA{number}")
 
 
 def _context(graph: OpGraph) -> int:
@@ -260,10 +290,11 @@ def _context(graph: OpGraph) -> int:
     return int(tokens)  # pyright: ignore[reportArgumentType]
 
 
-def _lent(cluster: Cluster) -> dict[str, tuple[str, ...]]:
-    """Machines that lend GPUs to the host, and the names of all GPUs in their order."""
+def _lent(cluster: Cluster, used: Collection[int]) -> dict[str, tuple[str, ...]]:
+    """Machines that lend the host GPUs that compute, and the names of all GPUs of these machines
+    in their order."""
     home = machine_of(cluster, cluster.host)
-    gpus = [machine_of(cluster, d) for d, own in enumerate(cluster.devices) if not own.is_cpu]
+    gpus = [machine_of(cluster, d) for d in _known_gpus(cluster, used)]
     far = list(dict.fromkeys(machine for machine in gpus if machine != home))
     if not far:
         return {}
@@ -281,7 +312,7 @@ def _lent(cluster: Cluster) -> dict[str, tuple[str, ...]]:
 def _sends_weights(graph: OpGraph, device: Int[np.ndarray, "N"], cluster: Cluster) -> bool:
     """False where weights on the CPU would go to a GPU for a prompt, and had better not."""
     here = [d for d, own in enumerate(cluster.devices) if own.is_cpu]
-    sent = np.isin(device, here) & (sent_bytes(graph) > 0)
+    sent = np.isin(device, here) & is_sent(graph)
     return not (sent.any() and applies(cluster)) or offloads(graph, cluster)
 
 
@@ -293,11 +324,14 @@ def _planned(graph: OpGraph) -> tuple[str, int]:
     return kind, int(graph.tensor_bytes[ids].max(initial=_TOKEN_BYTES)) // _TOKEN_BYTES
 
 
-def _ubatch(graph: OpGraph) -> int:
-    """Most tokens of a prompt that are computed at once."""
+def _asked(graph: OpGraph) -> dict[str, Any]:
+    """Fields that the spec of the graph tells: sizes of a micro-batch, and flash attention."""
     op = graph.op_index.get(_TOKENS)
-    told = UBATCH if op is None else graph.detail[op].attributes.get("ubatch", UBATCH)
-    return int(told)  # pyright: ignore[reportArgumentType]
+    told = {} if op is None else graph.detail[op].attributes
+    return {
+        "ubatch_size": told.get("ubatch", UBATCH), "flash": told.get("flash") != "off",
+        "outputs": told.get("outputs", 0),
+    }  # fmt: skip
 
 
 def _device_of_slots(graph: OpGraph, device: Int[np.ndarray, "N"], slots: Slots) -> list[int]:

@@ -8,14 +8,20 @@ import numpy as np
 
 from gdp.prepare import Prediction
 
+OVERLAPS = 0.88
+"""Share of the seconds that a perfect pipeline saves. Of 66 pairs of llama-bench rows (prompts of
+2, 8 and 16 micro-batches on 2, 4 and 6 cards against one, seven kinds of card, May 2024) 0.85 in
+the median, 0.69 to 0.94 by kind of card; 0.88 to 0.94 of 8B on four cards, 0.1 to 0.5 of 70B in 4
+bits, which is not explained (`docs/benchmarks.md`)."""
+
 
 def saved_s(predicted: Prediction) -> float:
     """Seconds by which a prompt ends before the sum of its ops, which predictions count.
 
     C micro-batches through stages of s_d seconds for all of them take the first one's way, and the
     slowest stage for each further one: sum(s) / C + (C - 1) / C max(s), so that
-    (C - 1) / C (sum(s) - max(s)) are saved. Nothing is saved where one GPU has all blocks, a
-    processor has some, or GPUs divide ops.
+    (C - 1) / C (sum(s) - max(s)) are saved, of which `OVERLAPS` is. Nothing is saved where one GPU
+    has all blocks, a processor has some, or GPUs divide ops.
     """
     problem, where = predicted.problem, predicted.assignment.device
     graph, devices = problem.graph, problem.cluster.devices
@@ -32,4 +38,4 @@ def saved_s(predicted: Prediction) -> float:
     at = np.flatnonzero(computes)
     stage_s = np.bincount(where[at], problem.compute_s[at, where[at]] + per_op[where[at]])
     count = int(graph.chunks[at].max())
-    return float((count - 1) / count * (stage_s.sum() - stage_s.max()))
+    return float(OVERLAPS * (count - 1) / count * (stage_s.sum() - stage_s.max()))

@@ -6,7 +6,7 @@ which is what a chain of blocks takes; beside it stands llama.cpp's own plan (`f
 """
 
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -14,20 +14,25 @@ import numpy as np
 from jaxtyping import Float, Int
 
 from gdp import solve
-from gdp.cluster.types import Cluster
+from gdp.cluster.types import Cluster, fullness, nearly_full
+from gdp.costs.op_offload import applies, is_sent
 from gdp.errors import ArgumentError, InfeasibleError, PlacementError
+from gdp.graph.generation import request_of, with_context, with_requests
 from gdp.graph.op_graph import OpGraph
 from gdp.methods.intervals import best_row
+from gdp.models import is_gguf, load, spec_of
+from gdp.ops.llamacpp import UBATCH
 from gdp.placement import Placement, make_placement
-from gdp.prepare import prepare_placement, prepare_problem
+from gdp.prepare import prepare_placement, prepare_problem, requests_in_flight
 from gdp.problem.arrays import arrays_of
 from gdp.question import Question
-from gdp.result import Result
+from gdp.result import Result, counts_of, with_bound
 from gdp.sim.segments import border_tensors
 from gdp.targets.llamacpp.encoder import homes_of_encoder, told
 from gdp.targets.llamacpp.fit_rule import FitSizes, fit_plan
 from gdp.targets.llamacpp.flags import Slots, slots_of
 from gdp.targets.llamacpp.pipeline import saved_s
+from gdp.targets.llamacpp.rules import with_known_gpus
 from gdp.targets.llamacpp.tensor import TensorPlan, tensor_plans
 from gdp.targets.peers import Peer, beside
 from gdp.targets.rows import (
@@ -35,6 +40,7 @@ from gdp.targets.rows import (
     EVEN_STEPS,
     FINE_SHARES,
     MEMORY_SHARES,
+    SPREAD,
     evened,
     first_that_fits,
 )
@@ -42,6 +48,9 @@ from gdp.targets.vllm.layouts import least_s
 from gdp.units import format_seconds
 
 BOUND_BY = "weights and caches over the bandwidth of all devices, FLOPs over their peaks"
+UBATCHES = (1024, 2048, 4096)
+"""Tokens of a prompt at once that are tried where weights on the processor cross the link for each
+micro-batch, as long as each is faster than half as many."""
 NOTED = 0.02
 """Share of an answer's seconds below which a pipeline of micro-batches is not mentioned."""
 
@@ -54,9 +63,11 @@ class _LlamaBlocks:
     cpu: int
     layer_s: Float[np.ndarray, "S D"]
     experts_s: Float[np.ndarray, "S D"]
+    prompt_s: Float[np.ndarray, "S D"]  # of these two, those of the micro-batches of a prompt
     segment_s: Float[np.ndarray, "D"]  # the dispatch that is paid for every stretch, in all passes
     layer_bytes: Int[np.ndarray, "S"]
     expert_bytes: Int[np.ndarray, "S"]
+    shared_bytes: Int[np.ndarray, "S K"]  # of each kind of buffer, once for the slots of a device
     memory_bytes: Int[np.ndarray, "D"]  # for weights and caches
     rest: Int[np.ndarray, "N"]  # devices of ops that no slot has: inputs, the image encoder
     tensor_bytes: int  # at most so many are alive at once
@@ -65,6 +76,8 @@ class _LlamaBlocks:
     flow_bytes: int  # between blocks
     logits_bytes: int
     away_bytes: Int[np.ndarray, "S 2"]  # to the experts, and back
+    chunks: int  # micro-batches of the prompt
+    stage_s: float = np.inf  # most of `prompt_s` on a GPU that has whole slots; inf: any plan
 
     def move_s(self, src: int, dst: int, size: int) -> float:
         latency_s = self.cluster.link_latency_s * self.crossings
@@ -85,6 +98,11 @@ class _LlamaBlocks:
                 most = int(fill * self.cluster.memory_bytes[d]) - self.tensor_bytes
                 memory_bytes[d] = min(memory_bytes[d], most)
         return replace(self, memory_bytes=memory_bytes)
+
+    def piped_s(self, total_s: float, at: Int[np.ndarray, "S"]) -> float:
+        """Seconds of a plan whose GPUs read a prompt as a pipeline; see `pipeline.saved_s`."""
+        stages = np.bincount(at, self.prompt_s[np.arange(len(at)), at])
+        return total_s - (1 - 1 / self.chunks) * float(stages.sum() - stages.max())
 
     @cached_property
     def away_s(self) -> list[list[float]]:
@@ -118,7 +136,53 @@ def plan_llamacpp(question: Question) -> Result:
         )
     if question.constraints.together or question.constraints.whole:
         raise ArgumentError("--for llamacpp keeps blocks whole by itself: leave out --together")
+    result = _of_size(question)
+    for ubatch in UBATCHES if question.search.seconds != 0.0 else ():
+        other = _with_ubatch(question, ubatch) if _sends(result) else None
+        try:
+            found = None if other is None else _of_size(other)
+        except InfeasibleError:
+            break
+        if found is None or found.value_s > result.value_s * (1 - NOTED):
+            break
+        note = (
+            f"--ubatch-size {ubatch}: {result.value_s / found.value_s:.2f} times as fast as with "
+            f"half as many tokens at once; '?ubatch={UBATCH}' keeps llama.cpp's default"
+        )
+        kept = [n for n in found.notes if not n.startswith("--ubatch-size")]
+        result = replace(found, notes=(*kept, note))
+    return result
+
+
+def _sends(result: Result) -> bool:
+    """True where the plan has weights on a processor that each micro-batch sends to a GPU."""
+    graph, devices = result.question.graph, result.question.cluster.devices
+    here = np.array([device.is_cpu for device in devices])[result.placement.device]
+    return bool((here & is_sent(graph)).any()) and applies(result.question.cluster)
+
+
+def _with_ubatch(question: Question, ubatch: int) -> Question | None:
+    """The question with so many tokens of a prompt at once; None where its model says a size, or
+    its prompts are no longer than half of it."""
+    model, graph = question.model, question.graph
+    if model is None or not is_gguf(model) or 2 * UBATCH * graph.chunks.max() <= ubatch:
+        return None
+    spec = spec_of(model)
+    if "ubatch=" in spec:
+        return None
+    spec += ("&" if "?" in spec else "?") + f"ubatch={ubatch}"
+    request, larger = request_of(graph), load(spec)
+    if request is not None and request.context:
+        larger = with_context(larger, request.context)
+    if request is not None:
+        larger = with_requests(larger, request.requests)
+    return replace(question, graph=larger, model=spec)
+
+
+def _of_size(question: Question) -> Result:
+    """The best plan with micro-batches of the size that the graph says."""
     slots = slots_of(question.graph)
+    question = replace(question, cluster=with_known_gpus(question.cluster))
     if not len(slots.projector):
         return _planned(question, slots, None)
     found, error = list[Result](), None
@@ -142,19 +206,47 @@ def _planned(question: Question, slots: Slots, home: int | None) -> Result:
     result = first_that_fits(question, plans, reason, "llamacpp")
     result = beside(result, _fit_peer(graph, cluster, slots, blocks))
     result = evened(result, _even_placements(graph, cluster, slots, blocks))
-    return _or_divided(_pipelined(result), tensor_plans(question, slots, blocks.rest))
+    result = _pipelined(result, _piped_placements(graph, cluster, slots, blocks))
+    return _or_divided(result, tensor_plans(question, slots, blocks.rest))
 
 
-def _pipelined(result: Result) -> Result:
-    """The result with a note where llama.cpp reads its prompt sooner than it says."""
-    saved = saved_s(prepare_placement(result.question, result.placement))
+def _pipelined(result: Result, plans: Iterable[Placement]) -> Result:
+    """The result, or a plan that takes fewer seconds where GPUs read the prompt as a pipeline, with
+    a note of those that are saved; of equal plans that with most room on its fullest device."""
+    question, cluster = result.question, result.question.cluster
+    rows = [(result.placement, result.score)]
+    rows += [(p, solve.simulate(question, p)) for p in plans]
+    rows = [row for row in rows if row[1].feasible]
+    saved_by = [saved_s(prepare_placement(question, placement)) for placement, _ in rows]
+    piped_s = [s.value_s - saved for (_, s), saved in zip(rows, saved_by, strict=True)]
+    fullest = [max(fullness(cluster, score.peak_bytes.tolist())) for _, score in rows]
+    slack = EQUAL if question.search.simplicity else 0.0
+    near = [i for i, value_s in enumerate(piped_s) if value_s <= min(piped_s) * (1 + slack)]
+    best = min(near, key=lambda i: (fullest[i], piped_s[i]))
+    saved = saved_by[best]
+    if rows[best][0] is not result.placement:
+        placement, score = rows[best]
+        full = nearly_full(cluster, score.peak_bytes.tolist())
+        other = replace(
+            result, placement=placement, score=score, deviation_s=None,
+            counts=counts_of(question.graph, placement),
+            notes=(*_other_notes(result), *([full] if full else [])),
+        )  # fmt: skip
+        result = with_bound(other, result.bound_s, result.bound_by)
     if saved < NOTED * result.value_s:
         return result
     note = (
         f"micro-batches of the prompt go through the GPUs as a pipeline, which saves about "
-        f"{format_seconds(saved)} of these times"
+        f"{format_seconds(saved)} of these times: {format_seconds(piped_s[best])} in all, by which "
+        "this plan was chosen"
     )
     return replace(result, notes=(*result.notes, note))
+
+
+def _other_notes(result: Result) -> tuple[str, ...]:
+    """Notes that are not of the memory of its plan, or of how evenly it shares."""
+    full = nearly_full(result.question.cluster, result.score.peak_bytes.tolist())
+    return tuple(n for n in result.notes if n != full and not n.startswith(SPREAD))
 
 
 def _or_divided(result: Result, plans: Sequence[TensorPlan]) -> Result:
@@ -226,6 +318,32 @@ def _even_placements(
             least = fill
 
 
+def _piped_placements(
+    graph: OpGraph, cluster: Cluster, slots: Slots, blocks: _LlamaBlocks
+) -> Iterator[Placement]:
+    """Of plans that have all blocks whole on GPUs, those of the fewest seconds as a pipeline: the
+    least sum under a shorter and shorter slowest stage, by bisection. The best of these, and the
+    one that shares most evenly."""
+    if blocks.chunks < 2 or sum(not device.is_cpu for device in cluster.devices) < 2:
+        return
+    own, found = blocks.with_share(1.0), list[tuple[float, Int[np.ndarray, "N"]]]()
+    least, most = 0.0, float(np.where(np.isfinite(own.prompt_s), own.prompt_s, 0).sum(0).max())
+    for _ in range(EVEN_STEPS):
+        middle = (least + most) / 2
+        plan = _llama_devices(graph, slots, replace(own, stage_s=middle), False)
+        if plan is None:
+            least = middle
+            continue
+        at, most = np.array([plan[1][ops[0]] for ops in slots.layers if len(ops)]), middle
+        rows = np.array([len(ops) > 0 for ops in slots.layers])
+        value_s = replace(own, prompt_s=own.prompt_s[rows]).piped_s(plan[0].real, at)
+        found.append((value_s, plan[1]))
+    if found:
+        best = min(found, key=lambda row: row[0])
+        for device in {id(d): d for d in (best[1], found[-1][1])}.values():
+            yield make_placement(graph, cluster, device, made_by="gdp llamacpp")
+
+
 def even_row(graph: OpGraph, cluster: Cluster) -> Placement:
     """Blocks and output in equal shares on the CPU and each GPU, in the order of the flags."""
     slots, numbers = slots_of(graph), cluster.accelerator_numbers
@@ -246,8 +364,9 @@ def _fit_peer(graph: OpGraph, cluster: Cluster, slots: Slots, blocks: _LlamaBloc
     def plan() -> Placement | None:
         if not gpus:
             return None
+        buffers = blocks.tensor_bytes + int(blocks.shared_bytes.max(axis=0).sum())
         sizes = FitSizes(
-            blocks.layer_bytes, blocks.expert_bytes, cluster.memory_bytes[gpus], blocks.tensor_bytes
+            blocks.layer_bytes, blocks.expert_bytes, cluster.memory_bytes[gpus], buffers
         )
         fitted, where = fit_plan(sizes), np.array([*gpus, blocks.cpu])
         device = blocks.rest.copy()
@@ -280,7 +399,10 @@ def _llama_blocks(question: Question, slots: Slots, home: int | None = None) -> 
     of_group = np.zeros(problem.num_ops, dtype=np.int64)
     of_group[problem.origin.group_of] = piece
     seconds = np.zeros((len(pieces) + 1, cluster.num_devices))
-    np.add.at(seconds, of_group, np.where(problem.allowed, problem.compute_s + per_op, np.inf))
+    op_s = np.where(problem.allowed, problem.compute_s + per_op, np.inf)
+    np.add.at(seconds, of_group, op_s)
+    prompt_s = np.zeros_like(seconds)
+    np.add.at(prompt_s, of_group, np.where((problem.graph.chunks > 1)[:, None], op_s, 0.0))
     if not np.isfinite(seconds[0, cpu]):
         raise InfeasibleError(
             f"llama.cpp keeps token_embd on the CPU, and {cluster.device_names[cpu]!r} is forbidden"
@@ -291,6 +413,7 @@ def _llama_blocks(question: Question, slots: Slots, home: int | None = None) -> 
         for layer, experts in zip(slots.layers, slots.experts, strict=True)
     )
     flow, most = int(made_bytes[slots.embedding].sum()), int(graph.repeats.max())
+    held_bytes = np.where(graph.is_buffer & (graph.cache_bytes > 0), 0, graph.weight_bytes)
     memory_bytes = cluster.memory_bytes.copy()
     memory_bytes[cpu] -= int(graph.weight_bytes[slots.embedding].sum())
     rest = np.where(graph.is_io, cluster.host, cpu)
@@ -298,20 +421,40 @@ def _llama_blocks(question: Question, slots: Slots, home: int | None = None) -> 
         rest[slots.projector] = cpu if home is None else home
         memory_bytes[rest[slots.projector[0]]] -= int(graph.weight_bytes[slots.projector].sum())
 
-    def summed(values: np.ndarray, pieces: Sequence[Int[np.ndarray, "_"]]) -> np.ndarray:
-        return np.array([values[ops].sum(axis=0) for ops in pieces])
-
     return _LlamaBlocks(
         cluster=problem.cluster, cpu=cpu, layer_s=seconds[1 : count + 1],
         experts_s=seconds[count + 1 : -1],
+        prompt_s=prompt_s[1 : count + 1] + prompt_s[count + 1 : -1],
         segment_s=arrays_of(problem).segment_s * (1 if most == 1 else 2),
-        layer_bytes=summed(graph.weight_bytes, slots.layers),
-        expert_bytes=summed(graph.weight_bytes, slots.experts),
+        layer_bytes=_summed(held_bytes, slots.layers),
+        expert_bytes=_summed(held_bytes, slots.experts),
+        shared_bytes=_shared_bytes(question, slots.layers),
         memory_bytes=memory_bytes, rest=rest, tensor_bytes=largest + 2 * flow,
         crossings=1 if most == 1 else 2, flow_bytes=_crossing(graph, slots.embedding)[1],
         logits_bytes=_crossing(graph, slots.layers[-1])[1],
         away_bytes=np.array([_crossing(graph, ops) for ops in slots.experts]),
+        chunks=int(graph.chunks.max()),
     )  # fmt: skip
+
+
+def _summed(values: np.ndarray, pieces: Sequence[Int[np.ndarray, "_"]]) -> np.ndarray:
+    return np.array([values[ops].sum(axis=0) for ops in pieces])
+
+
+def _shared_bytes(
+    question: Question, layers: Sequence[Int[np.ndarray, "_"]]
+) -> Int[np.ndarray, "S K"]:
+    """Bytes of the buffers of each slot that all slots of a device share: masks, of all requests in
+    flight."""
+    graph = question.graph
+    shares = graph.is_buffer & (graph.cache_bytes > 0)
+    kinds = np.unique(graph.weight_id[shares])
+    bytes_ = np.zeros((len(layers), len(kinds)), dtype=np.int64)
+    for slot, ops in enumerate(layers):
+        mine = ops[shares[ops]]
+        kind = np.searchsorted(kinds, graph.weight_id[mine])
+        np.maximum.at(bytes_[slot], kind, graph.cache_bytes[mine])
+    return requests_in_flight(graph, question.cluster, question.objective) * bytes_
 
 
 def _crossing(graph: OpGraph, ops: Int[np.ndarray, "M"]) -> tuple[int, int]:
@@ -399,10 +542,16 @@ def _llama_stretch(
     span = np.arange(start, stop)
     seconds = float((blocks.layer_s + blocks.experts_s)[span, device].sum())
     size = int((blocks.layer_bytes + blocks.expert_bytes)[span].sum())
-    cpu = blocks.cpu
+    size += int(blocks.shared_bytes[span].max(axis=0).sum())
+    cpu, unified = blocks.cpu, not blocks.cluster.devices[blocks.cpu].is_cpu
+    pipes = blocks.stage_s < np.inf
+    if pipes and (
+        (device == cpu and not unified) or blocks.prompt_s[span, device].sum() > blocks.stage_s
+    ):
+        return None
     if device == cpu:
         fits = np.isfinite(seconds) and size <= blocks.memory_bytes[cpu]
-        return (seconds, size, ()) if fits else None
+        return (seconds, 0 if unified else size, ()) if fits else None
     seconds = float(blocks.layer_s[span, device].sum())
     owned = [int(s) for s in span if blocks.expert_bytes[s] > 0]
     here_s = {s: float(blocks.experts_s[s, device]) for s in owned}
@@ -417,6 +566,6 @@ def _llama_stretch(
     away += gone
     size -= int(blocks.expert_bytes[gone].sum())
     seconds += sum(away_s[s] if s in away else here_s[s] for s in owned)
-    if size > blocks.memory_bytes[device] or not np.isfinite(seconds):
+    if size > blocks.memory_bytes[device] or not np.isfinite(seconds) or (pipes and away):
         return None
     return seconds, int(blocks.expert_bytes[away].sum()), away

@@ -28,6 +28,7 @@ from gdp.question import Question
 from gdp.sim.objectives import Score
 from gdp.splits.members import known_division
 from gdp.targets.llamacpp.flags import Slots
+from gdp.targets.llamacpp.rules import leaves_one_without, no_tensor_split
 from gdp.units import format_bytes
 
 CACHES = ("f32", "f16", "bf16", "q8_0", "q4_0")
@@ -83,6 +84,8 @@ def why_no_tensor_split(graph: OpGraph) -> str:
     }
     if kinds - set(CACHES):
         return f"tensor splits have no cache of {', '.join(sorted(kinds - set(CACHES)))}"
+    if refusal := no_tensor_split(graph):
+        return refusal
     try:
         known_division(graph)
     except ModelError as error:
@@ -129,7 +132,8 @@ def _free_gpus(question: Question, slots: Slots) -> list[int]:
     home = machine_of(cluster, cluster.host)
     return [
         d for d, device in enumerate(cluster.devices)
-        if not device.is_cpu and not device.is_unified and not device.kind.startswith(LENT)
+        if device.supported != frozenset()
+        and not device.is_cpu and not device.is_unified and not device.kind.startswith(LENT)
         and machine_of(cluster, d) == home and allowed[blocks, d].all()
     ]  # fmt: skip
 
@@ -209,7 +213,8 @@ def _try(
     started_s, graph = time.perf_counter(), question.graph
     even = len(set(parts)) == 1
     parts = (1,) * len(parts) if even else parts
-    if parts in tried or not parts:
+    keys = min((unit.keys for unit in known_division(graph).units if unit.keys), default=0)
+    if parts in tried or not parts or (keys and leaves_one_without(parts, keys)):
         return
     device = rest.copy()
     device[np.concatenate([*slots.layers, *slots.experts])] = chosen[0]

@@ -12,6 +12,7 @@ import msgspec
 import numpy as np
 import onnx
 
+from gdp.cluster.machines import numbers_on_machine
 from gdp.cluster.types import CORE_KIND, Cluster
 from gdp.errors import ModelError
 from gdp.files.writing import (
@@ -184,7 +185,7 @@ def _devices(cluster: Cluster) -> list[ManifestDevice]:
     free = (number for number in itertools.count() if number not in numbers)
     entries = []
     for number, accelerator, device in zip(
-        numbers, cluster.accelerator_numbers, cluster.devices, strict=True
+        numbers, numbers_on_machine(cluster), cluster.devices, strict=True
     ):
         if accelerator is not None:
             options = {"device_id": str(accelerator)}

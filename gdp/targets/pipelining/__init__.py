@@ -6,7 +6,9 @@ TARGET = Target(
     "pipelining",
     exporter=Exporter(
         "split points for torch.distributed.pipelining", "gdp.targets.pipelining.plan:export",
-        "traced",
+        "traced", machines=True,
     ),
-    planner=Planner("gdp.targets.pipelining.plan:plan_pipelining", by_module=True, exact=True),
+    planner=Planner(
+        "gdp.targets.pipelining.plan:plan_pipelining", by_module=True, exact=True, machines=True
+    ),
 )  # fmt: skip

@@ -6,11 +6,13 @@ from pathlib import Path
 
 import numpy as np
 
+from gdp.cluster.machines import numbers_on_machine
 from gdp.cluster.types import Cluster
 from gdp.errors import PlacementError
 from gdp.files.writing import OWN_FILES_ONLY, OverwritePolicy, indented_json, new_contents
 from gdp.graph.op_graph import OpGraph
 from gdp.placement import Placement
+from gdp.targets.torchrun import torchrun_lines
 
 _RUNNER = Path(__file__).with_name("runner.py")
 _COUNTS = (1, 2, 4, 8, 16, 32, 64)
@@ -43,7 +45,7 @@ def stages_of(
     Raises:
         PlacementError: if split points cannot express the placement.
     """
-    names = ["cpu" if n is None else f"cuda:{n}" for n in cluster.accelerator_numbers]
+    names = ["cpu" if n is None else f"cuda:{n}" for n in numbers_on_machine(cluster)]
     ops = np.flatnonzero(~graph.is_io)
     device = placement.device[ops]
     starts = np.flatnonzero(np.diff(device, prepend=-1))
@@ -101,7 +103,8 @@ def export_pipelining(
     """Write `pipeline.json` (split points, the device of each stage, how many microbatches) and
     `run.py`, which executes and checks it; see `gdp.files.writing` for `overwrite`."""
     stages = stages_of(graph, placement, cluster, cuts)
-    count = len(stages)
+    count, where = len(stages), [cluster.device_names.index(stage.device) for stage in stages]
+    lines = torchrun_lines(cluster, where, "run.py")
     plan = {
         "model": model,
         "split_spec": {stage.begins_at: "BEGINNING" for stage in stages[1:]},
@@ -109,6 +112,7 @@ def export_pipelining(
         "microbatches": next(n for n in range(1, 1 << 20) if idle_share(count, n) <= IDLE),
         "idle_share": {str(n): round(idle_share(count, n), 3) for n in _COUNTS},
     }  # fmt: skip
+    plan |= {"torchrun": lines} if lines else {}
     with new_contents(output, "export to pipelining", overwrite) as folder:
         (folder / "pipeline.json").write_bytes(indented_json(plan) + b"\n")
         (folder / "run.py").write_text(_RUNNER.read_text())

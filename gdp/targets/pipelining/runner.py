@@ -198,6 +198,11 @@ def main():
     if "RANK" in os.environ:
         work(int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"]), "env://", options)
         return
+    if "torchrun" in PLAN:
+        raise SystemExit(
+            "the stages are on several machines: run on each its line of 'torchrun' in "
+            "pipeline.json, with the address of a machine in the place of its name"
+        )
     if Path("/sys/class/net/lo").exists():
         os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")  # all processes are here
     with tempfile.TemporaryDirectory() as folder:

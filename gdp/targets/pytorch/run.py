@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from gdp.cluster.machines import numbers_on_machine
 from gdp.cluster.types import CORE_KIND, Cluster
 from gdp.cores import usable_cores
 from gdp.errors import ClusterError, ModelError
@@ -113,8 +114,9 @@ def torch_devices(cluster: Cluster) -> tuple[list[Any], list[int | None]]:
 
 
 def torch_names(cluster: Cluster) -> list[str]:
-    """Name that torch has for each device of a cluster: accelerators are numbered in order."""
-    return ["cpu" if n is None else f"cuda:{n}" for n in cluster.accelerator_numbers]
+    """Name that torch has for each device of a cluster: accelerators of a machine are numbered in
+    order."""
+    return ["cpu" if n is None else f"cuda:{n}" for n in numbers_on_machine(cluster)]
 
 
 def require_devices(cluster: Cluster, used: Sequence[int]) -> None:
@@ -123,7 +125,7 @@ def require_devices(cluster: Cluster, used: Sequence[int]) -> None:
 
     cards = torch.cuda.device_count()
     for d in used:
-        number = cluster.accelerator_numbers[d]
+        number = numbers_on_machine(cluster)[d]
         if number is not None and number >= cards:
             raise ClusterError(
                 f"the placement uses {cluster.device_names[d]!r} as cuda:{number}, and torch has "

@@ -6,6 +6,6 @@ TARGET = Target(
     "sglang",
     exporter=Exporter(
         "a layout of SGLang (untried)", "gdp.targets.sglang.export:export", "hf", replicates=True,
-        splits=True,
+        splits=True, machines=True,
     ),
 )  # fmt: skip

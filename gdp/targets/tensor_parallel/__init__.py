@@ -5,10 +5,11 @@ from gdp.targets.target import Exporter, Planner, Target
 TARGET = Target(
     "tensor-parallel",
     exporter=Exporter(
-        "ops divided in PyTorch", "gdp.targets.tensor_parallel.export:export", "hf", splits=True
+        "ops divided in PyTorch", "gdp.targets.tensor_parallel.export:export", "hf", splits=True,
+        machines=True,
     ),
     planner=Planner(
         "gdp.targets.tensor_parallel.plan:plan_tensor_parallel", exact=True, searches=False,
-        divides=True,
+        divides=True, machines=True,
     ),
 )  # fmt: skip

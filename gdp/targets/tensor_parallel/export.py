@@ -24,6 +24,7 @@ from gdp.targets.tensor_parallel.shards import (
     the_split,
     tp_plan,
 )
+from gdp.targets.torchrun import torchrun_lines
 
 _HERE = Path(__file__).resolve().parent
 RUNNER, TP_RUNNER = _HERE / "runner.py", _HERE / "tp_runner.py"
@@ -87,6 +88,8 @@ def planned(
         "words": int(embedding.shape[0]), "width": int(embedding.shape[1]), **shards.plain(),
     }  # fmt: skip
     require_fitting(spec, plan, split)
+    lines = torchrun_lines(cluster, split.devices, "run.py")
+    plan |= {"torchrun": lines} if lines else {}
     return plan, shards, read.document
 
 

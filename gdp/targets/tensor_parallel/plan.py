@@ -13,6 +13,7 @@ from dataclasses import replace
 import numpy as np
 
 from gdp import solve
+from gdp.cluster.machines import in_order_of_machines, machines
 from gdp.constraints import allowed_mask
 from gdp.costs.offload import resident
 from gdp.errors import ArgumentError, InfeasibleError, ModelError
@@ -47,11 +48,13 @@ def plan_tensor_parallel(question: Question) -> Result:
     usable = _usable(question)
     problem = prepare_problem(question)
     alone_s = np.where(problem.graph.is_io[:, None], 0.0, problem.compute_s).sum(axis=0)
-    order = sorted(usable, key=lambda d: (alone_s[d], d))
+    at, here = machines(question.cluster), question.cluster.host
+    order = sorted(usable, key=lambda d: (alone_s[d], at[d] != at[here], at[d], d))
     tried = [_Tried(question, _placed(question, d, ())) for d in order]
     why = why_undivided(question.graph)
     for count in range(2, len(order) + 1) if not why else ():
-        tried += _divided(question, sorted(order[:count]), alone_s)
+        if in_order_of_machines(question.cluster, sorted(order[:count])):
+            tried += _divided(question, sorted(order[:count]), alone_s)
     fitting = [one for one in tried if one.score.feasible]
     if not fitting:
         raise InfeasibleError(

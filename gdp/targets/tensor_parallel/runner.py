@@ -364,6 +364,11 @@ def main():
         serve(int(os.environ["RANK"]), world, os.environ["INIT"], options)
     elif "RANK" in os.environ:
         work(int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"]), "env://", options)
+    elif "torchrun" in shards:
+        parser.error(
+            "the ranks are on several machines: run on each its line of 'torchrun' in "
+            "shards.json, with the address of a machine in the place of its name"
+        )
     else:
         with tempfile.TemporaryDirectory() as folder:
             init = f"file://{folder}/ranks"

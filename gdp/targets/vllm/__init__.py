@@ -6,10 +6,11 @@ TARGET = Target(
     "vllm",
     exporter=Exporter(
         "a layout of vLLM (untried)", "gdp.targets.vllm.plan:export", "hf", replicates=True,
-        splits=True,
+        splits=True, machines=True,
     ),
     planner=Planner(
         "gdp.targets.vllm.plan:plan_vllm", exact=True, searches=False,
         computes="gdp.targets.vllm.plan:vllm_model", replicates=True, divides=True,
+        machines=True,
     ),
 )  # fmt: skip

@@ -18,11 +18,12 @@ import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from jaxtyping import Int
 
+from gdp.cluster.machines import machines, numbers_on_machine
 from gdp.cluster.types import UNLIMITED_BYTES, Cluster
 from gdp.costs.measured.graph import EXPERTS
 from gdp.costs.offload import is_offload
@@ -32,6 +33,7 @@ from gdp.graph.generation import STEP, Request, request_of
 from gdp.graph.op_graph import OpGraph
 from gdp.placement import DraftModel, Placement
 from gdp.splits.members import held_graphs
+from gdp.targets.vllm.rules import BITSANDBYTES_LEFT, TRITON, VLLM
 from gdp.units import format_seconds
 
 TENSOR_PARALLEL = (
@@ -54,6 +56,7 @@ SENDS_CACHES = (
 JSON, whose quotes a shell would keep where arguments come from a file."""
 SIDE_PORT, MOST_GPUS = 5600, 8
 """First port on which servers tell each other where their caches are, and ports of each."""
+ADDRESSES = "put the address of a machine in the place of its name"
 _LAYER = re.compile(r"^(.*?)\.(\d+)(?=\.|$)")
 """List of layers and number of the layer, of a module path."""
 _DRAFT = re.compile(r"(?:hf:)?+(?!-)([^\s?]+)(?:\?\S*)?")
@@ -103,35 +106,66 @@ class VllmOptions:
     port: int = 0  # of the server; 0: vLLM's own
     serves: str = ""  # of requests "prompts" or "tokens" alone
     draft: DraftModel | None = None
+    machines: tuple[str, ...] = ()  # of each GPU; () where the cluster has one
+    node: int = 0  # among the machines of a server
+    dtype: str = ""  # of weights; "": vLLM's own choice
+    mixed: bool = False  # GPUs are of before and after Ampere, which have kernels of their own
+    kind: str = ""  # of quantisation of the weights
+    other_words: bool = False  # the model that drafts has a vocabulary of another size
     kv_cache_dtype: str = ""  # of `CACHE_TYPES`, where the plan stands on one
 
     @property
     def servers(self) -> "tuple[VllmOptions, ...]":
-        """The options of each server: one, or of a mixture, and of groups between which caches are
-        sent, one for each copy."""
+        """The options of each server: one, or one for each copy of a mixture, of groups between
+        which caches are sent, and of copies on several machines."""
         first = FIRST_PORT + FURTHER_PORTS[self.serves]
-        if not self.serves and (self.data < 2 or not self.mixture):
+        apart = self.mixture or len(set(self.machines)) > 1
+        if not self.serves and (self.data < 2 or not apart):
             return (self,)
         size = len(self.gpus) // self.data
         return tuple(
             replace(
-                self, gpus=self.gpus[k * size : (k + 1) * size], data=1, port=first + k
+                self, gpus=self.gpus[k * size : (k + 1) * size], data=1, port=first + k,
+                machines=self.machines[k * size : (k + 1) * size],
             )
             for k in range(self.data)
         )  # fmt: skip
 
+    @property
+    def nodes(self) -> tuple[str, ...]:
+        """The machines of a server, in the order of its ranks."""
+        return tuple(dict.fromkeys(self.machines))
+
+    @property
+    def commands(self) -> "tuple[VllmOptions, ...]":
+        """The options of each command: one for each machine of each server."""
+        return tuple(
+            replace(server, node=node)
+            for server in self.servers for node in range(max(1, len(server.nodes)))
+        )  # fmt: skip
+
+    def command(self) -> dict[str, Any]:
+        """Environment and arguments, with the machine on which they are for."""
+        where = {"machine": self.nodes[self.node]} if self.machines else {}
+        return where | {"environment": self.environment(), "arguments": self.arguments()}
+
+    def visible(self) -> str:
+        """Numbers of the GPUs of this machine, as `CUDA_VISIBLE_DEVICES` lists them."""
+        at = self.machines or ("",) * len(self.gpus)
+        here = self.nodes[self.node] if self.machines else ""
+        return ",".join(str(gpu) for gpu, m in zip(self.gpus, at, strict=True) if m == here)
+
     def environment(self) -> dict[str, str]:
         """Variables by name."""
-        order = {
-            "CUDA_DEVICE_ORDER": "PCI_BUS_ID",
-            "CUDA_VISIBLE_DEVICES": ",".join(map(str, self.gpus)),
-        }
+        order = {"CUDA_DEVICE_ORDER": "PCI_BUS_ID", "CUDA_VISIBLE_DEVICES": self.visible()}
         parts = ",".join(map(str, self.partition))
         order |= {"VLLM_PP_LAYER_PARTITION": parts} if len(self.partition) > 1 else {}
         if self.serves:
             # A server takes one of these ports for each of its GPUs at most.
             side = SIDE_PORT + MOST_GPUS * (self.port - FIRST_PORT)
             order |= {"UCX_NET_DEVICES": "all", "VLLM_NIXL_SIDE_CHANNEL_PORT": str(side)}
+            if self.machines:
+                order["VLLM_NIXL_SIDE_CHANNEL_HOST"] = self.nodes[self.node]
         return order
 
     def arguments(self) -> list[str]:
@@ -147,25 +181,32 @@ class VllmOptions:
             *(["--max-num-batched-tokens", str(self.at_once)] if self.at_once else []),
             *(["--quantization", method] if method else []),
             *(["--kv-cache-dtype", self.kv_cache_dtype] if self.kv_cache_dtype else []),
-            *(["--port", str(self.port)] if self.port else []),
+            *(["--dtype", self.dtype] if self.dtype else []),
+            *(["--attention-backend", TRITON] if self.mixed else []),
+            *(["--port", str(self.port)] if self.port and not self.node else []),
+            *(self._of_several_machines() if len(self.nodes) > 1 else []),
             *(SENDS_CACHES if self.serves else []),
             *([] if self.draft is None else self._drafting(self.draft)),
         ]  # fmt: skip
 
+    def _of_several_machines(self) -> list[str]:
+        """Arguments by which the processes of a server find each other; those behind the first
+        answer no requests."""
+        return [
+            "--nnodes", str(len(self.nodes)), "--node-rank", str(self.node),
+            "--master-addr", self.nodes[0], *(["--headless"] if self.node else []),
+        ]  # fmt: skip
+
     def _drafting(self, draft: DraftModel) -> list[str]:
         """Arguments of speculative decoding."""
-        name = _DRAFT.fullmatch(draft.model)
-        if name is None:
-            raise PlacementError(
-                "the name of a model that drafts must have no spaces and not begin with '-', got "
-                f"{draft.model!r}"
-            )
-        method = QUANTIZED_WHEN_LOADED.get(_scheme_of(draft))
+        name = draft_name(draft)
+        method = QUANTIZED_WHEN_LOADED.get(scheme_of(draft))
         return [
-            "--speculative-config.method", "draft_model", "--speculative-config.model", name[1],
+            "--speculative-config.method", "draft_model", "--speculative-config.model", name,
             "--speculative-config.num_speculative_tokens", str(draft.tokens),
             "--speculative-config.draft_tensor_parallel_size", str(self.tensor),
             *([] if method is None else ["--speculative-config.quantization", method]),
+            *(["--speculative-config.use_heterogeneous_vocab", "true"] if self.other_words else []),
         ]  # fmt: skip
 
     def why(self) -> dict[str, str]:
@@ -182,6 +223,8 @@ class VllmOptions:
             "for",
             "UCX_NET_DEVICES": "caches go over whatever links there are",
             "VLLM_NIXL_SIDE_CHANNEL_PORT": "servers tell each other there where their caches are",
+            "VLLM_NIXL_SIDE_CHANNEL_HOST": "others reach it there from their machines: "
+            f"{ADDRESSES}",
             "status": UNTRIED,
         }  # fmt: skip
         if self.at_once:
@@ -200,6 +243,20 @@ class VllmOptions:
                 f"the plan stands on weights stored as {self.quantize} (--quantize), which vLLM "
                 "does not make itself: serve a checkpoint that is stored so, which it recognises"
             )
+        if self.kind == "bitsandbytes":
+            reasons["plugin"] = (
+                f"vLLM has bitsandbytes in {VLLM.plugins[self.kind]} since {BITSANDBYTES_LEFT}: "
+                f"pip install {VLLM.plugins[self.kind]} beside it"
+            )
+        if self.dtype:
+            reasons["--dtype"] = (
+                "the type that was planned, which all GPUs compute: vLLM would ask the first one "
+                "of each process alone"
+            )
+        if self.mixed:
+            reasons["--attention-backend"] = (
+                "the kernels that all these GPUs have: vLLM would take those of the first one"
+            )
         if self.tensor > 1:
             reasons["--tensor-parallel-size"] = (
                 "so many GPUs divide the heads and columns of each layer"
@@ -212,7 +269,13 @@ class VllmOptions:
                 "its memory is part of --gpu-memory-utilization, and --max-model-len counts the "
                 "caches of the large model alone: lower it where vLLM says so"
             )
-            scheme = _scheme_of(self.draft)
+            if self.other_words:
+                reasons["use_heterogeneous_vocab"] = (
+                    "the models have vocabularies of other sizes, which vLLM refuses without it "
+                    "(`verify_equal_vocab_size_if_draft_model`); it drafts greedily by the words "
+                    "that both have"
+                )
+            scheme = scheme_of(self.draft)
             if scheme and scheme not in QUANTIZED_WHEN_LOADED:
                 reasons["draft"] = (
                     f"the plan stands on a small model stored as {scheme}, which vLLM does not "
@@ -229,15 +292,36 @@ class VllmOptions:
             )
         elif len(self.servers) > 1:
             reasons["servers"] = (
-                "copies of the model, which take requests in turn: a server each behind a "
-                "balancer, as those of one server (--data-parallel-size) would share their experts"
-            )
+                "copies of the model, which take requests in turn: a server each behind a balancer"
+                + (
+                    ", as those of one server (--data-parallel-size) would share their experts"
+                    if self.mixture else ""
+                )
+            )  # fmt: skip
         elif self.data > 1:
             reasons["--data-parallel-size"] = "copies of the model, which take requests in turn"
-        return {k: v for k, v in reasons.items() if not k.isupper() or k in self.environment()}
+        if any(len(own.nodes) > 1 for own in self.servers):
+            reasons["--nnodes"] = (
+                "the GPUs are on so many machines: start a line on each, with its own environment; "
+                f"{ADDRESSES}"
+            )
+        given = self.commands[0].environment()
+        return {k: v for k, v in reasons.items() if not k.isupper() or k in given}
 
 
-def _scheme_of(draft: DraftModel) -> str:
+def draft_name(draft: DraftModel) -> str:
+    """Name or path of a model that drafts, as an argument; raises `PlacementError` where it is no
+    word of its own."""
+    name = _DRAFT.fullmatch(draft.model)
+    if name is None:
+        raise PlacementError(
+            "the name of a model that drafts must have no spaces and not begin with '-', got "
+            f"{draft.model!r}"
+        )
+    return name[1]
+
+
+def scheme_of(draft: DraftModel) -> str:
     """Scheme that the weights of a model that drafts are stored in; "" for none."""
     parts = (part.partition("=") for part in draft.model.partition("?")[2].split("&"))
     scheme = {name: value for name, _, value in parts}.get("quantize", "")
@@ -287,6 +371,8 @@ def vllm_options(
     at_once: int = 0,
     serves: str = "",
     draft: DraftModel | None = None,
+    dtype: str = "",
+    kind: str = "",
 ) -> VllmOptions:
     """The options of a placement of a request.
 
@@ -300,6 +386,8 @@ def vllm_options(
         at_once: Tokens of one pass that the plan stands on; 0 for none.
         serves: "prompts" or "tokens" where other GPUs serve the rest of each request; "" for both.
         draft: A small model that drafts tokens.
+        dtype: Of the weights, where the plan stands on one; "" for vLLM's own choice.
+        kind: Kind of quantisation of the weights (`gdp.targets.engine.kind_of`).
 
     Raises:
         PlacementError: vLLM cannot follow the placement, in one line with the reason.
@@ -313,7 +401,12 @@ def vllm_options(
     row = layer_row(graph)
     leads, partition = _stretches(graph, placement, cluster, row)
     members, tensor, data = _gpus_of(placement, leads)
-    used = [d for group in members for d in group]
+    at = machines(cluster)
+    used = [
+        d
+        for group in members
+        for d in sorted(group, key=lambda d: (at[d] != at[group[0]], at[d], d))
+    ]
     share = min(_usable(cluster, d) for d in used)
     held = held_graphs(graph, placement)[leads[0]]
     moved = _tied_bytes(held, placement, row, leads)
@@ -333,11 +426,14 @@ def vllm_options(
     # A model of nothing but states has a cache that does not grow.
     most = min(room, max(planned, longest) if longest else math.inf)
     most = planned if math.isinf(most) or request.context else most
-    numbers = cluster.accelerator_numbers
+    numbers = numbers_on_machine(cluster)
+    several = len({at[d] for d, own in enumerate(cluster.devices) if not own.is_cpu}) > 1
     return VllmOptions(
         partition, tuple(int(numbers[d] or 0) for d in used), share, int(most), quantize, at_once,
         tensor, data, any(split.experts for split in placement.splits),
         not EXPERTS.isdisjoint(graph.op_types), serves=serves, draft=draft,
+        machines=tuple(cluster.device_names[at[d]] for d in used) if several else (),
+        dtype=dtype, mixed=len({cluster.devices[d].has_bfloat16 for d in used}) > 1, kind=kind,
     )  # fmt: skip
 
 
@@ -479,21 +575,28 @@ def export_vllm(
     options: VllmOptions, output: Path, overwrite: OverwritePolicy = OWN_FILES_ONLY
 ) -> list[Path]:
     """Write `vllm.json`, which says why each option is there, and environment and arguments as one
-    line each for a shell; where copies are servers of their own, one line for each of them."""
-    servers = [
-        {"environment": own.environment(), "arguments": own.arguments()} for own in options.servers
-    ]
-    document = {"options": options, **servers[0], "why": options.why()}
-    document |= {"servers": servers} if len(servers) > 1 else {}
+    line each for a shell; a line for each copy that is a server of its own, and for each machine of
+    a server."""
+    commands = [own.command() for own in options.commands]
+    return write_commands("vllm", {"options": options}, commands, options.why(), output, overwrite)
+
+
+def write_commands(
+    engine: str, document: Mapping[str, Any], commands: Sequence[Mapping[str, Any]],
+    why: Mapping[str, str], output: Path, overwrite: OverwritePolicy,
+) -> list[Path]:  # fmt: skip
+    """Write `ENGINE.json`, and environment and arguments of each command as a line for a shell."""
+    whole = {**document, **commands[0], "why": why}
+    whole |= {"servers": commands} if len(commands) > 1 else {}
     lines = {
         "environment.txt": "\n".join(
-            " ".join(f"{name}={value}" for name, value in own.environment().items())
-            for own in options.servers
+            " ".join(f"{name}={value}" for name, value in own["environment"].items())
+            for own in commands
         ),
-        "arguments.txt": "\n".join(shlex.join(own.arguments()) for own in options.servers),
+        "arguments.txt": "\n".join(shlex.join(own["arguments"]) for own in commands),
     }
-    with new_contents(output, "export to vllm", overwrite) as folder:
-        (folder / "vllm.json").write_bytes(indented_json(document) + b"\n")
+    with new_contents(output, f"export to {engine}", overwrite) as folder:
+        (folder / f"{engine}.json").write_bytes(indented_json(whole) + b"\n")
         for name, line in lines.items():
             (folder / name).write_text(line + "\n")
-    return [output / name for name in ("vllm.json", *lines)]
+    return [output / name for name in (f"{engine}.json", *lines)]

@@ -55,7 +55,7 @@ def _over_machines(cluster: Cluster, inside: Sequence[Sequence[int]], size: int)
         parts = [_of_machine(cluster, mine, size // count)[:1] for mine in inside]
         having = [part[0] for part in parts if part]
         if size % count == 0 and len(having) >= count:
-            return [tuple(d for part in having[:count] for d in part)]
+            return [tuple(sorted(d for part in having[:count] for d in part))]
     return []
 
 

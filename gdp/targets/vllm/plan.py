@@ -7,14 +7,17 @@ from gdp import solve
 from gdp.cluster.reserve import for_runtime
 from gdp.cluster.types import Cluster, Device
 from gdp.costs.offload import resident
-from gdp.errors import ArgumentError, InfeasibleError
+from gdp.errors import ArgumentError, InfeasibleError, ModelError
 from gdp.graph.generation import longest_of_model, request_of
 from gdp.graph.op_graph import OpGraph
 from gdp.models import HF_PREFIX, Model, as_served, spec_of
 from gdp.ops.vllm import DEFAULTS, SMALL_KINDS, Defaults
+from gdp.placement import Placement
 from gdp.question import Question
 from gdp.result import Result
+from gdp.sim.objectives import find_objective
 from gdp.splits.members import why_undivided
+from gdp.targets.engine import legal_devices, quantisation_of
 from gdp.targets.target import ExportJob
 from gdp.targets.vllm.export import (
     VllmOptions,
@@ -33,13 +36,24 @@ from gdp.targets.vllm.layouts import (
     told_layout,
     usable_gpus,
 )
+from gdp.targets.vllm.memory import kept_by_device, without_kept
+from gdp.targets.vllm.rules import VLLM
 from gdp.units import format_bytes
+
+ALIKE = 0.95
+"""Part of all limits from which the share of all GPUs is not worth a word."""
+ONE_AT_A_TIME = (
+    "requests are samples here that share no pass; --traffic says what vLLM serves, which computes "
+    "many together"
+)
+"""A line of answers under `--objective throughput`."""
 
 
 def vllm_model(model: Model, cluster: Cluster) -> Model:
     """A configuration as vLLM computes it: attention fused, prompts in chunks of the tokens that
     `vllm serve` computes at once on the GPUs of a cluster, in a type that all of them compute.
     Other models as they are."""
+    cluster, _ = legal_devices(VLLM, model, cluster)
     served = as_served(model, vllm_defaults(cluster).batched_tokens)
     spec = spec_of(served)
     if not spec.startswith(HF_PREFIX) or all(d.has_bfloat16 for d in _gpus(cluster)):
@@ -50,9 +64,16 @@ def vllm_model(model: Model, cluster: Cluster) -> Model:
     return served if read.spec.dtype else f"{spec}&dtype={read.loaded}"
 
 
-def vllm_cluster(cluster: Cluster) -> Cluster:
-    """The devices that hold their weights, each GPU with the memory that vLLM takes of it."""
-    return with_one_share(for_runtime(resident(cluster), "vllm"))
+def vllm_cluster(question: Question, stages: int = 1) -> Cluster:
+    """The devices that hold their weights, each GPU with the memory that vLLM leaves of its share
+    for weights, caches and activations of a model in so many stages."""
+    machine = with_one_share(for_runtime(resident(question.cluster), "vllm"))
+    return without_kept(machine, question, stages)
+
+
+def stages_of(graph: OpGraph, placement: Placement) -> int:
+    """Stages of a placement for vLLM: devices that its weights are placed on."""
+    return len(set(placement.device[graph.weight_bytes > 0].tolist()))
 
 
 def vllm_defaults(cluster: Cluster) -> Defaults:
@@ -64,7 +85,8 @@ def vllm_defaults(cluster: Cluster) -> Defaults:
 
 
 def _gpus(cluster: Cluster) -> list[Device]:
-    return [device for device in resident(cluster).devices if not device.is_cpu]
+    devices = resident(cluster).devices
+    return [d for d in devices if not d.is_cpu and d.supported != frozenset()]
 
 
 def plan_vllm(question: Question) -> Result:
@@ -90,21 +112,29 @@ def plan_vllm(question: Question) -> Result:
         raise InfeasibleError(
             f"cluster {question.cluster.name!r} has no GPU, and vLLM needs one here"
         )
+    cluster, left_out = legal_devices(VLLM, question.model, cluster)
     several = len(usable_gpus(cluster)) > 1
     why = why_undivided(question.graph) if several else "one GPU"
-    machines = (replace(question, cluster=machine) for machine in by_share(cluster))
-    tried = [(own, _layouts(own, not why)) for own in machines]
+    tried = [
+        (machine, _layouts(replace(question, cluster=machine), not why))
+        for machine in by_share(cluster)
+    ]
     fitting = [one for _, layouts in tried for one in layouts if one.score.feasible]
     if not fitting:
         layouts = tried[0][1]
-        reason = str(layouts[0].score) if layouts else _without_room(tried[0][0])
+        reason = str(layouts[0].score) if layouts else _without_room(_on(question, tried[0][0]))
+        reason += _of_one_share(question, cluster)
         raise InfeasibleError(
             f"{question.graph.name!r} does not fit on cluster {cluster.name!r}: {reason}"
         )
-    best = min(fitting, key=lambda one: one.score.value_s)
+    best = min(fitting, key=lambda one: one.value_s)
     bound = (least_s(replace(question, cluster=cluster)), BOUND_BY) if several else None
-    question, layouts = next((own, found) for own, found in tried if best in found)
+    machine, layouts = next((own, found) for own, found in tried if best in found)
+    question = _on(question, machine, best.degrees.pipeline)
     result = solve.evaluate(question, best.placement, bound)
+    alone = find_objective(question.objective).pipelined and request is not None
+    notes = (left_out, ONE_AT_A_TIME if alone else "")
+    result = replace(result, notes=(*result.notes, *filter(None, notes)))
     if not several:
         return replace(result, method="vllm")
     fitting = [one for one in layouts if one.score.feasible]
@@ -118,9 +148,13 @@ def plan_vllm(question: Question) -> Result:
 
 
 def beyond_model(graph: OpGraph, tokens: int) -> str:
+    """`beyond` the context that the model of a graph was made for."""
+    return beyond(longest_of_model(graph), tokens)
+
+
+def beyond(longest: int, tokens: int) -> str:
     """Why vLLM serves no request of so many tokens, in a sentence; "" where it does. It refuses a
-    `--max-model-len` beyond the context that a model was made for."""
-    longest = longest_of_model(graph)
+    `--max-model-len` beyond the `longest` context that a model was made for; 0: nothing says it."""
     if not longest or tokens <= longest:
         return ""
     return (
@@ -142,11 +176,61 @@ def _without_room(question: Question) -> str:
     return f"{told}, but no layout has room on each of them"
 
 
+def _of_one_share(question: Question, cluster: Cluster) -> str:
+    """Why GPUs give vLLM less than the limits that they have, and what takes these; "" where the
+    limits are alike.
+
+    Args:
+        question: Of a request that does not fit.
+        cluster: Its devices with their own limits.
+    """
+    gpus = [(d, cluster.devices[d]) for d in usable_gpus(cluster)]
+    given = sum(device.memory_bytes for _, device in gpus)
+    taken = {d: with_one_share(cluster).devices[d].memory_bytes for d, _ in gpus}
+    if sum(taken.values()) > ALIKE * given:
+        return ""
+    d, least = min(gpus, key=lambda item: item[1].memory_bytes / item[1].total_bytes)
+    share = int(100 * least.memory_bytes / least.total_bytes) / 100
+    told = (
+        f"; --gpu-memory-utilization is one share for all GPUs: the "
+        f"{format_bytes(least.memory_bytes)} of {least.name} make it {share:.2f}, so "
+        f"{format_bytes(taken[d])} on each"
+    )
+    graph, most = question.graph, max(device.memory_bytes for _, device in gpus)
+    first = graph.weight_holders()
+    caches = int(graph.cache_bytes[first].sum())
+    weights = int(graph.weight_bytes[first].sum()) - caches
+    need = weights + caches
+    verb = "have" if need + _largest(graph) <= given else "have no"
+    told += (
+        f"; accelerate (--for accelerate) and SGLang take a limit of each card and {verb} room "
+        f"for these {format_bytes(need)} in {format_bytes(given)}"
+    )
+    half = weights // 2 + caches
+    if need > most >= half + _largest(graph):
+        told += f"; in 8 bits (--quantize fp8) about {format_bytes(half)}, on one GPU alone"
+    return told
+
+
+def _largest(graph: OpGraph) -> int:
+    """Bytes of the largest tensor."""
+    return int(graph.held_bytes.max(initial=0))
+
+
+def _on(question: Question, machine: Cluster, stages: int = 1) -> Question:
+    """The question on the GPUs of one share, less what vLLM takes inside it for so many stages."""
+    return replace(question, cluster=without_kept(machine, question, stages))
+
+
 def _layouts(question: Question, known: bool) -> list[Simulated]:
     """The best layouts, simulated; of whole layers alone where divided ones are not known."""
-    row = layer_row(question.graph)
+    row, machine = layer_row(question.graph), question.cluster
     block = row.layer.clip(0, row.num_layers - 1)
-    return simulated(question, estimates(question, block, known))
+    most = _on(question, machine, max(1, len(usable_gpus(machine))))
+    return simulated(
+        question, estimates(most, block, known),
+        lambda stages: without_kept(machine, question, stages),
+    )  # fmt: skip
 
 
 def export(job: ExportJob) -> list[Path]:
@@ -163,10 +247,32 @@ def options_of(job: ExportJob) -> VllmOptions:
     config = check_config(config_file(job.spec))
     longest = (config.get("text_config") or config).get("max_position_embeddings")
     machine = for_runtime(job.question.cluster, "vllm")
+    stages = stages_of(job.question.graph, job.placement)
+    peak_bytes = peak_bytes + kept_by_device(job.question, machine, stages)
     spec = parse_config_spec(job.spec)
     scheme = "" if spec.quantize == "none" else spec.quantize
     options = vllm_options(
         job.question.graph, job.placement, machine, peak_bytes, longest, scheme,
-        spec.max_num_batched_tokens, job.question.serves, job.question.draft,
+        spec.max_num_batched_tokens, job.question.serves, job.question.draft, spec.dtype,
+        quantisation_of(job.spec),
     )  # fmt: skip
-    return replace(options, kv_cache_dtype=spec.kv_cache_dtype)
+    options = replace(options, kv_cache_dtype=spec.kv_cache_dtype)
+    draft = job.question.draft
+    if draft is None:
+        return options
+    own, other = _words(job.spec), _words(draft.model)
+    return replace(options, other_words=None not in (own, other) and own != other)
+
+
+def _words(model: str) -> int | None:
+    """Words of the vocabulary of a model; None where its configuration is not at hand."""
+    from gdp.importers.pytorch.config_check import check_config
+    from gdp.importers.pytorch.config_spec import config_file
+
+    spec = model if model.startswith(HF_PREFIX) else f"{HF_PREFIX}{model}"
+    try:
+        config = check_config(config_file(spec))
+    except ModelError:
+        return None
+    words = config.get("vocab_size") or (config.get("text_config") or {}).get("vocab_size")
+    return words if isinstance(words, int) else None

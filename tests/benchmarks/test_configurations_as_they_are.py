@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 
-import benchmarks
 from benchmarks.measured_world.engines import mlenergy_steps, pilot_steps, predicted, told
 from benchmarks.measured_world.serving import SCHEMES, configuration, plan_of, spec_of
 from benchmarks.measured_world.serving_runs import Run
@@ -17,7 +16,7 @@ from gdp.importers.pytorch.config_spec import parse_config_spec
 from gdp.importers.pytorch.quantised import QUANTIZE
 from tests.generating_configs import DENSE
 
-SOURCES = sorted(Path(benchmarks.__path__[0]).rglob("*.py"))
+SOURCES = sorted((Path(__file__).resolve().parents[2] / "benchmarks").rglob("*.py"))
 RUN = Run("r", "o/m", "h100_sxm", "vllm", "", 16, 8, 2, 0.05, 0.01)
 
 

@@ -130,7 +130,7 @@ def fit(
             continue
         note = loading_note(request, result.question.graph)
         row = replace(row, note=note, costs=result.costs, links=links_line(machine))
-        rows.append(_told(row, result))
+        rows.append(_with_answer(row, result))
         if key not in longest:
             longest[key] = _longest(question, result)
         longest[key] = max(longest[key], rows[-1].longest_context or 0)
@@ -188,18 +188,18 @@ def _longest(question: Question, result: Result) -> int:
     return own if found is None else max(found.held, own)
 
 
-def _told(row: FitRow, result: Result) -> FitRow:
-    """The row of a request with its result."""
-    told = generation_answer(result.question, result.placement, result.score)
-    if told is None:
+def _with_answer(row: FitRow, result: Result) -> FitRow:
+    """The row of a request with the figures of its result."""
+    found = generation_answer(result.question, result.placement, result.score)
+    if found is None:
         return row
     full = fullness(result.question.cluster, result.score.peak_bytes.tolist())
     return replace(
-        row, fits=True, tokens_per_s=told.tokens_per_s, first_token_s=told.first_token_s,
-        request_s=told.request_s, fullest=max(full), limit=told.limits[1], context=told.context,
-        longest_context=told.longest_context,
-        full_tokens_per_s=told.full_tokens_per_s, gap=result.gap if result.bound_by else None,
-        layout=_layout(result.placement, told.stages),
+        row, fits=True, tokens_per_s=found.tokens_per_s, first_token_s=found.first_token_s,
+        request_s=found.request_s, fullest=max(full), limit=found.limits[1], context=found.context,
+        longest_context=found.longest_context,
+        full_tokens_per_s=found.full_tokens_per_s, gap=result.gap if result.bound_by else None,
+        layout=_layout(result.placement, found.stages),
     )  # fmt: skip
 
 

@@ -63,6 +63,9 @@ def compute_capability(device: Device) -> float:
 
 def has_bfloat16(device: Device) -> bool:
     """True if the device computes bfloat16 itself: NVIDIA's GPUs by their compute capability, as
-    older ones emulate it; others if their rates name it."""
-    capability = compute_capability(device)
-    return capability >= BFLOAT16_CAPABILITY if capability else "bfloat16" in device.flop_per_s
+    older ones emulate it; others by their rates, of which float16 stands without it where they do
+    not."""
+    if capability := compute_capability(device):
+        return capability >= BFLOAT16_CAPABILITY
+    rates = device.flop_per_s
+    return "bfloat16" in rates or "float16" not in rates

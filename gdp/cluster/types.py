@@ -126,12 +126,6 @@ class Device:
         """Memory that the device reports to programs: what plans may fill, and the reserve."""
         return min(self.memory_bytes + self.reserve_bytes, UNLIMITED_BYTES)
 
-    @property
-    def has_bfloat16(self) -> bool:
-        """False for GPUs that compute bfloat16 in float32 with conversions, and so slower than
-        that: those before Ampere (compute capability 8.0)."""
-        return self.speed("bfloat16") >= self.flop_per_s["default"]
-
     def speed(self, dtype: str) -> float:
         """FLOP/s in a dtype, or the default."""
         return self.flop_per_s.get(dtype, self.flop_per_s["default"])
@@ -438,8 +432,8 @@ def make_cluster(
             own = link.bytes_per_s, link.latency_s, link.channel
             if given.setdefault((i, j), own) != own:
                 raise ClusterError(
-                    f"link {devices[i].name!r} -> {devices[j].name!r} is given twice, not alike; "
-                    "give it once, or one_way = true to links that are one for each way"
+                    f"link {devices[i].name!r} -> {devices[j].name!r} is given twice with "
+                    "different values; give it once, or one_way = true to a link for each direction"
                 )
             bandwidth[i, j], latency[i, j] = link.bytes_per_s, link.latency_s
             own = f"{i}>{j}" if link.contention else None

@@ -10,9 +10,9 @@ from gdp.cluster.types import Cluster
 from gdp.graph.op_graph import OpGraph
 
 Seconds = Annotated[float, msgspec.Meta(ge=0, le=1e6)]
-"""Of anything that is measured in one sitting: no more than twelve days."""
+"""Seconds of anything that is measured in one run: at most twelve days."""
 MeasuredSeconds = Annotated[float, msgspec.Meta(ge=1e-12, le=1e6)]
-"""No clock counts finer."""
+"""Seconds that a clock can count: not finer than a picosecond."""
 
 
 @runtime_checkable

@@ -100,17 +100,17 @@ def _llama_costs(cluster: Cluster, graph: OpGraph) -> tuple[CostModel, str]:
     cpus = [device for device in cluster.devices if device.is_cpu]
     others = [device for device in cluster.devices if device not in (*gpus, *cpus)]
     base, label = _described(LearnedCosts(()), cluster, graph, others)
-    told = []
+    labels = []
     if gpus:
         kinds = ", ".join(dict.fromkeys(f"{d.kind}, {backend_of(d)}" for d in gpus))
-        told.append(
+        labels.append(
             f"kernels of llama.cpp: launches, bytes, and products as others measured them ({kinds})"
         )
     if cpus:
         kinds = ", ".join(dict.fromkeys(device.kind for device in cpus))
-        told.append(f"what llama.cpp reaches of datasheet numbers ({kinds})")
+        labels.append(f"what llama.cpp reaches of datasheet numbers ({kinds})")
     model = LlamaCosts(found[0] if found else None, base)
-    return OpOffloadCosts(model), "; ".join([*told, *([label] if label else [])])
+    return OpOffloadCosts(model), "; ".join([*labels, *([label] if label else [])])
 
 
 def _with_network(

@@ -39,8 +39,8 @@ READ: Mapping[Memory, float] = {
 2024, 4.8% off in the median, 5.8% on a card that was left out. HBM: 17 rows of H100, V100 and A30;
 each alone gives 0.60. Shared: Strix Halo under ROCm 0.75, Vulkan 0.70, GB10 0.80. Apple: M1, M1 Max
 and M3 Max, 22% off on a chip left out. Main memory: experts of three mixtures in 4 to 8 bits beside
-a laptop's RTX 4070, whose RAM is not told and taken as the preset's; measured bandwidth instead of
-a datasheet's counts by `READ_MEASURED`."""
+a laptop's RTX 4070, whose RAM is not stated and taken as the preset's; measured bandwidth instead
+of a datasheet's counts by `READ_MEASURED`."""
 READ_MEASURED = 0.78
 """Of what a processor reads by `gdp devices`: Q5_K of a mixture came at 26.5 of 34 GB/s (i5-10400
 beside an RX 6700 XT)."""
@@ -72,7 +72,7 @@ REACHED: Mapping[tuple[str, str], Reach] = {
     ("sycl", "intel"): Reach(0.35, 0.04, 0.02),
     ("metal", "apple"): Reach(0.60, 0.10, 0.10),
 }
-"""By backend and maker; CUDA's products are told by the network of kernels. ROCm: R9700 and Strix
+"""By backend and maker; CUDA's products are those of the network of kernels. ROCm: R9700 and Strix
 Halo, 50 rows, 21% off in the median, 43 and 49% on the one that was left out. Vulkan: the same two,
 35 rows, 15%; Arc B70, 17 rows, 14%; of NVIDIA's one row of an RTX PRO 6000 agrees with AMD's. SYCL:
 B70, 17 rows, 6%. Metal: three chips, 27 rows, 16%, 27 to 31% on a chip left out; of its experts and

@@ -128,16 +128,16 @@ def legal_devices(
     refused = {d: why for d, why in reasons.items() if why}
     if not refused:
         return cluster, ""
-    said = "; ".join(dict.fromkeys(refused.values()))
+    reason = "; ".join(dict.fromkeys(refused.values()))
     if len(refused) == len(reasons):
         raise InfeasibleError(
-            f"{said}: other weights or newer GPUs do it, and GGUF files with --for llamacpp"
+            f"{reason}; use other weights or newer GPUs, or a GGUF file with --for llamacpp"
         )
     devices = (
         replace(device, supported=frozenset()) if d in refused else device
         for d, device in enumerate(cluster.devices)
     )
-    return replace(cluster, devices=tuple(devices)), f"left out: {said}"
+    return replace(cluster, devices=tuple(devices)), f"left out: {reason}"
 
 
 def runs_stages(engine: EngineRules, model: Model | None) -> bool:

@@ -8,6 +8,7 @@ import pytest
 
 import gdp
 from gdp.cluster.file import load_cluster
+from gdp.cluster.table import has_bfloat16
 from gdp.errors import ModelError
 from gdp.importers.pytorch.config_type import loaded_config, type_note
 
@@ -94,7 +95,7 @@ def test_a_damaged_checkpoint_says_nothing(tmp_path: Path) -> None:
 def test_cards_before_ampere_have_no_bfloat16() -> None:
     """Compute capabilities of the datasheets: P100 6.0, V100 7.0, T4 7.5; A100 8.0 and later."""
     old, new = ("t4", "v100", "p100"), ("a100", "l4", "h100", "rtx3090", "b200")
-    has = {k: load_cluster(f"cpu+1x{k}").devices[-1].has_bfloat16 for k in (*old, *new)}
+    has = {k: has_bfloat16(load_cluster(f"cpu+1x{k}").devices[-1]) for k in (*old, *new)}
     assert has == dict.fromkeys(old, False) | dict.fromkeys(new, True)
 
 

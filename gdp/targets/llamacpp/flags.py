@@ -327,10 +327,10 @@ def _planned(graph: OpGraph) -> tuple[str, int]:
 def _asked(graph: OpGraph) -> dict[str, Any]:
     """Fields that the spec of the graph tells: sizes of a micro-batch, and flash attention."""
     op = graph.op_index.get(_TOKENS)
-    told = {} if op is None else graph.detail[op].attributes
+    attributes = {} if op is None else graph.detail[op].attributes
     return {
-        "ubatch_size": told.get("ubatch", UBATCH), "flash": told.get("flash") != "off",
-        "outputs": told.get("outputs", 0),
+        "ubatch_size": attributes.get("ubatch", UBATCH), "flash": attributes.get("flash") != "off",
+        "outputs": attributes.get("outputs", 0),
     }  # fmt: skip
 
 

@@ -86,9 +86,9 @@ def require_legal(job: ExportJob) -> None:
                 f"{SGLANG} divides {experts[0]} experts evenly among GPUs, not among "
                 f"{len(split.devices)}"
             )
-    if told := next(filter(None, reasons), ""):
+    if reason := next(filter(None, reasons), ""):
         raise PlacementError(
-            f"{told}: export to vllm, or place the model again without what it refuses (--forbid)"
+            f"{reason}: export to vllm, or place the model again without what it refuses (--forbid)"
         )
 
 

@@ -24,6 +24,7 @@ import numpy as np
 from jaxtyping import Int
 
 from gdp.cluster.machines import machines, numbers_on_machine
+from gdp.cluster.table import has_bfloat16
 from gdp.cluster.types import UNLIMITED_BYTES, Cluster
 from gdp.costs.measured.graph import EXPERTS
 from gdp.costs.offload import is_offload
@@ -433,7 +434,7 @@ def vllm_options(
         tensor, data, any(split.experts for split in placement.splits),
         not EXPERTS.isdisjoint(graph.op_types), serves=serves, draft=draft,
         machines=tuple(cluster.device_names[at[d]] for d in used) if several else (),
-        dtype=dtype, mixed=len({cluster.devices[d].has_bfloat16 for d in used}) > 1, kind=kind,
+        dtype=dtype, mixed=len({has_bfloat16(cluster.devices[d]) for d in used}) > 1, kind=kind,
     )  # fmt: skip
 
 

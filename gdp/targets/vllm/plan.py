@@ -5,6 +5,7 @@ from pathlib import Path
 
 from gdp import solve
 from gdp.cluster.reserve import for_runtime
+from gdp.cluster.table import has_bfloat16
 from gdp.cluster.types import Cluster, Device
 from gdp.costs.offload import resident
 from gdp.errors import ArgumentError, InfeasibleError, ModelError
@@ -56,7 +57,7 @@ def vllm_model(model: Model, cluster: Cluster) -> Model:
     cluster, _ = legal_devices(VLLM, model, cluster)
     served = as_served(model, vllm_defaults(cluster).batched_tokens)
     spec = spec_of(served)
-    if not spec.startswith(HF_PREFIX) or all(d.has_bfloat16 for d in _gpus(cluster)):
+    if not spec.startswith(HF_PREFIX) or all(map(has_bfloat16, _gpus(cluster))):
         return served
     from gdp.importers.pytorch.config_type import loaded_config
 
@@ -191,7 +192,7 @@ def _of_one_share(question: Question, cluster: Cluster) -> str:
         return ""
     d, least = min(gpus, key=lambda item: item[1].memory_bytes / item[1].total_bytes)
     share = int(100 * least.memory_bytes / least.total_bytes) / 100
-    told = (
+    text = (
         f"; --gpu-memory-utilization is one share for all GPUs: the "
         f"{format_bytes(least.memory_bytes)} of {least.name} make it {share:.2f}, so "
         f"{format_bytes(taken[d])} on each"
@@ -202,14 +203,14 @@ def _of_one_share(question: Question, cluster: Cluster) -> str:
     weights = int(graph.weight_bytes[first].sum()) - caches
     need = weights + caches
     verb = "have" if need + _largest(graph) <= given else "have no"
-    told += (
+    text += (
         f"; accelerate (--for accelerate) and SGLang take a limit of each card and {verb} room "
         f"for these {format_bytes(need)} in {format_bytes(given)}"
     )
     half = weights // 2 + caches
     if need > most >= half + _largest(graph):
-        told += f"; in 8 bits (--quantize fp8) about {format_bytes(half)}, on one GPU alone"
-    return told
+        text += f"; in 8 bits (--quantize fp8) about {format_bytes(half)}, on one GPU alone"
+    return text
 
 
 def _largest(graph: OpGraph) -> int:

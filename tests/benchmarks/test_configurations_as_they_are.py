@@ -85,6 +85,7 @@ def test_a_row_asks_for_the_very_file(tmp_path: Path, precision: str, own: str |
 
 def test_a_configuration_without_a_type_is_planned_as_it_is(tmp_path: Path) -> None:
     """Without `dtype` weights have the 16 bits that an engine loads, not twice as many."""
+    pytest.importorskip("transformers", reason="transformers is not installed")
     plans = []
     for more in ({}, {"dtype": "bfloat16"}):
         published = _publish(tmp_path, **more)
@@ -115,6 +116,7 @@ PILOT = (
 def test_rows_of_engines_are_read_and_answered(tmp_path: Path) -> None:
     """Rows without a told prompt and of data parallel attention are left out; a step is that of
     as many requests as ran."""
+    pytest.importorskip("transformers", reason="transformers is not installed")
     path = tmp_path / "rows.csv"
     path.write_text("\n".join([
         MLENERGY, "o/m,lm-arena-chat,H100,1,1,1,1,1.98,8,150,12", "o/m,gpqa,H100,2,2,1,1,4,8,400,9",

@@ -20,6 +20,7 @@ from gdp.prepare import prepare_placement
 from gdp.question import Question
 from tests.generating_configs import DENSE
 
+pytest.importorskip("transformers", reason="transformers is not installed")
 VOCABULARY = DENSE["vocab_size"]
 
 

@@ -15,7 +15,7 @@ from gdp.graph.serving import Served, served
 from gdp.importers.pytorch.config_spec import parse_config_spec
 from gdp.models import Generation, load
 from gdp.targets.vllm.plan import vllm_defaults, vllm_model
-from tests.generating_configs import generating_config
+from tests.generating_configs import DENSE, generating_config
 from tests.tiny import plain_graph
 
 GIB = 1 << 30
@@ -41,15 +41,16 @@ def _cluster(*gpus: tuple[str, int]) -> Cluster:
         ([], 2048),
     ],
 )
-def test_a_pass_has_the_tokens_of_vllms_defaults(gpus: Any, tokens: int) -> None:
-    cluster = _cluster(*gpus)
-    spec = f"hf:m?prompt=8&new=2&max_num_batched_tokens={tokens}"
-    assert vllm_model("hf:m?prompt=8&new=2", cluster) == spec
+def test_a_pass_has_the_tokens_of_vllms_defaults(tmp_path: Path, gpus: Any, tokens: int) -> None:
+    cluster, path = _cluster(*gpus), tmp_path / "config.json"
+    path.write_text(json.dumps({**DENSE, "model_type": "llama", "dtype": "bfloat16"}))
+    spec = f"hf:{path}?prompt=8&new=2&max_num_batched_tokens={tokens}"
+    assert vllm_model(f"hf:{path}?prompt=8&new=2", cluster) == spec
     # `get_batch_defaults` of vLLM 0.33: 1,024 requests at once from 70 GiB.
     assert vllm_defaults(cluster).sequences == (1024 if tokens > 2048 else 256)
-    request = Generation("m", prompt=8, new=2)
+    request = Generation(path, prompt=8, new=2)
     assert str(vllm_model(request, cluster)).endswith(f"&max_num_batched_tokens={tokens}")
-    given = "hf:m?max_num_batched_tokens=64"
+    given = f"hf:{path}?max_num_batched_tokens=64"
     assert vllm_model(given, cluster) == given
     assert vllm_model("m.gguf?prompt=8&new=2", cluster) == "m.gguf?prompt=8&new=2"
 

@@ -16,6 +16,7 @@ PAGES = {
     "changelog.md": "CHANGELOG.md",
     "contributing.md": "CONTRIBUTING.md",
     "security.md": "SECURITY.md",
+    "measured.md": "benchmarks/measured/README.md",
 }
 
 # Pages link to files of the repository, which exist in a checkout, too; these have pages.
@@ -71,15 +72,21 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 
 
 def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
-    """Point links to files of the repository at the pages made of them."""
-    folder = (TOP / "docs" / page.file.src_uri).parent
+    """Point links to files of the repository at the pages made of them, also from these pages."""
+    docs, name = TOP / "docs", page.file.src_uri
+    folder = (TOP / PAGES[name] if name in PAGES else docs / name).parent
 
     def built(match: re.Match[str]) -> str:
-        path, _, anchor = match[1].partition("#")
+        path, mark, anchor = match[1].partition("#")
         source = Path(os.path.normpath(folder / path))
-        target = f"reference/schemas/{anchor}.json" if source == SCHEMAS else LINKS.get(source)
-        if target is None:
+        if source == SCHEMAS:
+            target = f"reference/schemas/{anchor}.json"
+        elif source in LINKS:
+            target = LINKS[source]
+        elif name in PAGES and source.is_relative_to(docs):
+            target = str(source.relative_to(docs)) + mark + anchor
+        else:
             return match[0]
-        return f"]({os.path.relpath(TOP / 'docs' / target, folder)})"
+        return f"]({os.path.relpath(docs / target, (docs / name).parent)})"
 
     return re.sub(r"\]\(([^)\s]+)\)", built, markdown)

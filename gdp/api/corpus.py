@@ -333,7 +333,7 @@ def recipe_text(folder: Path, config: CorpusConfig) -> str:
     return f"""# Written by `gdp corpus build`, and yours to change: it is not written again.
 # Its tables and keys with their defaults: gdp/learn/recipe.py
 name = "{_plain(folder.resolve().name)}"
-# start = "checkpoint"            # a policy to start from; copy its [network] table, too
+# start = "checkpoints/default"   # a policy to start from; another than gdp's: its [network], too
 
 [imitation]
 updates = 300

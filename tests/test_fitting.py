@@ -8,8 +8,9 @@ import pytest
 from click.testing import CliRunner
 
 import gdp
-from gdp.api.fit import fit
+from gdp.api.fit import FitRow, fit
 from gdp.api.generation import generation_answer
+from gdp.cli.fit import fit_text
 from gdp.cli.main import cli
 from tests.gguf_models import write_gguf
 
@@ -42,6 +43,22 @@ def test_rows_say_what_fits_and_why_not(tmp_path: Path) -> None:
     speeds = [row["tokens_per_s"] for row in rows[:4]]
     widths = [float(width) for width in re.findall(r'<rect [^>]* width="([\d.]+)"', drawn)]
     assert widths == pytest.approx([310 * speed / max(speeds) for speed in speeds], abs=0.05)
+
+
+@pytest.mark.parametrize(
+    ("models", "named"),
+    [
+        (["a/b/x.gguf", "a/b/y.gguf"], ["x.gguf", "y.gguf"]),
+        (["a/x.gguf", "b/x.gguf"], ["a/x.gguf", "b/x.gguf"]),
+        (["x.gguf?ubatch=512", "x.gguf"], ["x.gguf?ubatch=512", "x.gguf"]),
+    ],
+)
+def test_several_models_are_named_by_their_files(models: list[str], named: list[str]) -> None:
+    """By their whole paths where the files of two have one name."""
+    told = [FitRow("box", 8, 4, 1, fits=False, model=model, limit="no room") for model in models]
+    lines = fit_text(told).splitlines()
+    assert [line.split()[0] for line in lines[1:3]] == named
+    assert [line.split(" on ")[0] for line in lines[4:6]] == named
 
 
 @pytest.mark.parametrize("names", ["", ",cpu+t4", "cpu+t4,"])

@@ -1,8 +1,9 @@
 """`gdp fit`: requests, or traffic, on several machines and in several schemes."""
 
 import functools
+from dataclasses import replace
 from operator import attrgetter
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 import click
 from click.core import ParameterSource
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
     from gdp.sim.traffic import Spread
 
 
+_Row = TypeVar("_Row", "FitRow", "TrafficRow")
 _NOT_OF_TRAFFIC = {
     "prompts": "--prompt", "batches": "--batch", "new": "--new", "context": "--context",
 }  # fmt: skip
@@ -146,6 +148,7 @@ def fit_text(rows: "Sequence[FitRow]") -> str:
     from gdp.cli.text import shown, table
     from gdp.units import format_seconds
 
+    rows = _by_file_name(rows)
     body, tried, divides = [], any(row.quantize for row in rows), any(row.layout for row in rows)
     several, longer = (any(map(attrgetter(name), rows)) for name in ("model", "full_tokens_per_s"))
     for row in rows:
@@ -181,6 +184,7 @@ def traffic_text(rows: "Sequence[TrafficRow]") -> str:
             return ["-", "-"]
         return [format_seconds(spread.mean_s), format_seconds(spread.p95_s)]
 
+    rows = _by_file_name(rows)
     tried, several = (any(map(attrgetter(name), rows)) for name in ("quantize", "model"))
     body = list[list[str]]()
     for row in rows:
@@ -199,6 +203,15 @@ def traffic_text(rows: "Sequence[TrafficRow]") -> str:
     header = [*["model"] * several, "machine", *["quantised"] * tried, "fits", "tokens/s"]
     header += ["first token", "95%", "a token", "95%", "at once", "room", "layout"]
     return shown([table(header, body), "", *_remarks(rows)])
+
+
+def _by_file_name(rows: "Sequence[_Row]") -> "list[_Row]":
+    """Rows whose models are named by the last part of their path, where that tells them apart."""
+    models = {row.model for row in rows}
+    last = {model: model.rpartition("/")[2] for model in models}
+    if len(set(last.values())) < len(models):
+        return list(rows)
+    return [replace(row, model=last[row.model]) for row in rows]
 
 
 def _remarks(rows: "Sequence[FitRow | TrafficRow]") -> list[str]:

@@ -3,7 +3,7 @@
 import functools
 from dataclasses import replace
 from operator import attrgetter
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING
 
 import click
 from click.core import ParameterSource
@@ -14,14 +14,13 @@ from gdp.cli.traffic import draft_option, parsed_draft, parsed_traffic, traffic_
 from gdp.targets.table import PLANNERS
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Sequence
 
     from gdp.api.fit import FitRow
     from gdp.api.traffic.fit import TrafficRow
     from gdp.sim.traffic import Spread
 
 
-_Row = TypeVar("_Row", "FitRow", "TrafficRow")
 _NOT_OF_TRAFFIC = {
     "prompts": "--prompt", "batches": "--batch", "new": "--new", "context": "--context",
 }  # fmt: skip
@@ -148,7 +147,8 @@ def fit_text(rows: "Sequence[FitRow]") -> str:
     from gdp.cli.text import shown, table
     from gdp.units import format_seconds
 
-    rows = _by_file_name(rows)
+    names = _file_names(row.model for row in rows)
+    rows = [replace(row, model=names[row.model]) for row in rows]
     body, tried, divides = [], any(row.quantize for row in rows), any(row.layout for row in rows)
     several, longer = (any(map(attrgetter(name), rows)) for name in ("model", "full_tokens_per_s"))
     for row in rows:
@@ -184,7 +184,8 @@ def traffic_text(rows: "Sequence[TrafficRow]") -> str:
             return ["-", "-"]
         return [format_seconds(spread.mean_s), format_seconds(spread.p95_s)]
 
-    rows = _by_file_name(rows)
+    names = _file_names(row.model for row in rows)
+    rows = [replace(row, model=names[row.model]) for row in rows]
     tried, several = (any(map(attrgetter(name), rows)) for name in ("quantize", "model"))
     body = list[list[str]]()
     for row in rows:
@@ -205,13 +206,10 @@ def traffic_text(rows: "Sequence[TrafficRow]") -> str:
     return shown([table(header, body), "", *_remarks(rows)])
 
 
-def _by_file_name(rows: "Sequence[_Row]") -> "list[_Row]":
-    """Rows whose models are named by the last part of their path, where that tells them apart."""
-    models = {row.model for row in rows}
+def _file_names(models: "Iterable[str]") -> dict[str, str]:
+    """Models by the last part of their path, where that tells them apart."""
     last = {model: model.rpartition("/")[2] for model in models}
-    if len(set(last.values())) < len(models):
-        return list(rows)
-    return [replace(row, model=last[row.model]) for row in rows]
+    return last if len(set(last.values())) == len(last) else {model: model for model in last}
 
 
 def _remarks(rows: "Sequence[FitRow | TrafficRow]") -> list[str]:

@@ -33,6 +33,9 @@ from gdp.placement import (
 )
 from gdp.sim.objectives import find_objective
 
+SIMPLICITY = 0.02
+"""Share of the best value that fewer transfers and cuts may cost, where a user says none."""
+
 
 @dataclass(frozen=True, eq=False)
 class Question:
@@ -62,6 +65,15 @@ class Question:
 
     def __post_init__(self) -> None:
         find_objective(self.objective)
+
+    @property
+    def simplicity(self) -> float:
+        """Share of the best value that fewer transfers and cuts may cost: what the search says,
+        else 2%, and nothing for a method that is asked for by its name, whose answers are often
+        compared with those of others."""
+        if self.search.simplicity is not None:
+            return self.search.simplicity
+        return SIMPLICITY if self.method == "auto" else 0.0
 
     def record(self) -> QuestionRecord:
         """The form in which a placement keeps it: names of files, no graphs and no callables."""

@@ -97,7 +97,8 @@ def solve(question: Question, planners: Mapping[str, Plans] = MappingProxyType({
     result_s = RESULT_OP_S * op_s
     part = _before_result(clock, result_s).part(SIMPLIFY_SHARE / (SIMPLIFY_SHARE + kept))
     found = answer.assignment
-    answer = simpler(ticks, answer, search, part).in_seconds(ticks.unit.seconds)
+    answer = simpler(ticks, answer, question.simplicity, search.evaluations, part)
+    answer = answer.in_seconds(ticks.unit.seconds)
     executed = partial(_executed, question, problem)
     if problem.origin.is_relaxed:
         answer = best_executed(answer, found, executed)
@@ -212,7 +213,7 @@ def start_up(objective: str) -> None:
         question = Question(tiny.graph, tiny.cluster, objective=tiny.objective)
         problem = in_ticks(prepare_problem(question))
         alone = Assignment(np.zeros(problem.num_ops, dtype=np.int64))
-        simpler(problem, Answer(alone), Search(evaluations=1))
+        simpler(problem, Answer(alone), question.simplicity, 1)
         best_bound(problem, COUNTED_BOUND_S)
 
 

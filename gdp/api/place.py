@@ -55,8 +55,8 @@ def place(
     """Place the ops of a model on the devices of a cluster.
 
     The best placement that the method finds, scored by the simulator, with a proven lower bound;
-    of those within `search.simplicity` of it the one with the fewest transfers and cuts. The
-    placement remembers this question, so that `gdp.export`, `run`, `explain`, `report` and
+    of those within the share `search.simplicity` of it the one with the fewest transfers and cuts.
+    The placement remembers this question, so that `gdp.export`, `run`, `explain`, `report` and
     `simulate` need nothing else.
 
     Args:
@@ -78,7 +78,8 @@ def place(
             of `gdp calibrate` or `gdp tune`. Default: what `gdp tune` learned of this machine, on
             top of "shipped": calibrations for devices that they match, the kernel network for
             accelerators, datasheet numbers (roofline) for the others. "datasheet": for all.
-        search: Budget, seed and simplicity. Default: five seconds, seed 0, 2% for fewer cuts.
+        search: Budget, seed and simplicity. Default: five seconds, seed 0, and 2% for fewer cuts
+            with method "auto", 0 with another.
         checkpoint: A folder with weights of the policy. Default: the shipped ones.
         constraints: Pins, forbidden devices, ops that stay together. Default: none.
 

@@ -30,8 +30,9 @@ class Search:
     evaluations: int | None = None  # simulated placements; None: as many as the seconds allow
     start: Assignment | None = None
     # Share of the best value that fewer transfers and cuts may cost (`gdp.methods.simplify`).
-    # `gdp.solve.solve` applies it to a method's answer; methods know nothing of it
-    simplicity: float = 0.02
+    # `gdp.solve.solve` applies it to a method's answer; methods know nothing of it.
+    # None: that of the question (`gdp.question.Question.simplicity`).
+    simplicity: float | None = None
     # Searches side by side, each on a core of its own, that exchange the best. None: where a clock
     # ends the search one a core, at most `MOST_CHAINS`; else one, so that answers know no machine.
     chains: int | None = None
@@ -49,7 +50,7 @@ class Search:
             raise ArgumentError(f"chains must be at least 1, got {self.chains}")
         if self.evaluations is not None and self.evaluations < 0:
             raise ArgumentError(f"evaluations must be >= 0, got {self.evaluations}")
-        if not 0 <= self.simplicity < 1:
+        if self.simplicity is not None and not 0 <= self.simplicity < 1:
             raise ArgumentError(f"simplicity must lie in [0, 1), got {self.simplicity}")
 
     @property

@@ -22,7 +22,7 @@ from jaxtyping import Int
 from gdp.clock import Clock
 from gdp.cluster.types import NEARLY_FULL, fullness
 from gdp.graph.groups import components, distinct, lists
-from gdp.methods.base import Answer, Assignment, Search
+from gdp.methods.base import Answer, Assignment
 from gdp.methods.heuristics.simple import single_assignments
 from gdp.methods.scoring import Evaluated, score_all
 from gdp.problem.arrays import arrays_of
@@ -80,22 +80,22 @@ def simplify(
 def simpler(
     problem: Problem,
     answer: Answer,
-    search: Search,
+    simplicity: float,
+    evaluations: int | None,
     clock: Clock | None = None,
 ) -> Answer:
-    """A method's answer, or the simplest placement within `search.simplicity` of it, with a note of
-    its cost; of those looked at before the clock is over."""
+    """A method's answer, or the simplest placement within a share `simplicity` of it, with a note
+    of its cost; of those looked at before the clock is over, or, where a search has `evaluations`,
+    by counted work."""
     best = answer.assignment
     # What meets in host memory is compared with published optima: nothing is given away there.
-    if best is None or search.simplicity == 0 or not objective_of(problem).on_links:
+    if best is None or simplicity == 0 or not objective_of(problem).on_links:
         return answer
     if best.teams:
         return answer  # cut by the pipelines' program, into as few stages as it has teams for
     if not score_of(problem, best).feasible:
         return answer
-    plan, top = simplify(
-        problem, best, search.simplicity, answer.evaluated, search.evaluations, clock
-    )
+    plan, top = simplify(problem, best, simplicity, answer.evaluated, evaluations, clock)
     answer = replace(answer, evaluations=answer.evaluations + plan.evaluations)
     (full, _), (was_full, d) = _fullest(problem, plan), _fullest(problem, top)
     emptier = was_full > NEARLY_FULL and full < was_full

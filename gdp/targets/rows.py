@@ -233,7 +233,7 @@ def evened(result: Result, placements: Iterable[Placement | None]) -> Result:
     """The result, or one of some placements that is as fast and leaves a larger share of its memory
     free on the fullest device; simplicity 0 allows none that is slower at all."""
     question = result.question
-    graph, cluster, simplicity = question.graph, question.cluster, question.search.simplicity
+    graph, cluster, simplicity = question.graph, question.cluster, question.simplicity
     slack = 0.0 if simplicity == 0.0 else EQUAL
     limit_s = result.value_s * (1 + slack)
     best, fullest = result, max(fullness(cluster, result.score.peak_bytes.tolist()))

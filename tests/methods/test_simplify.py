@@ -236,12 +236,12 @@ def test_place_answers_the_simplest_and_says_what_it_cost() -> None:
         del graph, cluster
         return np.array([[1.0, 9.0], [1.0, 0.7], [1.0, 9.0], [1.0, 9.0]])
 
-    def placed(**share: float) -> gdp.Result:
-        search = Search(seconds=None, evaluations=100, **share)
+    def placed(simplicity: float | None = None) -> gdp.Result:
+        search = Search(seconds=None, evaluations=100, simplicity=simplicity)
         return gdp.place(graph, cluster, method="local_search", costs=costs, search=search)
 
     best, simple, usual = placed(simplicity=0.0), placed(simplicity=0.03), placed()
-    assert usual.value_s == best.value_s, "2.56% are more than 2%"
+    assert usual.value_s == best.value_s, "a method by its name answers its best"
     assert (best.value_s, best.notes) == (pytest.approx(3.9), ())
     assert simple.value_s == pytest.approx(4.0)
     assert simple.notes[-1].startswith(
@@ -256,6 +256,20 @@ def test_place_answers_the_simplest_and_says_what_it_cost() -> None:
     assert row.value_s == best.value_s, "values are what is compared"
 
 
+@pytest.mark.parametrize(("method", "value_s"), [("auto", 4.0), ("local_search", 3.95)])
+def test_a_method_by_its_name_gives_nothing_away(method: str, value_s: float) -> None:
+    """By hand: one device 4 s, two devices 3.95 s, 1.3% less, within the 2% of `auto`."""
+    graph, cluster = plain_graph(4, [(0, 1), (1, 2), (2, 3)], 0), unit_cluster(2, 0.1)
+    search = Search(seconds=None, evaluations=100)
+
+    def costs(graph: gdp.OpGraph, cluster: gdp.Cluster) -> np.ndarray:
+        del graph, cluster
+        return np.array([[1.0, 9.0], [1.0, 0.75], [1.0, 9.0], [1.0, 9.0]])
+
+    found = gdp.place(graph, cluster, method=method, costs=costs, search=search)
+    assert found.value_s == pytest.approx(value_s)
+
+
 def test_a_simplicity_beyond_all_is_refused() -> None:
     with pytest.raises(ValueError, match=r"simplicity must lie in \[0, 1\), got 2"):
         Search(simplicity=2.0)
@@ -265,7 +279,7 @@ def test_what_a_method_said_is_told_beside_what_simplicity_cost() -> None:
     graph, cluster = plain_graph(2, [(0, 1)], 0), unit_cluster(2, 0.1)
     problem = make_problem(graph, cluster, np.array([[1.0, 9.0], [1.05, 0.9]]))
     answer = Answer(Assignment(np.array([0, 1])), reason="found when it was fine-tuned")
-    told = simpler(problem, answer, Search(simplicity=0.05)).notes
+    told = simpler(problem, answer, 0.05, None).notes
     assert len(told) == 2
     assert told[0] == answer.reason
 
@@ -292,7 +306,7 @@ def test_a_full_device_is_emptied_as_far_as_the_tolerance_goes() -> None:
     plan, _ = simplify(problem, best, 0.02)
     assert np.bincount(plan.assignment.device).tolist() == [8, 4]
     assert np.bincount(simplify(problem, best, 0.001)[0].assignment.device).tolist() == [10, 2]
-    answer = simpler(problem, Answer(best), Search(simplicity=0.02, seconds=None, evaluations=500))
+    answer = simpler(problem, Answer(best), 0.02, 500)
     assert "evened out: the fullest device 80% full, not d0 100%, which costs 1.64%" in str(
         answer.messages
     )

@@ -93,18 +93,20 @@ class MethodOptions(SearchOptions):
     method: str = option(
         "--method", default="auto", help="auto, or one of those that `gdp compare` lists."
     )
-    simplicity: float = option(
-        "--simplicity", type=float, metavar="PERCENT", default=2.0,
-        help="Of the time, that fewer transfers and cuts may cost; 0: the best placement found.",
+    simplicity: float | None = option(
+        "--simplicity", type=float, metavar="PERCENT", default=None,
+        help="Of the time, that fewer transfers and cuts may cost; 0: the best placement found. "
+        "[default: 2 with --method auto, else 0]",
     )  # fmt: skip
 
     def search(self, progress: Callable[[float, float], None] | None = None) -> "Search":
         """The budget with the share that fewer cuts may cost, between 0 and 100 percent."""
-        if not 0 <= self.simplicity < 100:
-            raise ValueError(
-                f"--simplicity must be at least 0 and below 100, got {self.simplicity:g}"
-            )
-        return replace(super().search(progress), simplicity=self.simplicity / 100)
+        search, percent = super().search(progress), self.simplicity
+        if percent is None:
+            return search
+        if not 0 <= percent < 100:
+            raise ValueError(f"--simplicity must be at least 0 and below 100, got {percent:g}")
+        return replace(search, simplicity=percent / 100)
 
 
 @dataclass(frozen=True)

@@ -220,7 +220,7 @@ def _pipelined(result: Result, plans: Iterable[Placement]) -> Result:
     saved_by = [saved_s(prepare_placement(question, placement)) for placement, _ in rows]
     piped_s = [s.value_s - saved for (_, s), saved in zip(rows, saved_by, strict=True)]
     fullest = [max(fullness(cluster, score.peak_bytes.tolist())) for _, score in rows]
-    slack = EQUAL if question.search.simplicity else 0.0
+    slack = EQUAL if question.simplicity else 0.0
     near = [i for i, value_s in enumerate(piped_s) if value_s <= min(piped_s) * (1 + slack)]
     best = min(near, key=lambda i: (fullest[i], piped_s[i]))
     saved = saved_by[best]

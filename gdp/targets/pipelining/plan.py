@@ -64,7 +64,7 @@ def best_pipeline(question: Question, cuts: Sequence[int]) -> Result:
     question = replace(question, cluster=resident(question.cluster))
     ops = np.arange(question.graph.num_ops)
     blocks = module_blocks(question, np.searchsorted(np.array(sorted(cuts)), ops, side="right"))
-    simplicity = question.search.simplicity
+    simplicity = question.simplicity
     rows = (_pipeline_row(blocks, share, simplicity) for share in MEMORY_SHARES)
     plans = (blocks.placement(row, "gdp pipelining") for row in rows)
     return first_that_fits(question, plans, "no device holds even one of its pieces", "pipelining")

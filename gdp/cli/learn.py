@@ -94,7 +94,11 @@ class ProcessOptions:
 @click.command()
 @click.argument("recipe", type=click.Path(path_type=Path))
 @options.outputs(run=options.required(metavar="FOLDER"))
-@click.option("--stop-after", type=float, default=None, metavar="S", help="Seconds to train for.")
+@click.option(
+    "--stop-after", type=float, default=None, metavar="S",
+    help="Seconds to train for, reading and compilation included; the update under way is "
+    "finished (the first compiles for about a minute), and the last weights are validated.",
+)  # fmt: skip
 @click.option("--threads", type=int, default=1, show_default=True, help="For rollouts.")
 @options.pass_dataclass("team", ProcessOptions)
 @options.as_json

@@ -41,6 +41,16 @@ class Instance(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         """The text that names it in files; `parse_key` reads it back."""
         return f"{self.graph}|{self.cluster}|{self.objective}|{self.memory:g}"
 
+    @property
+    def text(self) -> str:
+        """The problem in words.
+
+        >>> Instance("bert", 3, "latency", 1.2).text
+        'bert on random machine 3, latency, memory 1.2 times the fair share'
+        """
+        memory = f"memory {self.memory:g} times the fair share" if self.memory else "ample memory"
+        return f"{self.graph} on random machine {self.cluster}, {self.objective}, {memory}"
+
 
 def parse_key(key: str) -> Instance:
     """The instance of a key; raises `ValueError` on anything else.

@@ -239,13 +239,13 @@ def label_all(
     todo: Iterable[Task],
     seconds: float = np.inf,
     engine: Engine = HERE,
-    progress: Callable[[int, int, str], None] = lambda done, count, key: None,
+    progress: Callable[[int, int, str], None] = lambda done, count, problem: None,
 ) -> int:
     """Label what has had fewer evaluations, until the time is over. Returns how many were done.
 
     Each label is appended as it comes, and stands if the run is killed; at the end the file has
     one line for each instance, in the order they were asked for. `progress` gets (labels found,
-    instances to label, key of the last).
+    instances to label, the last in words).
     """
     store, begin = load_labels(out), time.monotonic()
     todo = list({task.instance.key: task for task in todo}.values())
@@ -264,7 +264,7 @@ def label_all(
                 done += 1
                 file.write(msgspec.json.encode(label) + b"\n")
                 file.flush()
-            progress(done, len(todo), todo[number].instance.key)
+            progress(done, len(todo), todo[number].instance.text)
     labels = {label.instance.key: label for label in load_labels(out).all()}
     requested = [labels.pop(key) for key in previous if key in labels]
     LabelStore([*labels.values(), *requested]).save(out)

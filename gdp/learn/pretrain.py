@@ -202,6 +202,7 @@ class _Run:
     def __init__(
         self, recipe: Recipe, folder: Path, text: str, team: ProcessGroup, threads: int
     ) -> None:
+        self.began = time.monotonic()
         self.recipe, self.folder, self.text, self.team = recipe, folder, text, team
         self.store = RunStateStore(folder / "state", team.rank)
         data = recipe.data
@@ -236,7 +237,7 @@ class _Run:
     def go(self, stop_after_s: float | None, stop: Callable[[], bool] | None) -> PretrainResult:
         """Update until the last step, the time limit or `stop`; what was learned so far."""
         state = self._start()
-        begin, saved = time.monotonic(), time.monotonic()
+        saved = time.monotonic()
         log_metrics = None
         if self.team.rank == 0:
             log_metrics = MetricsLog(self.folder, int(state.step))
@@ -254,7 +255,7 @@ class _Run:
                 if log_metrics is not None:
                     log_metrics(at, numbers)
                 draw(at + 1, _summary(numbers))
-                over = stop_after_s is not None and time.monotonic() - begin > stop_after_s
+                over = stop_after_s is not None and time.monotonic() - self.began > stop_after_s
                 over = over or (stop is not None and stop())
                 due = time.monotonic() - saved > 60 * self.recipe.run.checkpoint_minutes
                 # Clocks differ, so the first process says what all do.

@@ -50,17 +50,22 @@ def place(
     phases.ended("import")
 
     def asked(model: "Model | None" = None) -> "Question":
-        return asking.question(
+        phases.ended("planning")  # of the questions before this one
+        question = asking.question(
             model, target=destination.runtime, granularity=destination.granularity,
             offload=destination.offload, method=search.method, search=search.search(),
         )  # fmt: skip
+        phases.ended("read")
+        return question
 
     def answered(question: "Question") -> "Result":
         with stages(lines=False) as say:
             return answer(replace(question, search=search.search(placing(say))))
 
     if serving.traffic is not None:
-        _place_for_traffic(asking, destination.runtime, serving, asked, answered, outputs)
+        _place_for_traffic(
+            asking, destination.runtime, serving, asked, answered, outputs, phases
+        )  # fmt: skip
         return
     serving.require_none()
     question = asked()
@@ -83,7 +88,7 @@ def place(
 def _place_for_traffic(
     asking: options.Asking, runtime: str | None, serving: TrafficOptions,
     asked: "Callable[..., Question]", answered: "Callable[[Question], Result]",
-    outputs: options.Outputs,
+    outputs: options.Outputs, phases: Phases,
 ) -> None:  # fmt: skip
     """Place a language model for an engine that serves traffic."""
     from gdp.api.traffic.serve import served_plan
@@ -104,6 +109,10 @@ def _place_for_traffic(
     plan = served_plan(
         asked, spec, traffic, answered, within=limits, disaggregated=not serving.joint, draft=draft
     )
+    phases.ended("planning")
+    seconds = phases.seconds
+    waited = replace(plan.result, phases=seconds, seconds=sum(seconds.values()))
+    plan = replace(plan, result=waited)
     path = outputs.paths.get("placement")
     if plan.prompts is not None and path and not is_stream(path):
         of_prompts = beside(path)

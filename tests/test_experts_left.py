@@ -40,7 +40,7 @@ def test_bytes_that_stay_are_told_with_the_schemes_that_would_not(asked: Any, sc
     (note,) = told
     start = f"{format_bytes(EXPERTS_BYTES)} of {format_bytes(weights)} of weights are experts that "
     assert note.startswith(start)
-    assert "gptq, awq, fp8, mxfp4 store experts in fewer bits, too" in note
+    assert "gptq, awq, fp8, mxfp4, nvfp4, w8a8, w4a16 store experts in fewer bits, too" in note
     assert "GGUF" in note
 
 

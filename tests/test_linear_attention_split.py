@@ -59,7 +59,7 @@ def test_its_products_are_divided_by_heads(division: Division) -> None:
     assert _role(division, "linear_attn.out_proj") == {Role.ROW}
     op = division.graph.op_index["model.layers.0.linear_attn.out_proj/linear"]
     unit = division.units[division.columns.unit[op]]
-    assert unit == (Pieces.HEADS, HEADS, KEYS)
+    assert unit == (Pieces.HEADS, HEADS, KEYS, 1)
 
 
 def test_each_member_has_half_of_its_states_and_weights(graph: OpGraph, division: Division) -> None:

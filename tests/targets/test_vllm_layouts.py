@@ -10,7 +10,7 @@ import pytest
 
 import gdp
 from gdp import solve
-from gdp.api.fit import FitRow, _told
+from gdp.api.fit import FitRow, _with_answer
 from gdp.api.generation import generation_answer
 from gdp.cli.fit import fit_text
 from gdp.cluster.types import Cluster, Device, make_cluster
@@ -324,6 +324,6 @@ def test_memory_and_context_are_those_of_a_member() -> None:
     assert first.weights_bytes == second.weights_bytes
     assert first.cache_bytes == second.cache_bytes == int(graph.cache_bytes.sum()) // 2
     assert answer.stages == 1
-    row = _told(FitRow("box", 8, 4, 1, fits=False), result)
+    row = _with_answer(FitRow("box", 8, 4, 1, fits=False), result)
     assert (row.layout, row.fits) == ("tensor 2", True)
     assert "tensor 2" in fit_text([row])

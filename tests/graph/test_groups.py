@@ -6,7 +6,7 @@ import pytest
 from tiny import random_problem
 
 from gdp.graph.fuse import coarsen
-from gdp.graph.groups import all_per_group, alike, distinct, joined, merge_ids, sum_per_group
+from gdp.graph.groups import alike, all_per_group, distinct, joined, merge_ids, sum_per_group
 from gdp.problem.problem import contracted
 
 

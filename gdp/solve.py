@@ -34,7 +34,7 @@ from gdp.result import DIVIDED_OPS, WHOLE_OPS, Result, counts_of
 from gdp.sim.objectives import Score, find_objective
 
 LOG = logging.getLogger(__name__)
-CHECK_OP_S, RESULT_OP_S = 6e-6, 2e-6
+CHECK_OP_S, RESULT_OP_S = 8e-6, 2e-6
 """Seconds of an idle core in which an op of an answer is at least simplified and bounded, and in
 which it is counted and named, roughly; kept of the requested seconds, as graphs may be huge."""
 LEAST_OP_S = 15e-6

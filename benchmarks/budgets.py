@@ -11,6 +11,7 @@ latencies are those of data/labels/test_regimes.json. CPU seconds are of this pr
 another load on the machine changes little.
 """
 
+import functools
 import time
 from dataclasses import replace
 
@@ -179,21 +180,23 @@ def waited(seconds: str, seeds: int, chains: int | None) -> None:
 @click.option("--ops", default="5000,50000,200000", show_default=True)
 @click.option("--seconds", default="5,20", show_default=True)
 @click.option("--cluster", default="4xt4-pcie4", show_default=True)
+@click.option("--objective", type=click.Choice(["throughput", "latency"]), default="latency")
 @click.option("--kinds", default=0, show_default=True, help="different ops; 0: all are")
 @click.option("--cpu", is_flag=True, help="All clocks read CPU seconds, as on an idle machine.")
-def kept(ops: str, seconds: str, cluster: str, kinds: int, cpu: bool) -> None:
+def kept(ops: str, seconds: str, cluster: str, objective: str, kinds: int, cpu: bool) -> None:
     """`gdp.place` under seconds: time without compilation over seconds asked for, phases, value."""
     import gdp
 
     if cpu:
         time.perf_counter = time.process_time
-    gdp.place(layered(4000), cluster, search=gdp.Search(seconds=2.0))  # compiled
+    place = functools.partial(gdp.place, cluster=cluster, objective=objective)
+    place(layered(4000), search=gdp.Search(seconds=2.0))  # compiled
     click.echo(head("ops | asked s | taken s | taken / asked | CPU s | phases | value s | bound s"))
     for count in map(int, ops.split(",")):
         graph = layered(count, kinds=kinds)
         for limit_s in map(float, seconds.split(",")):
             began_s, compiled_s, cpu_s = time.perf_counter(), waited_s(COMPILE), time.process_time()
-            result = gdp.place(graph, cluster, search=gdp.Search(seconds=limit_s))
+            result = place(graph, search=gdp.Search(seconds=limit_s))
             took_s = time.perf_counter() - began_s - (waited_s(COMPILE) - compiled_s)
             cpu_s = time.process_time() - cpu_s
             phases = ", ".join(f"{name} {s:.1f}" for name, s in result.phases.items())

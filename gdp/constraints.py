@@ -1,7 +1,11 @@
 """The user's constraints on a placement: pins, forbidden devices, ops kept together."""
 
 import fnmatch
+import functools
+import operator
 import os
+import re
+from bisect import bisect_left, bisect_right
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
@@ -12,7 +16,7 @@ from jaxtyping import Bool, Int
 from gdp.cluster.types import Cluster
 from gdp.errors import ArgumentError, InfeasibleError
 from gdp.files.reading import Kind, read_toml
-from gdp.graph.groups import merge_ids
+from gdp.graph.groups import components, merge_ids
 from gdp.graph.op_graph import OpGraph
 
 _KIND = Kind("constraints file", ValueError)
@@ -80,21 +84,59 @@ def merge(parts: Sequence[Constraints]) -> Constraints:
     )
 
 
-def matching(graph: OpGraph, glob: str, demand: str = "") -> Int[np.ndarray, "M"]:
-    """The ops whose name or scope matches; raises `ValueError` when there is none, which names the
-    demand that has the glob."""
-    names = fnmatch.filter(graph.op_names, glob)
-    scopes = set(fnmatch.filter(set(graph.scope), glob))
-    index = graph.op_index
-    ops = {index[name] for name in names}
-    ops.update(i for i, scope in enumerate(graph.scope) if scope and scope in scopes)
-    if not ops:
-        where = f"{demand}: " if demand else ""
-        raise ArgumentError(
-            f"{where}no op or scope of graph {graph.name!r} matches {glob!r}; "
-            "`gdp inspect --ops` lists the names"
-        )
-    return np.array(sorted(ops), dtype=np.int64)
+class Names:
+    """Names and scopes of a graph's ops, sorted, so that of many globs each is compared with the
+    texts alone that begin and end as it does. A glob costs O(log N + texts compared)."""
+
+    def __init__(self, graph: OpGraph) -> None:
+        self._graph = graph
+
+    @functools.cached_property
+    def _ops(self) -> dict[str, list[int]]:
+        """Ops by name and by scope."""
+        found: dict[str, list[int]] = {name: [op] for op, name in enumerate(self._graph.op_names)}
+        for op, scope in enumerate(self._graph.scope):
+            if scope:
+                found.setdefault(scope, []).append(op)
+        return found
+
+    @functools.cached_property
+    def _sorted(self) -> list[str]:
+        return sorted(self._ops)
+
+    @functools.cached_property
+    def _backwards(self) -> list[str]:
+        return sorted(text[::-1] for text in self._ops)
+
+    def matching(self, glob: str, demand: str = "") -> Int[np.ndarray, "M"]:
+        """The ops whose name or scope matches; raises `ValueError` when there is none, which names
+        the demand that has the glob."""
+        ops = {op for text in self._texts(glob) for op in self._ops[text]}
+        if not ops:
+            where = f"{demand}: " if demand else ""
+            raise ArgumentError(
+                f"{where}no op or scope of graph {self._graph.name!r} matches {glob!r}; "
+                "`gdp inspect --ops` lists the names"
+            )
+        return np.array(sorted(ops), dtype=np.int64)
+
+    def _texts(self, glob: str) -> list[str]:
+        special = [i for i, letter in enumerate(glob) if letter in "*?[]"]
+        if not special:
+            return [glob] if glob in self._ops else []
+        begin = beginning(self._sorted, glob[: special[0]])
+        end = beginning(self._backwards, glob[special[-1] + 1 :][::-1])
+        fewer = begin if len(begin) <= len(end) else [text[::-1] for text in end]
+        if "[" not in glob:  # most texts lack what stands between two stars
+            longest = max(re.split("[*?]", glob), key=len)
+            fewer = [text for text in fewer if longest in text]
+        return fnmatch.filter(fewer, glob)
+
+
+def beginning(texts: list[str], head: str) -> list[str]:
+    """The sorted texts that begin so."""
+    cut = operator.itemgetter(slice(len(head)))
+    return texts[bisect_left(texts, head) : bisect_right(texts, head, key=cut)]
 
 
 def allowed_mask(
@@ -106,7 +148,8 @@ def allowed_mask(
     naming the demands that leave an op no device.
     """
     allowed = np.ones((graph.num_ops, cluster.num_devices), dtype=bool)
-    demands: list[str] = []
+    demands: list[tuple[str, Int[np.ndarray, "M"]]] = []
+    names = Names(graph)
     for pin, demand in [(p, "pin") for p in constraints.pins] + [
         (p, "forbid") for p in constraints.forbid
     ]:
@@ -118,15 +161,16 @@ def allowed_mask(
                     f"{cluster.name!r} has {', '.join(cluster.device_names)}"
                 )
             listed[cluster.device_names.index(device)] = True
-        ops = matching(graph, pin.match, demand)
+        ops = names.matching(pin.match, demand)
         # A catch-all glob does not move the model's inputs and outputs off the host.
         ops = ops[~graph.is_io[ops]]
         allowed[ops] &= listed if demand == "pin" else ~listed
-        demands.append(f"{demand} {pin.match}={','.join(pin.devices)}")
-        empty = np.flatnonzero(~allowed.any(axis=1))
+        demands.append((f"{demand} {pin.match}={','.join(pin.devices)}", ops))
+        empty = ops[~allowed[ops].any(axis=1)]
         if empty.size:
+            of_it = [text for text, theirs in demands if empty[0] in theirs]
             raise InfeasibleError(
-                f"{' and '.join(demands)} leave op {graph.op_names[empty[0]]!r} no device; "
+                f"{' and '.join(of_it)} leave op {graph.op_names[empty[0]]!r} no device; "
                 "relax one of them"
             )
     return allowed
@@ -136,10 +180,11 @@ def together_ids(constraints: Constraints, graph: OpGraph) -> Int[np.ndarray, "N
     """Ids that ops kept together share, or None without such demands."""
     if not constraints.together and not constraints.whole:
         return None
-    ids = np.arange(graph.num_ops)
-    for glob in constraints.together:
-        ops = matching(graph, glob, "together")
-        ids = merge_ids(ids, _tied(graph, ops[~graph.is_io[ops]]))
+    ids, names = np.arange(graph.num_ops), Names(graph)
+    tied = [names.matching(glob, "together") for glob in constraints.together]
+    if tied := [ops for each in tied if (ops := each[~graph.is_io[each]]).size]:
+        first = [np.full(len(ops), ops[0]) for ops in tied]
+        ids = components(np.concatenate(first), np.concatenate(tied), graph.num_ops)
     if constraints.whole:
         ids = merge_ids(ids, whole_labels(constraints, graph))
         held = np.flatnonzero(graph.weight_bytes > 0)
@@ -147,13 +192,6 @@ def together_ids(constraints: Constraints, graph: OpGraph) -> Int[np.ndarray, "N
         weight[held] = graph.weight_id[held]
         ids = merge_ids(ids, weight)
     return ids
-
-
-def _tied(graph: OpGraph, ops: Int[np.ndarray, "M"]) -> Int[np.ndarray, "N"]:
-    """Ids that these ops share and no other op has."""
-    tied = np.arange(graph.num_ops)
-    tied[ops] = ops.min(initial=graph.num_ops)
-    return tied
 
 
 def whole_labels(constraints: Constraints, graph: OpGraph) -> Int[np.ndarray, "N"]:

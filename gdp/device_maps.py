@@ -63,8 +63,9 @@ def apply_device_map(graph: OpGraph, cluster: Cluster, entries: Mapping[str, Any
     names, index = _devices(cluster, entries)
     scopes = {path for path in entries if path not in graph.op_index}
     foreign = is_accelerate(cluster, entries)
-    split = {path.rpartition(".")[0] for path in scopes}
-    split |= {"", *(p[:i] for p in split for i, c in enumerate(p) if c == ".")} if scopes else set()
+    split, deepest = {path.rpartition(".")[0] for path in scopes}, max(map(len, graph.scope))
+    split |= {p[:i] for p in split for i, c in enumerate(p[: deepest + 1]) if c == "."}
+    split |= {""} if scopes else set()
     used: set[str] = set()
     main = next((index[d] for d in entries.values() if d not in OFFLOAD_NAMES), cluster.host)
     device = np.full(graph.num_ops, cluster.host)
@@ -136,9 +137,13 @@ def _devices(
 
 
 def longest_holder(scope: str, paths: Collection[str]) -> str | None:
-    """The longest of some module paths that a scope lies in."""
-    inside = (p for p in paths if p == "" or scope == p or scope.startswith((p + ".", p + "/")))
-    return max(inside, key=len, default=None)
+    """The longest of some module paths that a scope lies in.
+
+    >>> longest_holder("layers.1.mlp", {"layers.1", "layers.1.m", "layers"})
+    'layers.1'
+    """
+    ends = [i for i, letter in enumerate(scope) if letter in "./"]
+    return next((scope[:i] for i in (len(scope), *ends[::-1], 0) if scope[:i] in paths), None)
 
 
 def _follow_inputs(

@@ -12,9 +12,9 @@ from gdp.costs.adapt import AdaptedCosts
 from gdp.costs.base import CostModel, RuntimeOverheads
 from gdp.costs.offload import is_offload
 from gdp.errors import PlacementError, of_kind
-from gdp.graph.fuse import Fused, class_parts, contracted, fuse, group_seconds
+from gdp.graph.fuse import Fused, class_parts, fuse, group_seconds
 from gdp.graph.generation import request_of
-from gdp.graph.groups import all_per_group, first_members, joined, merge_ids, sum_per_group
+from gdp.graph.groups import alike, all_per_group, first_members, joined, merge_ids, sum_per_group
 from gdp.graph.op_graph import OpGraph
 from gdp.placement import Assignment, Placement
 from gdp.problem.problem import Origin, Problem, make_problem
@@ -92,14 +92,11 @@ def _apart(
 ) -> Int[np.ndarray, "N"]:  # fmt: skip
     """Labels of ops, of which those of different ones are not merged: by the devices that they may
     have, by the modules that stay whole, and as the caller wants it."""
-    label = np.unique(allowed, axis=0, return_inverse=True)[1].reshape(-1)
     whole = question.constraints.whole
     # Ops fused across the border of two such modules would tie the modules together.
     borders = whole_borders(question.constraints, question.graph) if whole else None
-    for more in (borders, keep_apart):
-        if more is not None:
-            label = np.unique(np.stack([label, more]), axis=1, return_inverse=True)[1].reshape(-1)
-    return label.astype(np.int64)
+    more = [labels for labels in (borders, keep_apart) if labels is not None]
+    return alike(*np.packbits(allowed, axis=1).T, *more)[1]
 
 
 def _of_members(
@@ -110,7 +107,7 @@ def _of_members(
     seconds, members = seconds.copy(), dict[int, OpGraph]()
     for d, graph in parts.others.items():
         own = _with_all_caches(replace(question, graph=graph))
-        as_member = Fused(contracted(own, fused.group_of), fused.group_of)
+        as_member = Fused(own, fused.group_of)
         seconds[:, d] = _fused_seconds(model, as_member, own, question.cluster)[:, d]
         members[d] = as_member.graph
     return seconds, members
@@ -255,7 +252,7 @@ def prepare_placement(question: Question, placement: Placement) -> Prediction:
     apart = placement.device
     if question.constraints.whole:
         borders = whole_borders(question.constraints, question.graph)
-        apart = np.unique(np.stack([apart, borders]), axis=1, return_inverse=True)[1].reshape(-1)
+        apart = alike(apart, borders)[1]
     if placement.splits:
         parts = divided(question.graph, question.cluster, placement.splits, placement.device)
     problem = prepare_problem(free, keep_apart=apart, parts=parts)

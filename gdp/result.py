@@ -9,6 +9,7 @@ import numpy as np
 from jaxtyping import Int
 
 from gdp.cluster.links import links_line
+from gdp.graph.groups import first_members
 from gdp.graph.op_graph import OpGraph
 from gdp.methods.base import Candidate as Candidate
 from gdp.placement import Placement
@@ -37,10 +38,9 @@ def counts_of(graph: OpGraph, placement: Placement) -> Counts:
             counts[d] = led[home]
         return tuple(counts.tolist())
 
-    fused = fuse(graph, apart=placement.device)
-    on = np.zeros(fused.graph.num_ops, dtype=np.int64)
-    on[fused.group_of] = placement.device
-    return Counts(per_device(placement.device[~graph.is_io]), per_device(on[~fused.graph.is_io]))
+    works = ~graph.is_io
+    lead = first_members(fuse(graph, apart=placement.device).group_of)
+    return Counts(*(per_device(placement.device[ops]) for ops in (works, lead[works[lead]])))
 
 
 WHOLE_OPS, DIVIDED_OPS = "whole ops", "ops, divided or whole,"

@@ -34,12 +34,12 @@ from gdp.result import DIVIDED_OPS, WHOLE_OPS, Result, counts_of
 from gdp.sim.objectives import Score, find_objective
 
 LOG = logging.getLogger(__name__)
-CHECK_OP_S, RESULT_OP_S = 6e-6, 4e-6
+CHECK_OP_S, RESULT_OP_S = 8e-6, 2e-6
 """Seconds of an idle core in which an op of an answer is at least simplified and bounded, and in
 which it is counted and named, roughly; kept of the requested seconds, as graphs may be huge."""
-LEAST_OP_S = 24e-6
-"""Seconds of an idle core for each op of the quickest answer, from costs to counts: 5.2 s for
-200,000 (`benchmarks.budgets kept --seconds 5`)."""
+LEAST_OP_S = 15e-6
+"""Seconds of an idle core for each op of the quickest answer, from costs to counts: 3 s for 200,000
+(`benchmarks.budgets kept --seconds 3`)."""
 SHORT_S = 1.0
 """Seconds that every call may take, however few are requested."""
 COUNTED_BOUND_S = 2.0

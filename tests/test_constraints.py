@@ -1,5 +1,7 @@
 """Pins, forbidden devices and ops kept together are found by glob and refused when they clash."""
 
+import fnmatch
+import time
 from pathlib import Path
 
 import numpy as np
@@ -9,6 +11,7 @@ from gdp.cluster.presets import cluster_preset
 from gdp.cluster.types import Cluster
 from gdp.constraints import (
     Constraints,
+    Names,
     Pin,
     allowed_mask,
     merge,
@@ -53,6 +56,54 @@ def test_clashing_demands_are_named() -> None:
     clash = Constraints(pins=(Pin("enc/a", ("core0",)),), forbid=(Pin("enc/*", ("core0",)),))
     with pytest.raises(InfeasibleError, match=r"pin enc/a=core0 and forbid enc/\*=core0 leave"):
         allowed_mask(clash, chain(), two())
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_globs_match_as_they_would_one_by_one(seed: int) -> None:
+    rng = np.random.default_rng(seed)
+
+    def text(letters: str, most: int) -> str:
+        return "".join(rng.choice(list(letters), int(rng.integers(0, most))))
+
+    names = list(dict.fromkeys(text("ab./[]", 6) for _ in range(40)))
+    scopes = [text("ab.", 4) for _ in names]
+    graph = make_graph("g", names, ["X"] * len(names), [], [], scope=scopes)
+    found = Names(graph)
+    for glob in {text("ab.*?[]!", 6) for _ in range(60)} | {names[0], "*a*", "*.b", "a*b"}:
+        wanted = [
+            op for op, (name, scope) in enumerate(zip(names, scopes, strict=True))
+            if fnmatch.fnmatchcase(name, glob) or (scope and fnmatch.fnmatchcase(scope, glob))
+        ]  # fmt: skip
+        if wanted:
+            assert found.matching(glob).tolist() == wanted
+        else:
+            with pytest.raises(ValueError, match="no op or scope"):
+                found.matching(glob)
+
+
+@pytest.mark.parametrize(
+    ("form", "count"),
+    [("layer{}/op", 1_000), ("layer{}/*", 1_000), ("*er{}/op", 1_000), ("*er{}/*", 200)],
+)
+def test_a_thousand_demands_take_seconds_and_no_minute(form: str, count: int) -> None:
+    """Of 20,000 ops; names times demands took 20 s. The clash says no other demand than its own."""
+    names = [f"layer{i}/op" for i in range(20_000)]
+    graph = make_graph("g", names, ["X"] * len(names), [], [])
+    globs = [form.format(i) for i in range(count)]
+    pins = tuple(Pin(glob, ("core1",)) for glob in globs)
+    began_s = time.process_time()
+    allowed = allowed_mask(Constraints(pins=pins), graph, two())
+    ids = together_ids(Constraints(together=tuple(globs)), graph)
+    assert time.process_time() - began_s < 5.0
+    assert allowed[:count].tolist() == [[False, True]] * count
+    assert allowed[10_000:].all()
+    assert ids is not None
+    assert len(np.unique(ids)) == len(names)
+    clash = Constraints(pins=pins, forbid=(Pin("layer7/op", ("core1",)),))
+    with pytest.raises(
+        InfeasibleError, match=r"^pin \S*7/\S*=core1 and forbid layer7/op=core1 leave"
+    ):
+        allowed_mask(clash, graph, two())
 
 
 def test_a_glob_that_matches_nothing_is_an_error() -> None:

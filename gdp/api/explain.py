@@ -13,7 +13,7 @@ from gdp.api.generation import generation_of
 from gdp.cluster.file import Machine
 from gdp.cluster.links import links_line
 from gdp.cluster.types import UNLIMITED_BYTES, Cluster
-from gdp.constraints import Constraints, allowed_mask, matching, together_ids
+from gdp.constraints import Constraints, Names, allowed_mask, together_ids
 from gdp.costs.base import CostModel
 from gdp.errors import ArgumentError, InfeasibleError
 from gdp.graph.groups import merge_ids
@@ -128,7 +128,7 @@ def _chosen(graph: OpGraph, op: str | None, scope: str | None) -> Int[np.ndarray
     if (op is None) == (scope is None):
         raise ArgumentError("give --op GLOB or --scope MODULE, one of them")
     if op is not None:
-        return matching(graph, op)
+        return Names(graph).matching(op)
     wanted = module_path(scope or "")
     paths = [module_path(text) for text in graph.scope]
     ops = [i for i, path in enumerate(paths) if wanted and path[: len(wanted)] == wanted]

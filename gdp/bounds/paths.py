@@ -147,7 +147,7 @@ def arcs_of(problem: Problem) -> Arcs:
     size = np.bincount(which, problem.sent_bytes[graph.use_tensor], minlength=len(key))
     largest = np.zeros(len(key))
     np.maximum.at(largest, which, problem.sent_bytes[graph.use_tensor].astype(np.float64))
-    last = np.setdiff1d(np.arange(n), src)
+    last = np.flatnonzero(np.bincount(src, minlength=n) == 0)
     source = np.concatenate([key % (n + 1), last])
     target = np.concatenate([key // (n + 1), np.full(len(last), n)])
     none = np.zeros(len(last))

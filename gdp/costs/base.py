@@ -55,7 +55,7 @@ def can_run(graph: OpGraph, cluster: Cluster) -> Bool[np.ndarray, "N D"]:
     allowed = np.ones((graph.num_ops, cluster.num_devices), dtype=bool)
     for d, device in enumerate(cluster.devices):
         if device.supported is not None:
-            allowed[:, d] = [op_type in device.supported for op_type in graph.op_types]
+            allowed[:, d] = graph.has_type(device.supported)
     allowed[graph.is_io] = False
     allowed[graph.is_io, cluster.host] = True
     return allowed
@@ -64,11 +64,10 @@ def can_run(graph: OpGraph, cluster: Cluster) -> Bool[np.ndarray, "N D"]:
 def roofline(graph: OpGraph, cluster: Cluster) -> Float[np.ndarray, "N D"]:
     """max(flop / flop_per_s, traffic / bytes_per_s); Williams, Waterman and Patterson 2009,
     doi 10.1145/1498765.1498785. Graph inputs and outputs cost nothing. O(N D)."""
-    dtypes = [detail.dtype for detail in graph.detail]
-    kinds, which = np.unique(np.array(dtypes), return_inverse=True)
+    kinds, which = graph.kinds
     seconds = np.empty((graph.num_ops, cluster.num_devices))
     for d, device in enumerate(cluster.devices):
-        speed = np.array([device.speed(str(kind)) for kind in kinds])[which]
+        speed = np.array([device.speed(detail.dtype) for _, detail in kinds])[which]
         seconds[:, d] = np.maximum(
             graph.flop / speed, graph.memory_traffic_bytes / device.bytes_per_s
         )

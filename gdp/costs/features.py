@@ -138,7 +138,7 @@ def _boundary(
     out_bytes = np.bincount(out_of, size[use_out], count).astype(float)
     in_count = np.bincount(into, minlength=count)
     # Tensors that nobody reads are written all the same.
-    unread = np.setdiff1d(np.arange(graph.num_tensors), graph.use_tensor)
+    unread = np.flatnonzero(np.bincount(graph.use_tensor, minlength=graph.num_tensors) == 0)
     unread = unread[kernel[graph.producer[unread]] >= 0]
     np.add.at(out_bytes, kernel[graph.producer[unread]], graph.tensor_bytes[unread].astype(float))
     from_plain, to_plain = ~blocked[maker] | cut, ~blocked[reader] | cut
@@ -155,7 +155,7 @@ def _boundary(
 
 def _blocked(graph: OpGraph, cut: Bool[np.ndarray, "E"]) -> Bool[np.ndarray, "N"]:
     """Ops whose outputs are in a blocked layout: those that make it, and those that keep it."""
-    blocked = np.array([t in BLOCKED for t in graph.op_types], dtype=bool)
+    blocked = graph.has_type(BLOCKED)
     makers, _ = graph.neighbours()
     plain_input = np.zeros(graph.num_ops, dtype=bool)
     np.logical_or.at(plain_input, graph.edges[1], cut)

@@ -27,7 +27,7 @@ from gdp.costs.features import (
 from gdp.costs.kernels import FusionTable, kernel_groups
 from gdp.costs.profile import DeviceRecord, ProfileError
 from gdp.costs.work_rates import WorkRates
-from gdp.graph.op_graph import OpGraph
+from gdp.graph.op_graph import INPUT, OUTPUT, OpGraph
 
 PROCESSOR = "xla-cpu"
 """XLA's CPU devices are one processor, whatever their number: two that compute at once take twice
@@ -147,7 +147,7 @@ class KernelNetworks:
 
     def covers(self, graph: OpGraph) -> bool:
         """False where no op type of a graph was measured: it comes from another framework."""
-        types = {t for t, is_io in zip(graph.op_types, graph.is_io, strict=True) if not is_io}
+        types = {t for t, _ in graph.kinds[0]} - {INPUT, OUTPUT}
         return not types or not types.isdisjoint(self.ensemble.types)
 
     def groups(

@@ -81,9 +81,9 @@ def work(graph: OpGraph) -> Float[np.ndarray, "N R"]:
     special = {"function": _FUNCTIONS, "slow_function": _SLOW, "division": _DIVISIONS}
     special["cheap"] = ELEMENTWISE_OPS - frozenset().union(*special.values())
     for name, members in special.items():
-        own = np.array([t in members for t in graph.op_types], dtype=bool)
+        own = graph.has_type(members)
         columns[name][own] = graph.flop[own]
-    for op in np.flatnonzero([t in REDUCTIONS for t in graph.op_types]).tolist():
+    for op in np.flatnonzero(graph.has_type(REDUCTIONS)).tolist():
         detail = graph.detail[op]
         rank = len(detail.input_shapes[0]) if detail.input_shapes else 0
         axes = detail.attributes.get("axes", ())
@@ -122,7 +122,7 @@ def _add_loops(graph: OpGraph, alone: np.ndarray, found: Mapping[str, np.ndarray
     XLA's CPU compiler calls libraries for products and fuses no loop into them.
     """
     fused = fuse(graph, apart=alone.astype(np.int64))
-    works = ~graph.is_io & np.array([t not in VIEWS for t in graph.op_types], dtype=bool)
+    works = ~graph.is_io & ~graph.has_type(VIEWS)
     count = fused.graph.num_ops
     runs = np.bincount(fused.group_of, works, count) > 0
     multiplies = np.bincount(fused.group_of, alone, count) > 0

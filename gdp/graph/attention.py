@@ -162,7 +162,7 @@ def _without_uses(graph: OpGraph, drop: Bool[np.ndarray, "E"]) -> OpGraph:
 def _needed(graph: OpGraph, fused: Collection[str], masked: Collection[str]) -> OpGraph:
     """The graph less the ops that no output needs and that hold nothing; `fused` names ops that are
     attention now, and `masked` those that had a mask of positions."""
-    needed = np.array([kind in (INPUT, OUTPUT, UNREAD) for kind in graph.op_types])
+    needed = graph.has_type((INPUT, OUTPUT, UNREAD))
     needed |= graph.weight_bytes > 0
     src, dst = graph.edges
     for edge in np.argsort(-dst, kind="stable"):

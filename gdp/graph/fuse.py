@@ -4,6 +4,7 @@ Both are contractions of the graph: they keep it acyclic, and a placement of the
 one of the original.
 """
 
+import functools
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -12,8 +13,8 @@ import numpy as np
 from jaxtyping import Bool, Float, Int
 
 from gdp.graph.generation import joined_caches
-from gdp.graph.groups import distinct, joined, sum_per_group
-from gdp.graph.op_graph import OpGraph, make_graph
+from gdp.graph.groups import alike, distinct, joined, sum_per_group
+from gdp.graph.op_graph import OpGraph, make_graph, picked
 from gdp.ops.table import ELEMENTWISE_OPS, REDUCTIONS, VIEWS
 
 # A device of today, to weigh FLOPs against bytes where no device is known; only ratios matter.
@@ -26,13 +27,18 @@ _CHEAP = VIEWS | ELEMENTWISE_OPS
 
 @dataclass(frozen=True, eq=False)
 class Fused:
-    """A contracted graph. Axes: N original ops, M groups."""
+    """A contraction of a graph. Axes: N original ops, M groups."""
 
-    graph: OpGraph  # of the groups: each has the name, type and detail of its costliest op
+    of: OpGraph
     group_of: Int[np.ndarray, "N"]
 
     def __post_init__(self) -> None:
         self.group_of.setflags(write=False)
+
+    @functools.cached_property
+    def graph(self) -> OpGraph:
+        """Of the groups: each has the name, type and detail of its costliest op."""
+        return contracted(self.of, self.group_of)
 
 
 def group_seconds(fused: Fused, seconds: Float[np.ndarray, "N D"]) -> Float[np.ndarray, "M D"]:
@@ -49,8 +55,7 @@ def fuse(graph: OpGraph, *, apart: Int[np.ndarray, "N"] | None = None) -> Fused:
     and for ops that some device lacks). Tensors inside a group cost no memory traffic.
     O((N + E) log N) a pass, a few passes.
     """
-    group_of = _fused_groups(graph, _labels(graph, apart))
-    return Fused(contracted(graph, group_of), group_of)
+    return Fused(graph, _fused_groups(graph, _labels(graph, apart)))
 
 
 def class_parts(
@@ -75,7 +80,7 @@ def class_parts(
         if part[dst[edge]] < 0:  # ops are in topological order, so the maker has its part
             part[dst[edge]] = part[src[edge]]
     part = np.where(part < 0, first[fused.group_of], part)
-    return np.unique(np.stack([fused.group_of, part]), axis=1, return_inverse=True)[1].reshape(-1)
+    return alike(fused.group_of, part)[1]
 
 
 def coarsen(
@@ -99,19 +104,15 @@ def coarsen(
     label = _labels(graph, apart)
     group_of = _fused_groups(graph, label)
     group_of = _coarse_groups(graph, group_of, label, max_ops, near)
-    return Fused(contracted(graph, group_of), group_of)
+    return Fused(graph, group_of)
 
 
 def _labels(graph: OpGraph, apart: Int[np.ndarray, "N"] | None) -> Int[np.ndarray, "N"]:
     """Ops merge only with ops of their own label; a negative label never merges."""
     ids = np.zeros(graph.num_ops, np.int64) if apart is None else apart
-    if (graph.repeats != 1).any() or (graph.chunks != 1).any():
-        # The prompt is read once, in parts, and what writes tokens runs for each.
-        ids = np.stack([ids, graph.repeats, graph.chunks])
-        dense = np.unique(ids, axis=1, return_inverse=True)[1].reshape(-1)
-    else:
-        dense = np.unique(ids, return_inverse=True)[1]
-    return np.where(graph.is_io, -1, 2 * dense + graph.is_backward)
+    # The prompt is read once, in parts, and what writes tokens runs for each.
+    label = alike(ids, graph.repeats, graph.chunks, graph.is_backward)[1]
+    return np.where(graph.is_io, -1, label)
 
 
 @dataclass(frozen=True)
@@ -153,7 +154,7 @@ def _groups(graph: OpGraph, group_of: Int[np.ndarray, "N"], size: Int[np.ndarray
 
 
 def _fused_groups(graph: OpGraph, label: Int[np.ndarray, "N"]) -> Int[np.ndarray, "N"]:
-    cheap, reduction = _types_in(graph, _CHEAP), _types_in(graph, REDUCTIONS)
+    cheap, reduction = graph.has_type(_CHEAP), graph.has_type(REDUCTIONS)
     # At most one heavy op, or any number of reductions, but not both.
     work = np.where(cheap, 0.0, np.where(reduction, 1e-3, 1.0))
     load = np.column_stack([work, _weight_load(graph)])
@@ -337,14 +338,10 @@ def _weight_load(graph: OpGraph) -> Float[np.ndarray, "N"]:
     per device" stays expressible by one id per group.
     """
     holds = graph.weight_bytes > 0
-    pairs = np.unique(np.column_stack([graph.weight_id, graph.colocate])[holds], axis=0)
-    ids, counts = np.unique(pairs[:, 0], return_counts=True)
+    one = alike(graph.weight_id[holds], graph.colocate[holds])[0]
+    ids, counts = np.unique(graph.weight_id[holds][one], return_counts=True)
     tied = holds & np.isin(graph.weight_id, ids[counts > 1])
     return np.where(tied, 1.0, np.where(holds, 1e-9, 0.0))
-
-
-def _types_in(graph: OpGraph, op_types: frozenset[str]) -> Bool[np.ndarray, "N"]:
-    return np.array([op_type in op_types for op_type in graph.op_types], dtype=bool)
 
 
 def _work_s(graph: OpGraph) -> Float[np.ndarray, "N"]:
@@ -361,7 +358,7 @@ def _sum(
 
 def contracted(graph: OpGraph, group_of: Int[np.ndarray, "N"]) -> OpGraph:
     """The graph of the groups, numbered in topological order."""
-    work = _work_s(graph) + np.where(_types_in(graph, _CHEAP), 0.0, 1e3)
+    work = _work_s(graph) + np.where(graph.has_type(_CHEAP), 0.0, 1e3)
     order = np.lexsort((-np.arange(graph.num_ops), work, group_of))
     lead = order[np.append(np.diff(group_of[order]) != 0, True)]  # the costliest op of each
     groups = _groups(graph, group_of, graph.tensor_bytes)
@@ -374,8 +371,8 @@ def contracted(graph: OpGraph, group_of: Int[np.ndarray, "N"]) -> OpGraph:
     weight_bytes, weight_id = _group_weights(graph, group_of)
     return make_graph(
         graph.name,
-        [graph.op_names[i] for i in lead],
-        [graph.op_types[i] for i in lead],
+        picked(graph.op_names, lead),
+        picked(graph.op_types, lead),
         np.stack([groups.tensor_group[keep], graph.tensor_bytes[keep]], axis=1),
         np.stack([number[groups.use_tensor], groups.use_group], axis=1),
         flop=_sum(graph.flop, group_of),
@@ -384,9 +381,9 @@ def contracted(graph: OpGraph, group_of: Int[np.ndarray, "N"]) -> OpGraph:
         weight_id=weight_id,
         colocate=_group_classes(graph, group_of)[0],
         is_backward=graph.is_backward[lead],
-        scope=[graph.scope[i] for i in lead],
+        scope=picked(graph.scope, lead),
         detail=joined_caches(graph, group_of, lead),
-        tensor_names=[graph.tensor_names[i] for i in np.flatnonzero(keep)],
+        tensor_names=picked(graph.tensor_names, np.flatnonzero(keep)),
         cache_bytes=np.minimum(_sum(graph.cache_bytes, group_of).astype(np.int64), weight_bytes),
         repeats=graph.repeats[lead],
         chunks=graph.chunks[lead],

@@ -16,7 +16,7 @@ from jaxtyping import Int
 
 from gdp.errors import ModelError
 from gdp.graph.groups import merge_ids
-from gdp.graph.op_graph import INPUT, OUTPUT, OpDetail, OpGraph, make_graph
+from gdp.graph.op_graph import INPUT, OUTPUT, OpDetail, OpGraph, make_graph, picked
 
 NEXT_TOKEN = "next_token"
 """Name of the op that takes the next token; it begins every step."""
@@ -166,7 +166,7 @@ def _pairs(first: np.ndarray, second: np.ndarray) -> list[tuple[int, int]]:
 
 def _of_kind(graph: OpGraph, kind: str, phase: str) -> Int[np.ndarray, "K"]:
     """The ops of one kind; raises `ModelError` where there are none."""
-    ops = np.flatnonzero([own == kind for own in graph.op_types])
+    ops = np.flatnonzero(graph.has_type((kind,)))
     if not ops.size:
         raise ModelError(f"graph {graph.name!r} of the {phase} has no {kind.lower()}")
     return ops
@@ -310,7 +310,7 @@ def joined_caches(
         if CACHE_AT in graph.detail[op].attributes:
             own = sizes.setdefault(int(group_of[op]), {})
             own[int(graph.weight_id[op])] = _bytes_at(graph, op)
-    details = [graph.detail[op] for op in lead]
+    details = list(picked(graph.detail, lead))
     for group, rows in sizes.items():
         at = tuple(map(sum, zip(*rows.values(), strict=True)))
         more = {**details[group].attributes, CACHE_AT: at}

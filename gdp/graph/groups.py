@@ -31,6 +31,27 @@ def distinct(values: Shaped[np.ndarray, "E"]) -> Shaped[np.ndarray, "K"]:
     return ordered[np.append(True, ordered[1:] != ordered[:-1])[: len(ordered)]]
 
 
+def alike(*columns: Shaped[np.ndarray, "N"]) -> tuple[Int[np.ndarray, "K"], Int[np.ndarray, "N"]]:
+    """(first of each different row, number of the row of each), in order of first appearance.
+
+    `np.unique` of rows compares them as structures, which takes ten times as long.
+
+    >>> alike(np.array([5, 2, 5, 5]), np.array([0, 0, 1, 0]))
+    (array([0, 1, 2]), array([0, 1, 2, 0]))
+    """
+    order = np.lexsort(columns)
+    new = np.zeros(len(order), dtype=bool)
+    new[:1] = True
+    for column in columns:
+        sorted_ = column[order]
+        new[1:] |= sorted_[1:] != sorted_[:-1]
+    first = order[new]
+    by_place = np.argsort(first)
+    number = np.empty(len(order), dtype=np.int64)
+    number[order] = inverse(by_place)[np.cumsum(new) - 1]
+    return first[by_place], number
+
+
 def starts(sizes: Int[np.ndarray, "K"]) -> Int[np.ndarray, "S"]:
     """The first index of each of consecutive lists of these sizes, and the end of the last."""
     return np.concatenate([[0], np.cumsum(sizes)]).astype(np.int64)

@@ -32,7 +32,7 @@ def with_fused_states(graph: OpGraph) -> OpGraph:
     flow = Flow(graph)
     group_of = np.arange(graph.num_ops)
     heads: dict[str, tuple[int, int]] = {}
-    for op in np.flatnonzero([kind == CONVOLUTION for kind in graph.op_types]).tolist():
+    for op in np.flatnonzero(graph.has_type((CONVOLUTION,))).tolist():
         inside = _recurrence(graph, flow, op)
         if inside and flow.is_convex(inside):
             # What the others read is made before the last of them.

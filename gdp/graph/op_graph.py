@@ -6,7 +6,7 @@ B placements.
 
 import functools
 import hashlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, TypeVar
 
@@ -193,9 +193,24 @@ class OpGraph:
         return {name: index for index, name in enumerate(self.op_names)}
 
     @functools.cached_property
+    def kinds(self) -> tuple[list[tuple[str, OpDetail]], Int[np.ndarray, "N"]]:
+        """(type and detail of ops that differ in either, its index for each op): layers of a model
+        are alike."""
+        detail = {id(each): each for each in self.detail}
+        pairs = list(zip(self.op_types, map(id, self.detail), strict=True))
+        index = {pair: i for i, pair in enumerate(dict.fromkeys(pairs))}
+        which = np.array(list(map(index.__getitem__, pairs)), dtype=np.int64)
+        return [(op_type, detail[i]) for op_type, i in index], which
+
+    def has_type(self, types: Collection[str]) -> Bool[np.ndarray, "N"]:
+        """True for ops of one of these types."""
+        kinds, which = self.kinds
+        return np.array([kind in types for kind, _ in kinds], dtype=bool)[which]
+
+    @functools.cached_property
     def is_io(self) -> Bool[np.ndarray, "N"]:
         """True for graph inputs and outputs."""
-        return np.array([t in (INPUT, OUTPUT) for t in self.op_types], dtype=bool)
+        return self.has_type((INPUT, OUTPUT))
 
     @functools.cached_property
     def held_bytes(self) -> Int[np.ndarray, "T"]:
@@ -214,12 +229,12 @@ class OpGraph:
     @functools.cached_property
     def rests(self) -> Bool[np.ndarray, "N"]:
         """True for ops that only hold weights or room: they read, compute and make nothing."""
-        return np.array([t in (UNREAD, BUFFER) for t in self.op_types], dtype=bool)
+        return self.has_type((UNREAD, BUFFER))
 
     @functools.cached_property
     def is_buffer(self) -> Bool[np.ndarray, "N"]:
         """True for ops that hold room beside weights and caches."""
-        return np.array([t == BUFFER for t in self.op_types], dtype=bool)
+        return self.has_type((BUFFER,))
 
     @functools.cached_property
     def edges(self) -> tuple[Int[np.ndarray, "E"], Int[np.ndarray, "E"]]:
@@ -343,8 +358,8 @@ def make_graph(
         source = source_by_ops(op_types, (each.attributes for each in detail or ()))
     return OpGraph(
         name=name,
-        op_names=_picked(op_names, order),
-        op_types=_picked(op_types, order),
+        op_names=picked(op_names, order),
+        op_types=picked(op_types, order),
         flop=_filled(flop, zeros, float)[order],
         memory_traffic_bytes=_filled(memory_traffic_bytes, zeros, float)[order],
         weight_bytes=_filled(weight_bytes, zeros, np.int64)[order],
@@ -355,9 +370,9 @@ def make_graph(
         use_op=use_op,
         colocate=_filled(colocate, own, np.int64)[order],
         is_backward=_filled(is_backward, zeros, bool)[order],
-        scope=_picked([""] * n if scope is None else scope, order),
-        detail=_picked([OpDetail()] * n if detail is None else detail, order),
-        tensor_names=_picked(tensor_names or [f"t{i}" for i in range(t)], by_producer),
+        scope=picked([""] * n if scope is None else scope, order),
+        detail=picked([OpDetail()] * n if detail is None else detail, order),
+        tensor_names=picked(tensor_names or [f"t{i}" for i in range(t)], by_producer),
         cache_bytes=_filled(cache_bytes, zeros, np.int64)[order],
         repeats=_filled(repeats, zeros + 1, np.int64)[order],
         chunks=_filled(chunks, zeros + 1, np.int64)[order],
@@ -371,10 +386,11 @@ def _filled(
     return (default if values is None else np.asarray(values)).astype(dtype)
 
 
-def _picked(values: Sequence[T], order: Int[np.ndarray, "M"]) -> tuple[T, ...]:
-    if (order[:-1] < order[1:]).all():  # the order that they are in
+def picked(values: Sequence[T], order: Int[np.ndarray, "M"]) -> tuple[T, ...]:
+    """The values at these indices."""
+    if len(order) == len(values) and (order[:-1] < order[1:]).all():  # all of them as they are
         return tuple(values)
-    return tuple(values[i] for i in order.tolist())
+    return tuple(map(values.__getitem__, order.tolist()))
 
 
 class _InOrder(NamedTuple):

@@ -60,7 +60,7 @@ def _with_stored_caches(graph: OpGraph, bits: int) -> OpGraph:
     if not bits:
         return graph
     computed = np.array([8 * _ITEM_BYTES.get(detail.dtype, 4) for detail in graph.detail])
-    attends = np.array([kind == FUSED for kind in graph.op_types])
+    attends = graph.has_type((FUSED,))
     share = np.where(attends, np.minimum(bits / computed, 1.0), 1.0)
     cache = np.ceil(graph.cache_bytes * share).astype(np.int64)
     saved = graph.cache_bytes - cache
@@ -117,7 +117,7 @@ def _in_chunks(graph: OpGraph, count: int) -> OpGraph:
     weights once more."""
     if count < 2:
         return graph
-    still = np.array([kind in (INPUT, OUTPUT, UNREAD) for kind in graph.op_types])
+    still = graph.has_type((INPUT, OUTPUT, UNREAD))
     return replace(
         graph,
         chunks=np.where(still, 1, graph.chunks * count),
@@ -128,6 +128,6 @@ def _in_chunks(graph: OpGraph, count: int) -> OpGraph:
 def _weights_read(graph: OpGraph) -> Float[np.ndarray, "N"]:
     """Bytes of weights that each op reads in one pass: all that it holds but its caches. Ops that
     gather rows read those of their tokens, however these are divided."""
-    gathers = np.array([kind in _GATHERS for kind in graph.op_types])
+    gathers = graph.has_type(_GATHERS)
     held = (graph.weight_bytes - graph.cache_bytes).astype(float)
     return np.where(gathers | (graph.memory_traffic_bytes < held), 0.0, held)

@@ -85,6 +85,9 @@ _MOST_REPAIRED = 4  # placements that are repaired in earnest where no candidate
 _TRADED_OPS = 1000  # from so many on `multilevel` recombines: too good to leave out
 _TRADED_GAIN = 0.01  # of the short search, from which the other heuristics are left out
 _NEAR = 1.25  # replica groups that take at most so many times as long are searched
+REPLICA_OP_S = 40e-6
+"""Seconds of an idle core for each op, in which pipelines with replicated stages are prepared,
+before the first is found: 8 s of 200,000 (`benchmarks.budgets kept --objective throughput`)."""
 _FIRST_SHARE = 0.5  # of the candidates' seconds left, for one of `FIRST`; others share alike
 _SAME = 1.0 - 1e-9  # sums are added up in different orders
 
@@ -361,9 +364,11 @@ def _with_teams(
     they are ahead of the heuristics.
     """
     began_s = time.perf_counter()
-    row, best, program = _try(
-        problem, "replicas", _replicas, search, clock.part(REPLICA_PROGRAM_SHARE)
-    )
+    part = clock.part(REPLICA_PROGRAM_SHARE)
+    if not part.is_counted and part.remaining_s() < REPLICA_OP_S * problem.num_ops:
+        row, best, program = _without("replicas", 0.0, "no time was left"), None, None
+    else:
+        row, best, program = _try(problem, "replicas", _replicas, search, part)
     pool.spent += 0 if program is None else program.evaluations
     proven = best is not None and program is not None and program.proven_optimal
     if not proven:

@@ -299,8 +299,9 @@ def coarse(problem: Problem) -> tuple[Problem, Widen]:
     if problem.num_ops <= LARGEST or problem.tensor_s is not None:
         return problem, lambda device: device
     from gdp.graph.fuse import coarsen
+    from gdp.graph.groups import alike
 
-    labels = np.unique(problem.allowed, axis=0, return_inverse=True)[1].reshape(-1)
-    fused = coarsen(problem.graph, LARGEST // 2, apart=labels.astype(np.int64))
+    labels = alike(*np.packbits(problem.allowed, axis=1).T)[1]
+    fused = coarsen(problem.graph, LARGEST // 2, apart=labels)
     small = contracted(problem, fused.graph, fused.group_of)
     return small, lambda device: device[fused.group_of]

@@ -65,7 +65,7 @@ def arrays_of(problem: Problem) -> Arrays:
     use_start, tensor_use = lists(graph.use_tensor, t)
     group_start, group_op = lists(problem.group, problem.num_groups)
     weight_bytes, first_cache, group_weight_start, group_weight = _weights(problem)
-    is_input = np.array([kind == INPUT for kind in graph.op_types], dtype=bool)
+    is_input = graph.has_type((INPUT,))
     opens = np.diff(in_start) == 0
     opens[graph.use_op[is_input[graph.producer[graph.use_tensor]]]] = True
     dispatch_s = np.array([device.dispatch_s for device in cluster.devices])

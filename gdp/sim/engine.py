@@ -152,7 +152,7 @@ def arrays(problem: Problem) -> EngineArrays:
         has_segments=bool((a.segment_s > 0).any()),
         state=(num_inputs * PENDING + pays + a.opens * OPENS).astype(np.uint32),
         is_io=a.is_io,
-        is_output=np.array([kind == OUTPUT for kind in graph.op_types], dtype=bool),
+        is_output=graph.has_type((OUTPUT,)),
         is_backward=a.is_backward,
         source_op=np.flatnonzero(num_inputs == 0).astype(np.uint32),
         op_first_use=a.use_start[a.out_start].astype(np.uint32),

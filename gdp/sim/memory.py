@@ -115,7 +115,7 @@ def _copies(
     """Start, end, bytes and device of every copy of a tensor, by the rules above."""
     graph, sent = problem.graph, schedule.transfers
     t, d = graph.num_tensors, problem.num_devices
-    leaves = np.array([kind == OUTPUT for kind in graph.op_types], dtype=bool)[graph.use_op]
+    leaves = graph.has_type((OUTPUT,))[graph.use_op]
     read_s = np.where(leaves, np.inf, schedule.finish_s[graph.use_op])
     # Of every tensor and device that reads it: when the last reader there finishes.
     pairs, number = np.unique(graph.use_tensor * d + device[graph.use_op], return_inverse=True)

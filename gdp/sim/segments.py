@@ -145,7 +145,7 @@ def _with_io(graph: OpGraph, label: Int[np.ndarray, "N"]) -> Int[np.ndarray, "N"
 
 def _in_order(graph: OpGraph, label: Int[np.ndarray, "N"]) -> Int[np.ndarray, "N"]:
     """Labels renumbered in topological order: inputs first, outputs last, ties by first op."""
-    kind = np.array([(t != INPUT) + (t == OUTPUT) for t in graph.op_types])
+    kind = graph.has_type((OUTPUT,)).astype(int) - graph.has_type((INPUT,))
     _, where, ids = np.unique(label, return_index=True, return_inverse=True)
     preference = np.lexsort((where, kind[where]))
     ids = np.argsort(preference)[ids]

@@ -176,7 +176,7 @@ class _Search:
         self.graph = graph
         self.makers, self.readers = graph.neighbours()
         self.is_linear = linear_products(graph)
-        self.is_experts = np.array([kind in EXPERTS for kind in graph.op_types])
+        self.is_experts = graph.has_type(EXPERTS)
         if graph.source == "gguf":
             self.is_experts = _gguf_stacks(graph)
         self.is_product = self.is_linear | self.is_experts
@@ -437,7 +437,7 @@ class _Search:
         spared[list(self.latent)] = True
         spared |= graph.rests
         if graph.source == "gguf":  # the embedding is on the processor, an encoder on one device
-            spared |= np.array([kind in ("Gather", IMAGE_ENCODER) for kind in graph.op_types])
+            spared |= graph.has_type(("Gather", IMAGE_ENCODER))
         whole = (role == Role.WHOLE) & ~spared
         held = np.where(whole, graph.weight_bytes - graph.cache_bytes, 0)
         if held.sum() > _SMALL * (graph.weight_bytes - graph.cache_bytes).sum():

@@ -103,7 +103,7 @@ def held_graphs(graph: OpGraph, placement: Placement) -> tuple[OpGraph, ...]:
 
 def _alone(graph: OpGraph) -> Bool[np.ndarray, "N"]:
     """Ops that one device computes and holds, also where it is the first member of a split."""
-    return np.array([kind == IMAGE_ENCODER for kind in graph.op_types])
+    return graph.has_type((IMAGE_ENCODER,))
 
 
 def _further(

@@ -6,8 +6,19 @@ import pytest
 from tiny import random_problem
 
 from gdp.graph.fuse import coarsen
-from gdp.graph.groups import all_per_group, distinct, joined, merge_ids, sum_per_group
+from gdp.graph.groups import alike, all_per_group, distinct, joined, merge_ids, sum_per_group
 from gdp.problem.problem import contracted
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_rows_that_are_alike_have_one_number(seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    rows = rng.integers(0, 3, (int(rng.integers(0, 30)), int(rng.integers(1, 4))))
+    seen: dict[tuple, int] = {}
+    numbers = [seen.setdefault(tuple(row), len(seen)) for row in rows.tolist()]
+    first, number = alike(*rows.T)
+    assert number.tolist() == numbers
+    assert first.tolist() == [numbers.index(i) for i in range(len(seen))]
 
 
 @pytest.mark.parametrize("seed", range(20))

@@ -218,6 +218,30 @@ def test_replicas_are_named_where_they_beat_the_pipeline() -> None:
     )
 
 
+def test_replicas_are_left_out_where_their_preparation_takes_longer_than_they_have(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Of counted work they are not, as nobody waits for it."""
+    problem = random_problem(0, 6, 2, "throughput")
+    problem = replace(problem, replicas=True)
+    asked: list[Search] = []
+
+    def noted(problem: Problem, search: Search) -> Answer:
+        asked.append(search)
+        return Answer(None, reason="noted")
+
+    monkeypatch.setattr(portfolio, "_replicas", noted)
+    monkeypatch.setattr(portfolio, "REPLICA_OP_S", 1.0)
+    row = {x.method: x for x in auto(problem, Search(seconds=0.3)).candidates}["replicas"]
+    assert not asked
+    assert row.reason == "no time was left"
+    auto(problem, Search(seconds=None, evaluations=10))
+    assert len(asked) == 1
+    monkeypatch.setattr(portfolio, "REPLICA_OP_S", 1e-9)
+    auto(problem, Search(seconds=0.3))
+    assert len(asked) == 2
+
+
 def test_replicas_share_no_processor_and_fill_each_memory_once() -> None:
     """Two ops of 5 bytes each. "a" and "b" are one processor, where "b" takes 1 s; "c" and "d" have
     a memory of 15 bytes together, so that only "c" holds a copy: 2 s, and 0.5 s to begin each op;

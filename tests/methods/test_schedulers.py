@@ -4,10 +4,11 @@ from typing import NamedTuple
 
 import numpy as np
 import pytest
-from tiny import plain_graph, unit_cluster
+from tiny import plain_graph, random_problem, unit_cluster
 
 from gdp.graph.op_graph import make_graph
 from gdp.methods.base import Search
+from gdp.methods.heuristics.blocks import block_inputs
 from gdp.methods.heuristics.list_schedule import etf, heft
 from gdp.methods.heuristics.list_schedule_kernels import etf_plan, heft_plan
 from gdp.methods.priorities import upward_rank
@@ -244,6 +245,33 @@ def test_blocks_split_a_chain_where_its_largest_stage_is_least() -> None:
     assert values(problem, answer.assignment.device[None])[0][0] == 5.0
     changes = np.flatnonzero(np.diff(answer.assignment.device)).tolist()
     assert changes == [2, 3]
+
+
+@pytest.mark.parametrize("in_order", [True, False])
+@pytest.mark.parametrize("seed", range(8))
+def test_a_block_receives_what_is_made_outside_and_read_inside(seed: int, in_order: bool) -> None:
+    """By the definition, of every block; also where an op is before the maker of what it reads."""
+    rng = np.random.default_rng(seed)
+    problem = random_problem(seed)
+    a, graph = arrays_of(problem), problem.graph
+    work = np.flatnonzero(~graph.is_io[a.group_op[a.group_start[:-1]]])
+    sequence = work if in_order else rng.permutation(work)[:-1]
+    cuts = np.unique([0, len(sequence), *rng.integers(0, len(sequence), 5)])
+    place = np.full(problem.num_groups, -1)
+    place[sequence] = np.arange(len(sequence))
+    place = place[problem.group]
+    found = block_inputs(problem, sequence, cuts)
+    uses = list(zip(graph.use_tensor.tolist(), graph.use_op.tolist(), strict=True))
+    for x, y in zip(*np.triu_indices(len(cuts), 1), strict=True):
+        inside = (place >= cuts[x]) & (place < cuts[y])
+        received = {t for t, op in uses if inside[op] and not inside[graph.producer[t]]}
+        opens = set(np.flatnonzero(inside & (np.bincount(graph.use_op, minlength=24) == 0)))
+        for t, op in uses:
+            maker = graph.producer[t]
+            first = place[maker] < cuts[x] or place[maker] > place[op]
+            opens |= {op} if inside[op] and (first or a.is_input[maker]) else set()
+        sent = sum(int(a.sent_bytes[t]) for t in received)
+        assert found[:, x, y].tolist() == [len(received), sent, len(opens)]
 
 
 def test_round_robin_deals_out_in_turn_and_passes_over_what_is_full() -> None:

@@ -332,11 +332,11 @@ def _slower_types(graph: OpGraph, device: Device) -> Bool[np.ndarray, "N"]:
     """Ops in a type that the device computes more slowly than the one of that width which was
     learned: float64 everywhere, bfloat16 on a V100. Their roofline is nearer."""
     single, half, *_ = silicon_of(device).flop_per_s
-    slower = {
-        dtype: device.speed(dtype) < (half if dtype in ("bfloat16", "float16") else single)
-        for dtype in {detail.dtype for detail in graph.detail}
-    }
-    return np.array([slower[detail.dtype] for detail in graph.detail], dtype=bool)
+    usual = {"bfloat16": half, "float16": half}
+    kinds, which = graph.kinds
+    dtypes = [detail.dtype for _, detail in kinds]
+    slower = [device.speed(dtype) < usual.get(dtype, single) for dtype in dtypes]
+    return np.array(slower, dtype=bool)[which]
 
 
 def _whole_blocks(

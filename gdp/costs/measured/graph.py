@@ -1,16 +1,17 @@
 """Kernels of a graph: the class and sizes of each op, from its type, shapes and bytes."""
 
-import itertools
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
-from jaxtyping import Bool, Int
+from jaxtyping import Bool, Float, Int
 
 from gdp.costs.measured.kernels import ARITHMETIC, ENGINES, KINDS, NUMBERS, Kernels
 from gdp.graph.generation import STEP
+from gdp.graph.groups import alike
 from gdp.graph.latent import LATENT
 from gdp.graph.op_graph import WEIGHT_ARITHMETIC, OpDetail, OpGraph
 from gdp.ops.table import ELEMENTWISE_OPS, REDUCTIONS, VIEWS
@@ -32,6 +33,7 @@ ATTENTION = frozenset(
 SOFTMAX = frozenset(
     ["softmax", "_softmax", "log_softmax", "_log_softmax", "_safe_softmax", "Softmax"]
 )
+_PRODUCT, _BATCHED, _CONVOLUTION, _PROMPT, _TOKEN, _EXPERTS = range(6)  # of `KINDS`
 _SIMPLE = REDUCTIONS | ELEMENTWISE_OPS | VIEWS
 _NUMBERS: Mapping[object, str] = {
     "weights": "weights alone", "float8": "floats", "float4": "floats", "int8": "integers",
@@ -63,56 +65,42 @@ def graph_kernels(graph: OpGraph, *, served: bool) -> GraphKernels:
         graph: Its FLOPs and bytes are the kernels', so that their roofline is the graph's.
         served: As an engine of language models computes it: what is stored in 8 or 4 bits is also
             multiplied so where its scheme casts activations, too, all of a block of experts is one
-            call, and a router between products in 16 bits multiplies in 16 bits. O(N).
+            call, and a router between products in 16 bits multiplies in 16 bits. O(N log N).
     """
-    made: dict[tuple, int] = {}  # layers of a model are alike
-    narrowed: dict[int, OpDetail] = {}
-    rows: list[_Row] = []
-    which = np.empty(graph.num_ops, dtype=np.int64)
-    flop, traffic = graph.flop.tolist(), graph.memory_traffic_bytes.tolist()
-    weights = _read_weights(graph)
+    kinds, kind_of = graph.kinds
+    work = kind_of, graph.flop, graph.memory_traffic_bytes, _read_weights(graph)
+    first, row = alike(*work)  # layers of a model are alike
     narrow = served and type_of_products(graph) == "float16"
-    for op, op_type in enumerate(graph.op_types):
-        detail = graph.detail[op]
-        if narrow and op_type in PRODUCTS and detail.dtype == "float32":
-            detail = narrowed.setdefault(id(detail), replace(detail, dtype="bfloat16"))
-        key = (op_type, id(detail), flop[op], traffic[op], weights[op])
-        if key not in made:
-            made[key] = len(rows)
-            rows.append(_kernel(op_type, detail, flop[op], (traffic[op], weights[op]), served))
-        which[op] = made[key]
-    numbers = np.fromiter(itertools.chain.from_iterable(rows), float)
-    table = numbers.reshape(len(rows), len(_Row._fields)).T[:, which]
-    column = _Row(*table)  # of arrays
-    kind, arithmetic = (x.astype(np.int64) for x in (column.kind, column.arithmetic))
-    simple = np.isin(kind, [KINDS.index(name) for name in _SIMPLE_KINDS])
+    shapes = np.array([_shape(t, detail, narrow) for t, detail in kinds], dtype=float)
+    column = _rows(_Shape(*shapes[kind_of[first]].T), _Work(*(x[first] for x in work[1:])), served)
+    column = {name: values[row] for name, values in column.items()}
+    kind, arithmetic = (column[name].astype(np.int64) for name in ("kind", "arithmetic"))
+    simple = kind > _EXPERTS
     if (~simple & (kind >= 0) & (arithmetic > 0)).any():
         # A norm that computes in 32 bits between 16-bit products reads and writes 16 bits.
         arithmetic[simple] = ARITHMETIC.index("float16")
     precise = arithmetic == ARITHMETIC.index("float32")
     engine = np.where(precise, ENGINES.index("torch"), ENGINES.index("vllm"))
-    held = np.minimum(column.held_bytes, graph.memory_traffic_bytes)
-    known = kind >= 0
+    held = np.minimum(column["held_bytes"], graph.memory_traffic_bytes)
+    moved = column["moved_bytes"]
     kernels = Kernels(
         kind=np.maximum(kind, 0), engine=engine, arithmetic=arithmetic,
-        stored_bits=column.stored_bits, block_scaled=column.block_scaled,
-        b=column.b, m=column.m, n=column.n, k=column.k,
+        stored_bits=column["stored_bits"], block_scaled=column["block_scaled"],
+        b=column["b"], m=column["m"], n=column["n"], k=column["k"],
         flop=graph.flop.astype(float), held_bytes=held,
-        moved_bytes=np.where(
-            np.isnan(column.moved_bytes), graph.memory_traffic_bytes - held, column.moved_bytes
-        ),
-        numbers=column.numbers.astype(np.int64),
+        moved_bytes=np.where(np.isnan(moved), graph.memory_traffic_bytes - held, moved),
+        numbers=column["numbers"].astype(np.int64),
     )  # fmt: skip
     block = _blocks(graph, kernels) if served else np.full(graph.num_ops, -1)
-    return GraphKernels(kernels, which, known & ~graph.is_io, block)
+    return GraphKernels(kernels, row, (kind >= 0) & ~graph.is_io, block)
 
 
-def _read_weights(graph: OpGraph) -> list[int]:
+def _read_weights(graph: OpGraph) -> Int[np.ndarray, "N"]:
     """Bytes of weights that each op reads: its own, or in a step those that the same module holds
     for the prompt."""
-    own = graph.weight_bytes.tolist()
     if not any(name.startswith(STEP) for name in graph.op_names):
-        return own
+        return graph.weight_bytes
+    own = graph.weight_bytes.tolist()
     held = (graph.weight_bytes - graph.cache_bytes).tolist()
     shapes = [detail.input_shapes[1:2] for detail in graph.detail]
     steps = [name.startswith(STEP) for name in graph.op_names]
@@ -121,172 +109,218 @@ def _read_weights(graph: OpGraph) -> list[int]:
         for scope, shape, size, stepping in zip(graph.scope, shapes, held, steps, strict=True)
         if size > 0 and shape and scope and not stepping
     }
-    return [
+    read = [
         size or (modules.get((scope, shape), 0) if stepping else 0)
         for size, scope, shape, stepping in zip(own, graph.scope, shapes, steps, strict=True)
     ]
+    return np.array(read, dtype=np.int64)
 
 
 def type_of_products(graph: OpGraph) -> str | None:
     """Type of arithmetic, as of `ARITHMETIC`, in which a graph multiplies; None where nowhere."""
     heavy = PRODUCTS | CONVOLUTIONS | EXPERTS
-    types = {d.dtype for d, t in zip(graph.detail, graph.op_types, strict=True) if t in heavy}
+    types = {detail.dtype for t, detail in graph.kinds[0] if t in heavy}
     if not types:
         return None
     return "float32" if types <= _PRECISE else "float16"
 
 
-_SIMPLE_KINDS = ("normalisation", "softmax", "elementwise")
+class _Shape(NamedTuple):
+    """Shapes, type and attributes of ops in numbers, a row for each op. What nothing but the work
+    of an op tells is not here."""
 
-
-class _Row(NamedTuple):
-    """Fields of one of the `Kernels`; of kind -1 where nothing like it was measured."""
-
-    kind: Any
-    arithmetic: Any
-    stored_bits: Any
+    kind: Any = -1  # that the shapes allow, index into `KINDS`; -1: none of products
+    wide: Any = 0.0  # 1 where it computes in 32 bits or more
+    # Sizes as of `Kernels`; the inner size of a product as its shapes say it, 0 of a convolution.
     b: Any = 1.0
     m: Any = 1.0
     n: Any = 1.0
-    k: Any = 1.0
-    held_bytes: Any = 0.0
-    block_scaled: Any = 0.0
-    moved_bytes: Any = math.nan  # all but what is held where it is not said
-    numbers: Any = 0
+    k: Any = 0.0
+    # Elements made by a product; of a layer of attention those that a cache holds.
+    elements: Any = 1.0
+    sure: Any = 0.0  # 1 where the second factor has the columns and the inner size
+    item_bytes: Any = 2.0
+    used: Any = 1.0  # part of the weights that is read
+    share: Any = 1.0  # part of the bytes that are no activations
+    around_bytes: Any = 0.0  # of queries and results of attention
+    told: Any = 0  # index into `NUMBERS`
+    eights: Any = 0.0  # 1 where its scheme casts to 8 bits
+    always_narrow: Any = 0.0  # 1 where its scheme multiplies narrow numbers in every runtime
+    # Read as an element-wise op or a reduction:
+    simple_kind: Any = -1
+    is_simple: Any = 0.0
+    columns: Any = 1.0  # of the largest tensor, and its elements
+    largest: Any = 1.0
+    made_columns: Any = 1.0  # of the result
+    made: Any = 1.0
 
 
-def _kernel(
-    op_type: str, detail: OpDetail, flop: float, bytes_: tuple[float, float], served: bool
-) -> _Row:
-    """The kernel of an op; its bytes are those that move, and those of weights."""
-    traffic = bytes_[0]
+class _Work(NamedTuple):
+    """FLOPs and bytes of the same ops."""
+
+    flop: Float[np.ndarray, "R"]
+    traffic: Float[np.ndarray, "R"]
+    weights: Int[np.ndarray, "R"]
+
+
+_Columns = dict[str, Any]
+"""Arrays of the fields of `Kernels`, by name."""
+
+
+def _shape(op_type: str, detail: OpDetail, narrow: bool) -> _Shape:
+    """The numbers of ops of one type and detail; a `narrow` product in 32 bits is one in 16."""
     out = detail.output_shapes[0] if detail.output_shapes else ()
-    shapes = detail.input_shapes
-    wide = detail.dtype in _PRECISE
-    size = math.prod(out)
-    if op_type in PRODUCTS and len(shapes) > 1 and size and flop > 0:
-        row = _product(shapes, out, flop)
-        return _weighted(
-            "product" if row[0] == 1 else "batched product", row, detail, bytes_, served
-        )
-    if op_type in CONVOLUTIONS and len(shapes) > 1 and size and len(shapes[1]) > 2:
+    shapes, size, dtype = detail.input_shapes, math.prod(out), detail.dtype
+    if narrow and op_type in PRODUCTS and dtype == "float32":
+        dtype = "bfloat16"
+    first = max([out, *shapes], key=math.prod, default=())
+    kind = "elementwise"
+    if op_type in SOFTMAX:
+        kind = "softmax"
+    elif op_type in REDUCTIONS and size != math.prod(first):
+        kind = "normalisation"
+    told = detail.attributes.get(WEIGHT_ARITHMETIC)
+    shape = _Shape(
+        wide=dtype in _PRECISE, item_bytes=_ITEM_BYTES.get(dtype, 2),
+        told=NUMBERS.index(_NUMBERS.get(told, "not told")), eights=told in ("float8", "int8"),
+        always_narrow=told == "llm.int8", simple_kind=KINDS.index(kind),
+        is_simple=op_type in _SIMPLE, columns=first[-1] if first else 1.0, largest=math.prod(first),
+        made_columns=out[-1] if out else 1.0, made=size,
+    )  # fmt: skip
+    if op_type in PRODUCTS and len(shapes) > 1 and size:
+        return _product(shape, shapes, out)
+    ranks = [len(each) for each in (out, *shapes[:2])]
+    if op_type in CONVOLUTIONS and size and len(ranks) > 2 and min(ranks) > 2:
         channels = shapes[1][0] if op_type != "conv_general_dilated" else 0
         groups = max(1, shapes[0][1] // max(shapes[1][1], 1)) if channels else 1
         n = max(channels // groups, 1) if channels else out[-1]
         m = max(size / groups / n, 1.0)
-        k = max(flop / (2.0 * size), 1.0)
-        return _Row(KINDS.index("convolution"), *_type(wide), groups, m, n, k)
-    if op_type in EXPERTS and len(shapes) > 1 and len(shapes[1]) == 3 and size:
+        return shape._replace(kind=_CONVOLUTION, b=groups, m=m, n=n, elements=size)
+    if op_type in EXPERTS and len(shapes) > 1 and len(shapes[1]) == 3 and size and all(shapes[1]):
         experts, k, n = (float(x) for x in shapes[1])
         rows = size / n
         working = experts * (1.0 - (1.0 - 1.0 / experts) ** max(rows, 1.0))
-        row = (working, max(rows / working, 1.0), n, k)
         # Of fewer rows than experts the graph counts an expert for each, of more all of them.
-        share = working / min(experts, max(rows, 1.0))
-        return _weighted("experts", row, detail, bytes_, served, working / experts, share)
-    if op_type in ATTENTION and len(shapes) > 2 and all(len(s) == 4 for s in shapes[:3]):
-        return _attention(shapes, out, detail, traffic)
-    if op_type in _SIMPLE or flop * 4 < traffic:
-        return _simple(op_type, shapes, out, wide, traffic)
-    return _Row(-1, *_type(True))
+        return shape._replace(
+            kind=_EXPERTS, b=working, m=max(rows / working, 1.0), n=n, k=k,
+            used=working / experts, share=working / min(experts, max(rows, 1.0)),
+        )  # fmt: skip
+    if op_type in ATTENTION and len(shapes) > 2 and all(len(s) == 4 and all(s) for s in shapes[:3]):
+        return _attention(shape, shapes, out, bool(detail.attributes.get(LATENT)))
+    return shape
 
 
-def _type(wide: bool) -> tuple[int, float]:
-    return (ARITHMETIC.index("float32"), 32.0) if wide else (ARITHMETIC.index("float16"), 16.0)
-
-
-def _product(
-    shapes: Sequence[tuple[int, ...]], out: tuple[int, ...], flop: float
-) -> tuple[float, float, float, float]:
-    """(batch, rows, columns, inner size); a batch that meets one matrix is more rows."""
+def _product(shape: _Shape, shapes: Sequence[tuple[int, ...]], out: tuple[int, ...]) -> _Shape:
+    """A product; a batch that meets one matrix is more rows."""
     size, columns = math.prod(out), float(out[-1]) if out else 1.0
-    inner = max(flop / (2.0 * size), 1.0)
     whole = float(shapes[0][-1]) if shapes[0] else 1.0
-    # What is fused adds a few FLOP to each element, and unpacking two to each weight, which are as
-    # many as the product's own where one row is multiplied.
-    if 0.75 < whole / inner <= 1.01 or sorted(shapes[1][-2:]) == sorted((columns, whole)):
-        inner = whole
-    rows = size / columns
-    if min(len(shapes[0]), len(shapes[1])) < 3 or math.prod(shapes[1][:-2]) == 1:
-        return 1.0, rows, columns, inner
-    batch = float(math.prod(out[:-2]))
-    return batch, rows / batch, columns, inner
-
-
-def _weighted(
-    kind: str, row: tuple[float, float, float, float], detail: OpDetail,
-    bytes_: tuple[float, float], served: bool, used: float = 1.0, share: float = 1.0,
-) -> _Row:  # fmt: skip
-    """A product with the bits of its stored weights: from their bytes where the op holds them, of
-    which a part is used, else from a share of the bytes that activations leave."""
-    b, m, n, k = row
-    wide = detail.dtype in _PRECISE
-    arithmetic, bits = _type(wide)
-    if kind == "batched product":
-        return _Row(KINDS.index(kind), arithmetic, bits, b, m, n, k)
-    item, elements = _ITEM_BYTES.get(detail.dtype, 2), b * n * k
-    traffic, weights = bytes_
-    moved = item * b * m * (k + n)
-    held = weights * used if weights > 0 else (traffic - moved) * share
-    stored = min(8.0 * held / elements, 32.0)
-    if stored < 2.0:  # both factors are activations
-        held, stored = elements * item, 8.0 * item
-    bits = float(_BITS[np.abs(np.log(_BITS / stored)).argmin()])
-    told = detail.attributes.get(WEIGHT_ARITHMETIC)
-    if (served or told == "llm.int8") and not wide and bits in (4.0, 8.0):
-        narrow = "float8" if bits == 8.0 or told in ("float8", "int8") else "float4"
-        arithmetic = ARITHMETIC.index(narrow)
-    scaled = abs(held / elements - bits / 8 - _BLOCK_SCALE_BYTES) < _BLOCK_SCALE_BYTES / 50
-    held = min(held, traffic)
-    return _Row(
-        KINDS.index(kind), arithmetic, bits, b, m, n, k, held, float(scaled),
-        moved if kind == "experts" else math.nan, NUMBERS.index(_NUMBERS.get(told, "not told")),
+    rows, batch = size / columns, 1.0
+    if min(len(shapes[0]), len(shapes[1])) >= 3 and math.prod(shapes[1][:-2]) != 1:
+        batch = float(math.prod(out[:-2]))
+    return shape._replace(
+        kind=_PRODUCT if batch == 1 else _BATCHED, b=batch, m=rows / batch, n=columns, k=whole,
+        elements=size,
+        sure=sorted(shapes[1][-2:]) == sorted((columns, whole)),
     )  # fmt: skip
 
 
 def _attention(
-    shapes: Sequence[tuple[int, ...]], out: tuple[int, ...], detail: OpDetail, traffic: float
-) -> _Row:
+    shape: _Shape, shapes: Sequence[tuple[int, ...]], out: tuple[int, ...], latent: bool
+) -> _Shape:
     batch, heads, queries, size = (float(x) for x in shapes[0])
     keys, seen = float(shapes[1][1]), float(shapes[1][2])
-    if detail.attributes.get(LATENT):  # one row for keys and values, not two
+    if latent:  # one row for keys and values, not two
         size = float(shapes[1][3]) / 2
     kind = "token attention" if queries * 4 <= seen and queries <= 4 else "prompt attention"
-    arithmetic, bits = _type(detail.dtype in _PRECISE)
-    around = bits / 8 * (math.prod(shapes[0]) + math.prod(out))
-    held = max(traffic - around, 0.0)
-    stored = 8.0 * held / max(2.0 * batch * keys * seen * size, 1.0)
-    if stored > 0:
-        bits = float(_BITS[np.abs(np.log(_BITS / stored)).argmin()])
-    return _Row(
-        KINDS.index(kind), arithmetic, bits, batch * keys, queries * heads / keys, seen, size,
-        held,
+    around = (4 if shape.wide else 2) * (math.prod(shapes[0]) + math.prod(out))
+    return shape._replace(
+        kind=KINDS.index(kind), b=batch * keys, m=queries * heads / keys, n=seen, k=size,
+        around_bytes=around, elements=max(2.0 * batch * keys * seen * size, 1.0),
     )  # fmt: skip
 
 
-def _simple(
-    op_type: str,
-    shapes: Sequence[tuple[int, ...]],
-    out: tuple[int, ...],
-    wide: bool,
-    traffic: float,
-) -> _Row:
-    arithmetic, bits = _type(wide)
-    kind = "elementwise"
-    first = max([out, *shapes], key=math.prod, default=())
-    if op_type in SOFTMAX:
-        kind = "softmax"
-    elif op_type in REDUCTIONS and math.prod(out) != math.prod(first):
-        kind = "normalisation"
-    if math.prod(first) * bits / 8 > traffic:  # of a table some rows are read
-        first = out
-    columns, elements = float(first[-1]) if first else 1.0, max(float(math.prod(first)), 1.0)
-    if traffic > 5 * elements * bits / 8:  # shapes that nobody told: one read and one write of each
-        columns, elements = 1024.0, traffic / (bits / 4)
-    reads = min(max(traffic / (bits / 8) / elements - 1.0, 1.0), 4.0)
-    columns = max(columns, 1.0)
-    rows = max(elements / columns, 1.0)
-    return _Row(KINDS.index(kind), arithmetic, bits, 1.0, rows, columns, reads)
+def _rows(shape: _Shape, work: _Work, served: bool) -> _Columns:
+    """Columns of `Kernels`; of kind -1 where nothing like it was measured."""
+    products = np.isin(shape.kind, (_PRODUCT, _BATCHED))
+    none = (shape.kind < 0) | (products & (work.flop <= 0))
+    simple = none & ((shape.is_simple > 0) | (work.flop * 4 < work.traffic))
+    wide = (shape.wide > 0) | (none & ~simple)
+    zeros, sizes = np.zeros(len(none)), ("b", "m", "n", "k")
+    column: _Columns = {name: np.where(none, 1.0, getattr(shape, name)) for name in sizes}
+    column |= {
+        "kind": np.where(none, np.where(simple, shape.simple_kind, -1), shape.kind),
+        "arithmetic": np.where(wide, ARITHMETIC.index("float32"), ARITHMETIC.index("float16")),
+        "stored_bits": np.where(wide, 32.0, 16.0), "held_bytes": zeros.copy(),
+        "block_scaled": zeros.copy(), "moved_bytes": zeros + math.nan, "numbers": zeros.copy(),
+    }  # fmt: skip
+    for which, changed in (
+        (~none & (products | (shape.kind == _CONVOLUTION)), _with_inner_size),
+        (~none & np.isin(shape.kind, (_PRODUCT, _EXPERTS)), partial(_with_weights, served=served)),
+        (np.isin(shape.kind, (_PROMPT, _TOKEN)), _with_cache),
+        (simple, _with_rows),
+    ):
+        if which.any():
+            part = {name: values[which] for name, values in column.items()}
+            of = _Shape(*(x[which] for x in shape)), _Work(*(x[which] for x in work))
+            for name, values in changed(part, *of).items():
+                column[name][which] = values
+    return column
+
+
+def _with_inner_size(row: _Columns, shape: _Shape, work: _Work) -> _Columns:
+    inner = np.maximum(work.flop / (2.0 * shape.elements), 1.0)
+    # What is fused adds a few FLOP to each element, and unpacking two to each weight, which are as
+    # many as the product's own where one row is multiplied.
+    near = (shape.k / inner > 0.75) & (shape.k / inner <= 1.01) | (shape.sure > 0)
+    return {"k": np.where(near & (row["kind"] != _CONVOLUTION), shape.k, inner)}
+
+
+def _with_weights(row: _Columns, shape: _Shape, work: _Work, served: bool) -> _Columns:
+    """Products with the bits of their stored weights: from their bytes where the op holds them, of
+    which a part is used, else from a share of the bytes that activations leave."""
+    b, m, n, k = (row[name] for name in ("b", "m", "n", "k"))
+    elements, wide = b * n * k, shape.wide > 0
+    moved = shape.item_bytes * b * m * (k + n)
+    left = (work.traffic - moved) * shape.share
+    held = np.where(work.weights > 0, work.weights * shape.used, left)
+    stored = np.minimum(8.0 * held / elements, 32.0)
+    activations = stored < 2.0  # both factors are
+    held = np.where(activations, elements * shape.item_bytes, held)
+    bits = _nearest_bits(np.where(activations, 8.0 * shape.item_bytes, stored))
+    narrow = ~wide & np.isin(bits, (4.0, 8.0)) & (served | (shape.always_narrow > 0))
+    eights = (bits == 8.0) | (shape.eights > 0)
+    numbers = np.where(eights, ARITHMETIC.index("float8"), ARITHMETIC.index("float4"))
+    scaled = np.abs(held / elements - bits / 8 - _BLOCK_SCALE_BYTES) < _BLOCK_SCALE_BYTES / 50
+    return {
+        "arithmetic": np.where(narrow, numbers, row["arithmetic"]), "stored_bits": bits,
+        "held_bytes": np.minimum(held, work.traffic), "block_scaled": scaled,
+        "moved_bytes": np.where(row["kind"] == _EXPERTS, moved, math.nan), "numbers": shape.told,
+    }  # fmt: skip
+
+
+def _nearest_bits(stored: Float[np.ndarray, "R"]) -> Float[np.ndarray, "R"]:
+    return _BITS[np.abs(np.log(_BITS / stored[:, None])).argmin(axis=1)]
+
+
+def _with_cache(row: _Columns, shape: _Shape, work: _Work) -> _Columns:
+    held = np.maximum(work.traffic - shape.around_bytes, 0.0)
+    bits, stored = row["stored_bits"], 8.0 * held / shape.elements
+    bits[stored > 0] = _nearest_bits(stored[stored > 0])
+    return {"stored_bits": bits, "held_bytes": held}
+
+
+def _with_rows(row: _Columns, shape: _Shape, work: _Work) -> _Columns:
+    """Element-wise ops and reductions, as rows of the largest tensor."""
+    item_bytes = row["stored_bits"] / 8
+    some = shape.largest * item_bytes > work.traffic  # of a table some rows are read
+    columns = np.where(some, shape.made_columns, shape.columns)
+    elements = np.maximum(np.where(some, shape.made, shape.largest), 1.0)
+    # Shapes that nobody told: one read and one write of each.
+    untold = work.traffic > 5 * elements * item_bytes
+    columns = np.maximum(np.where(untold, 1024.0, columns), 1.0)
+    elements = np.where(untold, work.traffic / (2 * item_bytes), elements)
+    reads = np.clip(work.traffic / item_bytes / elements - 1.0, 1.0, 4.0)
+    return {"m": np.maximum(elements / columns, 1.0), "n": columns, "k": reads}
 
 
 def _blocks(graph: OpGraph, kernels: Kernels) -> Int[np.ndarray, "N"]:

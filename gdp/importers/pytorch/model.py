@@ -387,7 +387,7 @@ def _input_output_span(recorded: RecordedTorch) -> tuple[int, int]:
     graph = recorded.graph
     src, dst = graph.edges
     own = np.flatnonzero(~graph.is_io)
-    outputs = np.array([kind == OUTPUT for kind in graph.op_types])
+    outputs = graph.has_type((OUTPUT,))
     reads = dst[graph.is_io[src]]
     makes = src[outputs[dst] & ~graph.is_io[src]]
     return int(reads.max(initial=own.min())), int(makes.min(initial=own.max()))

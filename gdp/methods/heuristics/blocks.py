@@ -258,7 +258,7 @@ def _best_cuts(
 ) -> Iterator[tuple[Int[np.ndarray, "D"], Int[np.ndarray, "D"]]]:
     """(order, ends) of the splits of least largest stage, for latency of least sum of stages, per
     order of the devices."""
-    from gdp.methods.heuristics.blocks_kernels import best_cuts, fill_block_inputs
+    from gdp.methods.heuristics.blocks_kernels import best_cuts
 
     in_turn = not objective_of(problem).pipelined
     a = arrays_of(problem)
@@ -266,11 +266,8 @@ def _best_cuts(
     off, busy = ~np.eye(problem.num_devices, dtype=bool), problem.cluster.queues
     latency_s = float(np.where(busy, a.latency_s, 0.0)[off].mean()) if off.any() else 0.0
     s_per_byte = float(np.where(busy, 1.0 / a.bytes_per_s, 0.0)[off].mean()) if off.any() else 0.0
-    place = np.full(problem.num_groups, -1, dtype=np.int64)
-    place[sequence] = np.arange(len(sequence))
-    counted = np.empty(problem.graph.num_tensors, dtype=np.int64)
-    receive_s, openers = np.zeros((2, len(cuts), len(cuts)))
-    fill_block_inputs(a, sequence, cuts, latency_s, s_per_byte, place, counted, receive_s, openers)
+    tensors, sent_bytes, openers = block_inputs(problem, sequence, cuts)
+    receive_s = tensors * latency_s + sent_bytes * s_per_byte
     for capacity in _capacities(problem):
         rooms = [capacity * share for share in (1.0, 0.8, 0.6, 0.4)]
         if in_turn:
@@ -286,6 +283,22 @@ def _best_cuts(
                     yield order, cuts[ends]
             if capacity.min() > 4 * (bytes_up_to[-1] + problem.graph.held_bytes.sum()):
                 break
+
+
+def block_inputs(
+    problem: Problem, sequence: Int[np.ndarray, "Q"], cuts: Int[np.ndarray, "K"]
+) -> Int[np.ndarray, "3 K K"]:
+    """Tensors that each block cuts[x]..cuts[y] receives, their bytes, and ops that open a segment
+    in it: those that read any of these, an input of the graph, what is made later, or nothing."""
+    from gdp.methods.heuristics.blocks_kernels import fill_block_inputs
+
+    place = np.full(problem.num_groups, -1, dtype=np.int64)
+    place[sequence] = np.arange(len(sequence))
+    piece = np.repeat(np.arange(len(cuts) - 1), np.diff(cuts))
+    reader = np.full(problem.graph.num_tensors, -1)
+    changes = np.zeros((3, len(cuts) + 1, len(cuts) + 1), dtype=np.int64)
+    fill_block_inputs(arrays_of(problem), sequence, place, piece, reader, *changes)
+    return changes.cumsum(axis=1).cumsum(axis=2)[:, :-1, :-1]
 
 
 def _working_bytes(problem: Problem) -> float:

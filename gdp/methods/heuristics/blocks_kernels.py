@@ -16,47 +16,49 @@ from gdp.problem.arrays import Arrays
 as_struct(Arrays)
 
 
+@numba.njit(**INLINE)
+@no_type_check
+def add_to_blocks(counts, above, upto, after, value):
+    """Add a value to all blocks from cuts above + 1 .. upto to cuts beyond `after`."""
+    counts[above + 1, after + 1] += value
+    counts[upto + 1, after + 1] -= value
+
+
 @numba.njit(**BARE)
 @no_type_check
-def fill_block_inputs(
-    a, sequence, cuts, mean_latency_s, mean_s_per_byte, place, counted, seconds, openers
-):
-    """seconds [K, K], openers [K, K]: of block cuts[x]..cuts[y], what it receives and opens.
+def fill_block_inputs(a, sequence, place, piece, reader, tensors, sent_bytes, openers):
+    """tensors, sent_bytes, openers [K + 1, K + 1], zero before: of block cuts[x]..cuts[y], what it
+    receives, and the ops in it that open a segment, as sums over both axes up to [x, y].
 
-    Seconds are those of every tensor made outside and read inside, once, on a mean link. Openers
-    are the ops that read any of those, or an input of the graph, or nothing. `place` [G] is where
-    each group is in the sequence, -1 where it is not; `counted` [T] is scratch. O(K (N + E)).
+    It receives every tensor made outside and read inside, once. Openers are the ops that read any
+    of those, or an input of the graph, or nothing, or what is made later in the sequence. `place`
+    [G] is where each group is in the sequence, -1 where it is not; `piece` [Q] the cut before each
+    position; `reader` [T] the piece of the last reader so far, -1 before.
+
+    A tensor enters the blocks between its maker, or the reader before, and a reader, and not those
+    that hold its maker: each reader adds a rectangle by two corners. O(N + E).
     """
-    num_cuts, num_positions = cuts.shape[0], sequence.shape[0]
-    counted[:] = -1
-    for x in range(num_cuts):
-        first, y = cuts[x], x
-        total, opened = 0.0, 0.0
-        for q in range(first, num_positions + 1):
-            if y < num_cuts and cuts[y] == q:
-                seconds[x, y], openers[x, y] = total, opened
-                y += 1
-            if q == num_positions:
-                break
-            g = sequence[q]
-            for z in range(a.group_start[g], a.group_start[g + 1]):
-                i = a.group_op[z]
-                opens = a.in_start[i] == a.in_start[i + 1]
-                for k in range(a.in_start[i], a.in_start[i + 1]):
-                    t = a.in_tensor[k]
-                    source = place[a.group[a.producer[t]]]
-                    opens = opens or a.is_input[a.producer[t]]
-                    if source < first or source > q:
-                        opens = True
-                        if counted[t] != x:
-                            counted[t] = x
-                            total += mean_latency_s + a.sent_bytes[t] * mean_s_per_byte
-                for k in range(a.out_start[i], a.out_start[i + 1]):
-                    t = a.out_tensor[k]
-                    # Read before it was made: in a sequence that is not topological.
-                    if counted[t] == x:
-                        total -= mean_latency_s + a.sent_bytes[t] * mean_s_per_byte
-                opened += opens
+    one = np.int64(1)
+    for q in range(sequence.shape[0]):
+        here = piece[q]
+        for z in range(a.group_start[sequence[q]], a.group_start[sequence[q] + 1]):
+            i = a.group_op[z]
+            opens_above = here if a.in_start[i] < a.in_start[i + 1] else -1
+            for k in range(a.in_start[i], a.in_start[i + 1]):
+                t = a.in_tensor[k]
+                at = place[a.group[a.producer[t]]]
+                made = piece[at] if at >= 0 else -1
+                later = at > q or a.is_input[a.producer[t]]
+                opens_above = min(opens_above, -1 if later else made)
+                if reader[t] < here:
+                    above = max(reader[t], made) if made <= here else reader[t]
+                    add_to_blocks(tensors, above, here, here, one)
+                    add_to_blocks(sent_bytes, above, here, here, a.sent_bytes[t])
+                    if made > here:  # but for those that hold the maker, too
+                        add_to_blocks(tensors, above, here, made, -one)
+                        add_to_blocks(sent_bytes, above, here, made, -a.sent_bytes[t])
+                    reader[t] = here
+            add_to_blocks(openers, opens_above, here, here, one)
 
 
 @numba.njit(cache=KEEP, nogil=True)
@@ -69,7 +71,7 @@ def best_cuts(work_s, weight_bytes, receive_s, openers, order, segment_s, room_b
     receives, of many samples at the same time; it is infinite over its memory. Empty stages cost
     nothing. Returns (seconds, ends [D]); the seconds are infinite where nothing fits.
     """
-    num_devices, num_cuts = order.shape[0], receive_s.shape[0]
+    num_devices, num_cuts = order.shape[0], weight_bytes.shape[0]
     least = np.full((num_devices + 1, num_cuts), np.inf)
     best_from = np.zeros((num_devices + 1, num_cuts), np.int64)
     least[0, 0] = 0.0

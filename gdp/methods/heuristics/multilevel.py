@@ -14,7 +14,7 @@ import numpy as np
 from jaxtyping import Float, Int
 
 from gdp.errors import MissingExtraError
-from gdp.graph.groups import inverse
+from gdp.graph.groups import alike, inverse
 from gdp.graph.op_graph import OpGraph
 from gdp.methods.base import Answer, Assignment, Search
 from gdp.methods.heuristics.blocks import block_assignments
@@ -75,9 +75,9 @@ def coarsened(
     from gdp.graph.fuse import coarsen
 
     a = arrays_of(problem)
-    apart = np.unique(problem.group_allowed[problem.group], axis=0, return_inverse=True)[1]
+    apart = alike(*np.packbits(problem.group_allowed, axis=1).T)[1][problem.group]
     graph = dataclasses.replace(problem.graph, colocate=problem.group)
-    merged = coarsen(graph, max_ops, apart=apart.reshape(-1).astype(np.int64), near=near)
+    merged = coarsen(graph, max_ops, apart=apart, near=near)
     if merged.graph.num_ops > _MOST_LEFT * problem.num_ops:
         return None
     # Dispatch per op is in the sums already.

@@ -169,7 +169,7 @@ def _always_opens(problem: Problem) -> Bool[np.ndarray, "N"]:
     """Ops that open a segment wherever they are: they read nothing, or a graph input."""
     graph = problem.graph
     src, dst = graph.edges
-    is_input = np.array([kind == INPUT for kind in graph.op_types], dtype=bool)
+    is_input = graph.has_type((INPUT,))
     opens = np.bincount(dst, minlength=graph.num_ops) == 0
     opens[dst[is_input[src]]] = True
     return opens & ~graph.is_io

@@ -113,6 +113,8 @@ def search_teams(
     clock, best, spent = search.budget(), first, 0
     looks: list[tuple[Evaluated, ReplicaContraction]] = []
     for option in _options(problem, first):
+        if looks and clock.is_over():
+            break
         look_only = Search(seed=search.seed, clock=clock.part(TEAMS_LOOK_SHARE), evaluations=1)
         answer = plain(option.problem, look_only, ())
         spent += answer.evaluations

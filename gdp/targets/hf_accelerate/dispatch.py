@@ -1,5 +1,6 @@
 """A PyTorch module on the devices of its placement, moved there by the hooks of accelerate."""
 
+import functools
 import re
 import warnings
 from collections.abc import Iterable, Mapping
@@ -7,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from gdp.constraints import beginning
 from gdp.device_maps import longest_holder
 from gdp.errors import MissingExtraError, ModelError, PlacementError
 from gdp.graph.op_graph import OpGraph
@@ -96,10 +98,18 @@ def _require_moved(graph: OpGraph, entries: Mapping[str, str], main: str) -> Non
     src, dst = graph.edges
     first = np.searchsorted(dst, np.arange(graph.num_ops + 1))
     where: list[str | None] = [main] * graph.num_ops
+    paths = sorted(entries)
+
+    @functools.cache
+    def parts(scope: str) -> tuple[str | None, set[str]]:
+        """The entry that holds a module, and the devices of entries below it."""
+        holder = longest_holder(scope, entries)
+        below = beginning(paths, f"{scope}." if scope else "")
+        return holder, {entries[p] for p in below if p != holder}
+
     for op in np.flatnonzero(~graph.is_io).tolist():
         scope = graph.scope[op]
-        holder = longest_holder(scope, entries)
-        inside = {entries[p] for p in entries if p != holder and _is_below(p, scope)}
+        holder, inside = parts(scope)
         if holder is not None and not inside - {entries[holder]}:
             where[op] = entries[holder]
             continue
@@ -113,10 +123,6 @@ def _require_moved(graph: OpGraph, entries: Mapping[str, str], main: str) -> Non
                 "moved: place again with target='accelerate', or granularity='layer' beside it"
             )
         where[op] = next(iter(reads), None)
-
-
-def _is_below(path: str, scope: str) -> bool:
-    return not scope or path.startswith(f"{scope}.")
 
 
 def _dispatched(module: Any, entries: Mapping[str, str], main: str) -> Any:

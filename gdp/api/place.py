@@ -7,6 +7,7 @@ from typing import Any
 
 from msgspec import structs
 
+from gdp.api.phases import phases_apart
 from gdp.clock import Phases
 from gdp.cluster.file import Machine, load_cluster
 from gdp.cluster.reserve import for_runtime
@@ -15,7 +16,7 @@ from gdp.constraints import Constraints
 from gdp.costs.base import CostModel
 from gdp.costs.offload import resident
 from gdp.errors import ArgumentError, of_kind
-from gdp.graph.generation import request_of
+from gdp.graph.generation import is_served, request_of
 from gdp.graph.op_graph import OpGraph
 from gdp.measure.plan import make_plan
 from gdp.methods.base import Search
@@ -163,6 +164,8 @@ def answer(question: Question, phases: Phases | None = None) -> Result:
     divides = target is not None and PLANNERS[target].divides
     if request is not None and not divides:
         notes.append(tensor_parallel(graph, question.cluster))
+    if request is not None and question.objective == "latency" and not is_served(graph):
+        notes.append(phases_apart(result))
     notes.append(loading_note(model, graph))
     record = replace(question, model=model).record()
     asked = set(question.constraints.whole)

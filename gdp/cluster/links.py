@@ -107,6 +107,9 @@ _PCIE_NUMBERS: Mapping[tuple[float, float], LinkKind] = {
     )
 }
 _PATH_NUMBERS = frozenset(PATHS.values())
+_ASSUMED_LATENCIES_S = frozenset(
+    {PCIE_LATENCY_S, NVLINK_LATENCY_S, *(latency_s for _, latency_s in PATHS.values())}
+)
 
 
 def link_family(cluster: Cluster, src: int, dst: int) -> str:
@@ -126,6 +129,12 @@ def link_family(cluster: Cluster, src: int, dst: int) -> str:
     most = min((preset.nvlink_bytes_per_s or 0.0) if preset else 0.0 for preset in known)
     whole = speed in (most, NVLINK_BYTES_PER_S * round(speed / NVLINK_BYTES_PER_S))
     return "nvlink" if whole and speed <= most and numbers[1] == NVLINK_LATENCY_S else ""
+
+
+def has_own_latency(cluster: Cluster, src: int, dst: int) -> bool:
+    """True for a latency that somebody gave or measured; presets, detection and the defaults of
+    files have gdp's own numbers."""
+    return float(cluster.link_latency_s[src, dst]) not in _ASSUMED_LATENCIES_S
 
 
 def concurrent_rings(cluster: Cluster, devices: Sequence[int]) -> int:

@@ -8,6 +8,7 @@ from pathlib import Path
 from gdp.cluster.types import CORE_KIND, Cluster, Device
 from gdp.costs.base import CostModel, roofline
 from gdp.costs.cost_file import load_costs
+from gdp.costs.crossings import COPIES, CrossingCosts
 from gdp.costs.learned import Calibration, KernelNetworks, LearnedCosts, same_vectors
 from gdp.costs.llama_backends import backend_of
 from gdp.costs.llamacpp import LlamaCosts
@@ -116,7 +117,18 @@ def _llama_costs(cluster: Cluster, graph: OpGraph) -> tuple[CostModel, str]:
 def _with_network(
     model: LearnedCosts, cluster: Cluster, graph: OpGraph | None
 ) -> tuple[CostModel, str]:
-    """The kernel network on the accelerators that it covers, another model elsewhere."""
+    """The kernel network on the accelerators that it covers, another model elsewhere; of PyTorch
+    with the seconds of its copies."""
+    eager = graph is not None and graph.source == "torch" and not is_served(graph)
+    costs, label = _on_kernels(model, cluster, graph, eager)
+    if not eager or cluster.num_devices < 2 or all(x.is_cpu for x in cluster.devices):
+        return costs, label
+    return CrossingCosts(costs), f"{label}; {COPIES}"
+
+
+def _on_kernels(
+    model: LearnedCosts, cluster: Cluster, graph: OpGraph | None, eager: bool
+) -> tuple[CostModel, str]:
     found = shipped_network()
     own = [x for x in cluster.devices if covers(x) and model.of(x) is None]
     if found is None or not own:
@@ -127,7 +139,6 @@ def _with_network(
     kinds = dict.fromkeys(device.kind for device in own)
     labels = [told_of(meta, kind, graph and type_of_products(graph)) for kind in kinds]
     served = graph is not None and is_served(graph)
-    eager = graph is not None and graph.source == "torch" and not served
     return MeasuredCosts(network, base, served, eager), "; ".join(
         [*labels, *([label] if label else [])]
     )

@@ -17,7 +17,7 @@ from jaxtyping import Float, Int
 
 from gdp.cluster.machines import machines
 from gdp.cluster.types import UNLIMITED_BYTES, Cluster, Device
-from gdp.costs.base import CostModel
+from gdp.costs.base import CostModel, RuntimeOverheads
 from gdp.device_maps import OFFLOAD_NAMES
 from gdp.graph.generation import STEP
 from gdp.graph.op_graph import OpGraph
@@ -147,6 +147,12 @@ class Streamed:
                 way_s = weight_way_s(graph, cluster, main, device.kind)
                 seconds[:, i] = np.where(graph.is_io, np.inf, seconds[:, main] + way_s)
         return seconds
+
+    def with_runtime_overheads(self, cluster: Cluster) -> Cluster:
+        """The other model's cluster; weights at rest change hands as tensors do."""
+        if isinstance(self.base, RuntimeOverheads):
+            return self.base.with_runtime_overheads(cluster)
+        return cluster
 
 
 def unpinned_bytes_per_s(cluster: Cluster, host: int, device: int) -> float:

@@ -28,6 +28,8 @@ SENT_BYTES = "sent_weight_bytes"
 that go over the link for it in one pass."""
 LENT = "rpc-core"
 """Begins the kinds of cores that stand for GPUs over RPC, to which no weights are sent so."""
+_NO_GPUS = (LENT, "npu")
+"""Begin the kinds of devices to which no weights are sent so: op offload is one of GPU backends."""
 
 
 @dataclass(frozen=True)
@@ -93,7 +95,7 @@ def _gpu(cluster: Cluster, cpu: int) -> int | None:
             d
             for d, device in enumerate(cluster.devices)
             if not device.is_cpu
-            and not device.kind.startswith(LENT)
+            and not device.kind.startswith(_NO_GPUS)
             and machine_of(cluster, d) == cpu
         ),
         None,

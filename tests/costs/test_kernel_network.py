@@ -10,6 +10,7 @@ from tiny import plain_graph
 from gdp.cluster.presets import device_names, device_preset, presets
 from gdp.cluster.types import Device, make_cluster
 from gdp.costs.base import roofline
+from gdp.costs.crossings import COPIES, CrossingCosts
 from gdp.costs.default import FROM_DATASHEETS, resolve_costs, shipped_for, source_of
 from gdp.costs.learned import LearnedCosts
 from gdp.costs.measured import network as module
@@ -491,8 +492,10 @@ def test_presets_say_what_was_measured() -> None:
     for name, words in (("h100", "measured kernels"), ("rtx4090", "other accelerators")):
         cluster = make_cluster("one", [device_preset("cpu"), device_preset(name)])
         model, label = resolve_costs(None, cluster, graph)
-        assert isinstance(model, MeasuredCosts)
+        assert isinstance(model, CrossingCosts)
+        assert isinstance(model.base, MeasuredCosts)
         assert label.startswith(f"{name}: learned from")
+        assert label.endswith(COPIES)
         assert words in label
         plain, told = resolve_costs("datasheet", cluster, graph)
         assert told == f"roofline from datasheets (cpu, {name})"
@@ -556,7 +559,7 @@ def test_an_unknown_accelerator_keeps_its_datasheet() -> None:
     device = Device("x", "brand-new", {"default": 1e13, "float16": 1e14}, 1e12)
     cluster = make_cluster("one", [device_preset("cpu"), device])
     _, label = resolve_costs(None, cluster, language_graph())
-    assert label == "roofline from datasheets (cpu, brand-new)"
+    assert label == f"roofline from datasheets (cpu, brand-new); {COPIES}"
     assert silicon_of(device).units == pytest.approx(1e13 / 1.9e9 / 256)
 
 

@@ -16,6 +16,7 @@ from gdp.cluster.presets import cluster_preset, device_preset
 from gdp.cluster.types import UNLIMITED_BYTES, Cluster, Device, Link, make_cluster
 from gdp.constraints import Constraints, Pin, streamed_bytes
 from gdp.costs.base import roofline
+from gdp.costs.crossings import CrossingCosts
 from gdp.costs.measured.costs import MeasuredCosts
 from gdp.costs.offload import (
     COPY_BYTES_PER_S,
@@ -281,8 +282,9 @@ def test_costs_beside_offloaded_weights_are_those_of_the_graph() -> None:
         machine, costs = evaluating(placement, own, cluster, None)
         assert machine.device_names == offloading.device_names
         assert isinstance(costs, Streamed)
-        assert isinstance(costs.base, MeasuredCosts)
-        assert costs.base.eager == eager
+        model = costs.base.base if isinstance(costs.base, CrossingCosts) else costs.base
+        assert isinstance(model, MeasuredCosts)
+        assert model.eager == isinstance(costs.base, CrossingCosts) == eager
 
 
 def test_the_latency_of_the_link_is_paid_at_every_use() -> None:
@@ -332,7 +334,9 @@ def test_what_fits_stays_on_the_accelerator_and_what_does_not_streams() -> None:
     assert sorted(np.bincount(devices, minlength=3).tolist()) == [2, 2, 4]
     asked = question_about(tight.placement, graph, box(25), costs=roofline)
     for again in (solve.simulate(*asked), solve.evaluate(*asked)):
-        assert again.value_s == tight.value_s, "the plain cluster is all that is needed"
+        assert again.value_s == pytest.approx(tight.value_s, rel=1e-9), (
+            "the plain cluster is all that is needed"
+        )
     moved = explain(graph, tight.placement, box(25), op="mul0", costs=roofline)
     assert [row["device"] for row in moved["devices"]] == ["epyc", "g0", "cpu offload"]
     with pytest.raises(InfeasibleError):

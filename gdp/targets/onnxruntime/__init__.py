@@ -24,5 +24,5 @@ TARGET = Target(
     Exporter(
         "ONNX Runtime sub-models", "gdp.targets.onnxruntime.export:export", "onnx", replicates=True
     ),
-    Planner("gdp.targets.free:plan_freely", replicates=True),
+    Planner("gdp.targets.onnxruntime.plan:plan", replicates=True),
 )  # fmt: skip

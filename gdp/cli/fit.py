@@ -9,7 +9,7 @@ from click.core import ParameterSource
 
 from gdp.cli import options
 from gdp.cli.show import show, stages
-from gdp.cli.traffic import draft_option, parsed_draft, parsed_traffic, traffic_option
+from gdp.cli.traffic import draft_option, drafted, parsed_draft, parsed_traffic, traffic_option
 from gdp.targets.table import PLANNERS
 
 if TYPE_CHECKING:
@@ -101,8 +101,8 @@ def fit(
             raise click.UsageError(f"gdp fit takes hf:CONFIG and .gguf models, not {model!r}")
     if traffic is not None:
         _require_traffic(models, target)
-    elif draft is not None:
-        raise click.UsageError("--draft is for requests of --traffic to hf: models (--for vllm)")
+    else:
+        models = tuple(drafted(model, draft) for model in models)
     names = [name.strip() for given in clusters for name in given.split(",")]
     if "" in names:
         raise click.UsageError(

@@ -103,6 +103,8 @@ def fit(
         _require_traffic(models, target)
     else:
         models = tuple(drafted(model, draft) for model in models)
+    if backend is not None and not any(map(is_gguf, models)):
+        raise click.UsageError(options.NO_BACKEND)
     names = [name.strip() for given in clusters for name in given.split(",")]
     if "" in names:
         raise click.UsageError(
@@ -204,7 +206,9 @@ def traffic_text(rows: "Sequence[TrafficRow]") -> str:
 def _remarks(rows: "Sequence[FitRow | TrafficRow]") -> list[str]:
     """Lines below a table: limits of each row, notes on schemes, sources of seconds."""
     reasons = dict.fromkeys(f"{row.label}: {row.limit}" for row in rows if row.limit)
-    notes = dict.fromkeys(f"note: {row.quantize}: {row.note}" for row in rows if row.note)
+    notes = dict.fromkeys(
+        f"note: {row.quantize or row.label}: {row.note}" for row in rows if row.note
+    )
     costs = dict.fromkeys(f"costs of {row.cluster}: {row.costs}" for row in rows if row.costs)
     links = dict.fromkeys(f"links of {row.cluster}: {row.links}" for row in rows if row.links)
     return [*reasons, *notes, *costs, *links]

@@ -34,6 +34,7 @@ from gdp.sim.prediction import Prediction
 from gdp.splits.members import held_graphs
 from gdp.targets.contexts import cache_bytes_on, longest_of_plan, weights_once
 from gdp.targets.llamacpp.flags import draft_of
+from gdp.targets.llamacpp.pipeline import saved_s
 from gdp.targets.vllm.draft import beside
 
 LAUNCHED = 0.15
@@ -169,7 +170,8 @@ def generation_answer(
     stepping = np.zeros(problem.num_ops, dtype=bool)
     stepping[group_of[graph.repeats > 1]] = True
     stepping[first] = False  # it takes the first token, too
-    shares = _shares(predicted, ~stepping, first_s), _shares(predicted, stepping, token_s)
+    saved = _saved_s(predicted, graph)
+    shares = _shares(predicted, ~stepping, first_s + saved), _shares(predicted, stepping, token_s)
     cached = np.flatnonzero(stepping & (problem.graph.cache_bytes > 0))
     caches_s = float(problem.compute_s[cached, placed.device[cached]].sum())
     count = requests_in_flight(graph, cluster, question.objective)
@@ -185,7 +187,7 @@ def generation_answer(
     holding = {homes.get(d, d) for d, row in enumerate(memory) if row.cache_bytes}
     answer = GenerationAnswer(
         request=request, first_token_s=first_s, token_s=token_s,
-        caches_s=min(caches_s, token_s), request_s=score.latency_s,
+        caches_s=min(caches_s, token_s), request_s=score.latency_s - saved,
         in_flight=flight, useful=useful, room=_room(memory, count),
         all_tokens_per_s=request.new * request.batch / apart_s if apart_s else math.inf,
         shares=shares,
@@ -335,11 +337,17 @@ def _shares(
 
 
 def phases_s(predicted: Prediction, once: OpGraph) -> tuple[float, float]:
-    """Seconds to the first token and of one step, of a graph that runs each phase once."""
+    """Seconds to the first token and of one step, of a graph that runs each phase once; less what
+    llama.cpp saves where micro-batches of a prompt go through GPUs as a pipeline."""
     problem, placed = predicted
     schedule = simulate(problem, placed.device, placed.rank)
     first_s = float(schedule.finish_s[int(problem.origin.group_of[once.op_index[NEXT_TOKEN]])])
-    return first_s, max(schedule.latency_s - first_s, 0.0)
+    return first_s - _saved_s(predicted, once), max(schedule.latency_s - first_s, 0.0)
+
+
+def _saved_s(predicted: Prediction, graph: OpGraph) -> float:
+    """Seconds that a pipeline of micro-batches saves of a schedule that has one after the other."""
+    return saved_s(predicted) if graph.source == "gguf" else 0.0
 
 
 def _limit(shares: tuple[TimePart, ...], phase: str, whole: str) -> str:

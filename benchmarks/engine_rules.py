@@ -167,8 +167,8 @@ def of_llamacpp(folder: Path) -> Iterator[str]:
         yield f"{RPC_SERVER} is gone"
     told = texts(folder / "common", ".cpp")
     every = Flags(2, (1, 1), ("x=CPU",), 64, rpc=("a",), device=("CUDA0",), divides=True,
-                  ubatch_size=4096, op_offload=False, mmproj="m",
-                  mmproj_device="CUDA0")  # fmt: skip
+                  ubatch_size=4096, op_offload=False, mmproj="m", mmproj_device="CUDA0",
+                  draft=DraftModel("d", 4), draft_device="CUDA0")  # fmt: skip
     words = (*every.arguments(), *replace(every, mmproj_device="").arguments())
     yield from (
         f"flag {flag} is gone" for flag in sorted(flags_of(words)) if f'"{flag}"' not in told

@@ -136,6 +136,24 @@ def with_options(
     return spec + ("&" if "?" in spec else "?") + "&".join(parts.values())
 
 
+def with_draft(spec: str, file: str | os.PathLike[str], tokens: int, acceptance: float) -> str:
+    """The spec of a .gguf model with another one that drafts so many tokens a pass; raises
+    `ArgumentError` where one of them is none.
+
+    >>> with_draft("m.gguf?cache=q8_0", "small.gguf", 4, 0.7)
+    'm.gguf?cache=q8_0&draft=small.gguf&drafts=4&acceptance=0.7'
+    """
+    for model in (spec, os.fspath(file)):
+        if not is_gguf(model):
+            raise ArgumentError(
+                f"llama.cpp drafts with one .gguf file for another one, and {model!r} is none"
+            )
+    return (
+        f"{spec}{'&' if '?' in spec else '?'}draft={quote(os.fspath(file))}&drafts={tokens}"
+        f"&acceptance={acceptance:g}"
+    )
+
+
 def as_served(model: Model, at_once: int) -> Model:
     """A configuration of transformers as an engine computes it, so many tokens in one pass; other
     models, and one that says this itself, as they are.

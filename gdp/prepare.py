@@ -13,7 +13,7 @@ from gdp.costs.base import CostModel, RuntimeOverheads
 from gdp.costs.offload import is_offload
 from gdp.errors import PlacementError, of_kind
 from gdp.graph.fuse import Fused, class_parts, fuse, group_seconds
-from gdp.graph.generation import request_of
+from gdp.graph.generation import request_of, steps_of
 from gdp.graph.groups import alike, all_per_group, first_members, joined, merge_ids, sum_per_group
 from gdp.graph.op_graph import OpGraph
 from gdp.placement import Assignment, Placement
@@ -209,7 +209,7 @@ def _all_runs(
         return cluster, seconds
     per_op = [d.dispatch_s if d.dispatch_per == "op" else 0.0 for d in cluster.devices]
     more = np.where(graph.is_io, 0, repeats - 1)[:, None] * np.array(per_op)
-    mean = float(1 + repeats.max()) / 2
+    mean = float(1 + steps_of(graph)) / 2
     devices = tuple(
         replace(d, dispatch_s=d.dispatch_s * mean) if d.dispatch_per == "segment" else d
         for d in cluster.devices

@@ -2,6 +2,7 @@
 all placements of them that llama.cpp's flags can say."""
 
 import itertools
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -29,7 +30,6 @@ def _describe(
         add([0 if i in empty else size for i in range(layers)] if empty else size)
     writer.add_layer_norm_rms_eps(1e-5)
     writer.add_vocab_size(VOCABULARY)
-    writer.add_tokenizer_model("none")
     if experts:
         writer.add_expert_count(experts)
         writer.add_expert_used_count(used)
@@ -40,14 +40,20 @@ def write_gguf(
     architecture: str = "llama", kind: str = "Q4_K",
     extra: dict[str, tuple[int, ...]] | None = None, seed: int | None = None,
     empty: tuple[int, ...] = (), context: int = 512,
-    keys: int = KEY_HEADS,
+    keys: int = KEY_HEADS, words: tuple[str, Sequence[str], int] | None = None,
 ) -> Path:  # fmt: skip
     """A model with quantised products and F32 norms, `experts` in each block where asked, some
     blocks left empty; with a seed weights are drawn, of kinds that the gguf package can quantise
-    to, such as F16 and Q8_0."""
+    to, such as F16 and Q8_0; words are the kind of a vocabulary, its tokens and the first one of a
+    text."""
     gguf = pytest.importorskip("gguf", reason="needs the gguf package")
     writer = gguf.GGUFWriter(path, architecture)
     _describe(writer, layers, experts, used, empty, keys)
+    writer.add_tokenizer_model("none" if words is None else words[0])
+    if words is not None:
+        writer.add_token_list(words[1])
+        writer.add_add_bos_token(True)
+        writer.add_bos_token_id(words[2])
     writer.add_context_length(context)
     rng = None if seed is None else np.random.default_rng(seed)
 

@@ -23,6 +23,7 @@ from gdp.placement import Placement
 from gdp.question import Question
 from gdp.result import Result
 from gdp.targets.contexts import longest_of_plan, plan_longest
+from gdp.targets.llamacpp.plan import PROPOSAL
 from gdp.units import format_bytes
 
 
@@ -49,7 +50,7 @@ class FitRow:
     # Of decode once all tokens of the context are used, where more were asked for than are timed.
     full_tokens_per_s: float | None = None
     model: str = ""
-    note: str = ""  # what a scheme leaves of the weights as they are
+    note: str = ""  # what a scheme leaves of the weights as they are, or smaller caches bring
     costs: str = ""  # where the seconds come from, and how far off they may be
     links: str = ""  # of the machine's accelerators, by kind
     layout: str = ""  # of a plan that divides ops, such as "tensor 4"
@@ -128,7 +129,9 @@ def fit(
             parts = [str(error), *([] if question is None else [_needed(question)])]
             rows.append(replace(row, limit="; ".join(parts)))
             continue
-        note = loading_note(request, result.question.graph)
+        notes = [loading_note(request, result.question.graph)]
+        notes += [note for note in result.notes if note.startswith(PROPOSAL)]
+        note = "; ".join(filter(None, notes))
         row = replace(row, note=note, costs=result.costs, links=links_line(machine))
         rows.append(_with_answer(row, result))
         if key not in longest:

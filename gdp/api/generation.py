@@ -24,6 +24,7 @@ from gdp.graph.generation import (
 )
 from gdp.graph.op_graph import OpGraph
 from gdp.models import spec_of
+from gdp.ops.llamacpp import DRAFT
 from gdp.placement import DraftModel, Placement
 from gdp.prepare import prepare_placement, requests_in_flight
 from gdp.question import Question
@@ -32,6 +33,8 @@ from gdp.sim.objectives import Score, find_objective
 from gdp.sim.prediction import Prediction
 from gdp.splits.members import held_graphs
 from gdp.targets.contexts import cache_bytes_on, longest_of_plan, weights_once
+from gdp.targets.llamacpp.flags import draft_of
+from gdp.targets.llamacpp.pipeline import saved_s
 from gdp.targets.vllm.draft import beside
 
 LAUNCHED = 0.15
@@ -92,7 +95,7 @@ class GenerationAnswer:
 
     request: Request
     first_token_s: float  # from the prompt to the first token
-    token_s: float  # of one step at the mean context
+    token_s: float  # of one step at the mean context, which writes several tokens of drafts
     caches_s: float  # of it, in ops that read caches
     request_s: float  # the prompt and all steps
     in_flight: int  # requests at once
@@ -114,7 +117,8 @@ class GenerationAnswer:
     @property
     def tokens_per_s(self) -> float:
         """Tokens of one request per second while it decodes, those of its batch together."""
-        return self.request.batch / self.token_s if self.token_s > 0 else math.inf
+        written = self.request.batch * self.request.new / self.request.steps
+        return written / self.token_s if self.token_s > 0 else math.inf
 
     def to_json(self) -> dict[str, Any]:
         """Plain data with the field names of the command line's `--json`."""
@@ -166,7 +170,8 @@ def generation_answer(
     stepping = np.zeros(problem.num_ops, dtype=bool)
     stepping[group_of[graph.repeats > 1]] = True
     stepping[first] = False  # it takes the first token, too
-    shares = _shares(predicted, ~stepping, first_s), _shares(predicted, stepping, token_s)
+    saved = _saved_s(predicted, graph)
+    shares = _shares(predicted, ~stepping, first_s + saved), _shares(predicted, stepping, token_s)
     cached = np.flatnonzero(stepping & (problem.graph.cache_bytes > 0))
     caches_s = float(problem.compute_s[cached, placed.device[cached]].sum())
     count = requests_in_flight(graph, cluster, question.objective)
@@ -182,7 +187,7 @@ def generation_answer(
     holding = {homes.get(d, d) for d, row in enumerate(memory) if row.cache_bytes}
     answer = GenerationAnswer(
         request=request, first_token_s=first_s, token_s=token_s,
-        caches_s=min(caches_s, token_s), request_s=score.latency_s,
+        caches_s=min(caches_s, token_s), request_s=score.latency_s - saved,
         in_flight=flight, useful=useful, room=_room(memory, count),
         all_tokens_per_s=request.new * request.batch / apart_s if apart_s else math.inf,
         shares=shares,
@@ -195,6 +200,7 @@ def generation_answer(
         longest_context=longest_of_plan(question, placement, score),
         stages=max(1, len(holding)), copies=copies,
         full_tokens_per_s=_full_tokens_per_s(graph, token_s, min(caches_s, token_s)),
+        draft=draft_of(graph),
     )  # fmt: skip
     if question.draft is None:
         return answer
@@ -211,7 +217,8 @@ def _full_tokens_per_s(graph: OpGraph, token_s: float, caches_s: float) -> float
         return None
     mean = cached_share(graph, round(request.prompt + request.new / 2))
     grown_s = token_s + caches_s * (1 / mean - 1) if mean > 0 else token_s
-    return request.batch / grown_s if grown_s > 0 else math.inf
+    written = request.batch * request.new / request.steps
+    return written / grown_s if grown_s > 0 else math.inf
 
 
 def draft_answer(question: Question, placement: Placement) -> tuple[Question, GenerationAnswer]:
@@ -330,11 +337,17 @@ def _shares(
 
 
 def phases_s(predicted: Prediction, once: OpGraph) -> tuple[float, float]:
-    """Seconds to the first token and of one step, of a graph that runs each phase once."""
+    """Seconds to the first token and of one step, of a graph that runs each phase once; less what
+    llama.cpp saves where micro-batches of a prompt go through GPUs as a pipeline."""
     problem, placed = predicted
     schedule = simulate(problem, placed.device, placed.rank)
     first_s = float(schedule.finish_s[int(problem.origin.group_of[once.op_index[NEXT_TOKEN]])])
-    return first_s, max(schedule.latency_s - first_s, 0.0)
+    return first_s - _saved_s(predicted, once), max(schedule.latency_s - first_s, 0.0)
+
+
+def _saved_s(predicted: Prediction, graph: OpGraph) -> float:
+    """Seconds that a pipeline of micro-batches saves of a schedule that has one after the other."""
+    return saved_s(predicted) if graph.source == "gguf" else 0.0
 
 
 def _limit(shares: tuple[TimePart, ...], phase: str, whole: str) -> str:
@@ -357,17 +370,23 @@ def _memory(
     rows, graphs = [], held_graphs(graph, placement)
     caches = cache_bytes_on(graphs, placement, cluster, count)
     held = weights_once(graphs, placement)
+    drafting = np.array([scope == DRAFT for scope in graph.scope])
     for d, entry in enumerate(cluster.devices):
         # Buffers that a runtime reserves, such as those of masks, are neither weights nor caches.
         own, room = graphs[d], graphs[d].is_buffer[held[d]]
         weights = int((own.weight_bytes - own.cache_bytes)[held[d][~room]].sum())
         cache = int(caches[d]) - count * int(own.cache_bytes[held[d][room]].sum())
+        drafts = held[d][~room & drafting[held[d]]]
+        draft_cache = count * int(own.cache_bytes[drafts].sum())
+        draft_weights = int((own.weight_bytes - own.cache_bytes)[drafts].sum())
         peak = int(score.peak_bytes[d])
         limited = entry.memory_bytes < UNLIMITED_BYTES
         rows.append(
             DeviceMemory(
-                entry.name, weights, cache, max(peak - weights - cache, 0), entry.reserve_bytes,
+                entry.name, weights - draft_weights, cache - draft_cache,
+                max(peak - weights - cache, 0), entry.reserve_bytes,
                 entry.memory_bytes - peak if limited else None,
+                draft_weights + draft_cache, draft_cache,
             )
         )  # fmt: skip
     return tuple(rows)

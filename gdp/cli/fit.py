@@ -10,7 +10,7 @@ from click.core import ParameterSource
 
 from gdp.cli import options
 from gdp.cli.show import show, stages
-from gdp.cli.traffic import draft_option, parsed_draft, parsed_traffic, traffic_option
+from gdp.cli.traffic import draft_option, drafted, parsed_draft, parsed_traffic, traffic_option
 from gdp.targets.table import PLANNERS
 
 if TYPE_CHECKING:
@@ -102,8 +102,10 @@ def fit(
             raise click.UsageError(f"gdp fit takes hf:CONFIG and .gguf models, not {model!r}")
     if traffic is not None:
         _require_traffic(models, target)
-    elif draft is not None:
-        raise click.UsageError("--draft is for requests of --traffic to hf: models (--for vllm)")
+    else:
+        models = tuple(drafted(model, draft) for model in models)
+    if backend is not None and not any(map(is_gguf, models)):
+        raise click.UsageError(options.NO_BACKEND)
     names = [name.strip() for given in clusters for name in given.split(",")]
     if "" in names:
         raise click.UsageError(
@@ -215,7 +217,9 @@ def _file_names(models: "Iterable[str]") -> dict[str, str]:
 def _remarks(rows: "Sequence[FitRow | TrafficRow]") -> list[str]:
     """Lines below a table: limits of each row, notes on schemes, sources of seconds."""
     reasons = dict.fromkeys(f"{row.label}: {row.limit}" for row in rows if row.limit)
-    notes = dict.fromkeys(f"note: {row.quantize}: {row.note}" for row in rows if row.note)
+    notes = dict.fromkeys(
+        f"note: {row.quantize or row.label}: {row.note}" for row in rows if row.note
+    )
     costs = dict.fromkeys(f"costs of {row.cluster}: {row.costs}" for row in rows if row.costs)
     links = dict.fromkeys(f"links of {row.cluster}: {row.links}" for row in rows if row.links)
     return [*reasons, *notes, *costs, *links]

@@ -9,7 +9,13 @@ import click
 from gdp.cli import options
 from gdp.cli.program import STARTED_S
 from gdp.cli.show import placing, show, stages
-from gdp.cli.traffic import TrafficOptions, parsed_traffic, traffic_option, traffic_options
+from gdp.cli.traffic import (
+    TrafficOptions,
+    drafted,
+    parsed_traffic,
+    traffic_option,
+    traffic_options,
+)
 from gdp.clock import COMPILE, Phases, waiting_for
 from gdp.errors import InfeasibleError
 from gdp.targets.table import PLANNERS
@@ -68,7 +74,7 @@ def place(
         )  # fmt: skip
         return
     serving.require_none()
-    question = asked()
+    question = asked(drafted(asking.model.spec, serving.draft))
     outputs.require(spec_of(question.model or ""), *asking.files)
     if destination.runtime is None:
         require_answerable(question)

@@ -179,8 +179,11 @@ def generation_lines(answer: "GenerationAnswer") -> list[str]:
         )
     if answer.draft is not None:
         gpus = ", ".join(row.device for row in answer.memory if row.draft_bytes)
+        each = request.new / request.steps
+        kept = f", {each:.2f} of a pass are written" if request.passes else ""
         lines.append(
             f"drafts   of {answer.draft.tokens} tokens a pass by {answer.draft.model} on {gpus}"
+            f"{kept}"
         )
     if answer.longest_context is not None:
         lines.append(

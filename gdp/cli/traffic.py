@@ -38,8 +38,8 @@ _joint = click.option(
 
 draft_option = click.option(
     "--draft", metavar="MODEL,tokens=K,acceptance=A",
-    help="A small hf: model that drafts K tokens a pass for --traffic, where that is faster; A is "
-    "the first of the acceptance rates per position that vLLM logs.",
+    help="A small model that drafts K tokens a pass, where that is faster: hf: for --traffic, "
+    ".gguf for a .gguf model and --generate; A is the probability that the first one is accepted.",
 )  # fmt: skip
 
 
@@ -68,6 +68,24 @@ def parsed_draft(text: str | None) -> "Draft | None":
         return None if text is None else parse_draft(text)
 
 
+def drafted(spec: str, draft: str | None) -> str:
+    """The spec of a model for one request, with the value of `--draft`; raises `UsageError` where
+    it does not go with the model."""
+    from gdp.api.traffic.drafting import parse_draft
+    from gdp.models import is_gguf, with_draft
+
+    if draft is None:
+        return spec
+    if not is_gguf(spec):
+        raise click.UsageError(
+            "--draft is for .gguf models with --generate (--for llamacpp), and for requests of "
+            "--traffic to hf: models (--for vllm)"
+        )
+    with _refused_as("--draft"):
+        small = parse_draft(draft)
+        return with_draft(spec, small.model, small.tokens, small.acceptance)
+
+
 @dataclass(frozen=True)
 class TrafficOptions:
     """Traffic that a plan is for, and demands on it."""
@@ -88,7 +106,7 @@ class TrafficOptions:
 
     def require_none(self) -> None:
         """Raise `UsageError` where an option is given that is for traffic alone."""
-        given = {"--draft": self.draft, "--within": self.within, "--no-disaggregation": self.joint}
+        given = {"--within": self.within, "--no-disaggregation": self.joint}
         if name := next((name for name, value in given.items() if value), None):
             raise click.UsageError(
                 f"{name} is for requests of --traffic to hf: models (--for vllm)"

@@ -24,6 +24,9 @@ STEP = "step/"
 """Begins the names of the ops of a step."""
 
 
+_WHERE_ASKED = ("requests", "context", "passes")
+
+
 class Request(NamedTuple):
     """Tokens of one request."""
 
@@ -32,15 +35,21 @@ class Request(NamedTuple):
     batch: int = 1  # sequences side by side
     requests: int = 0  # in flight at once, each with a cache of its own; 0 where nobody said
     context: int = 0  # tokens that caches are reserved for; 0: those of prompt and new
+    passes: int = 0  # steps that write the new tokens, where these are drafted; 0: one each
 
     @property
     def held(self) -> int:
         """Tokens of one sequence that caches are reserved for."""
         return self.context or self.prompt + self.new
 
+    @property
+    def steps(self) -> int:
+        """Steps behind the prompt."""
+        return self.passes or self.new
+
     def asked(self) -> dict[str, int]:
         """The sizes that were given, by name."""
-        return {k: v for k, v in self._asdict().items() if k not in ("requests", "context") or v}
+        return {k: v for k, v in self._asdict().items() if k not in _WHERE_ASKED or v}
 
 
 CACHE_AT = "cache_at"
@@ -74,7 +83,8 @@ def generation_graph(
     Args:
         name: of the graph.
         prefill: Reads the prompt; its outputs are the logits.
-        step: Reads one token, its first input, with the cache of the mean context.
+        step: Reads one token, its first input, with the cache of the mean context; its ops may
+            repeat in it.
         request: How many tokens are read and written.
         full_cache: Bytes of a full cache per byte of the step's; or the contexts at which the ops
             of the step say them one by one, as a window or a state of a fixed size does not grow.
@@ -118,7 +128,7 @@ def generation_graph(
         weight_id=joint([weight_id], take, take + 1),
         cache_bytes=joint([cached], 0, 0),
         colocate=joint([_together(prefill, step)], take, take),
-        repeats=joint([[1] * n, [request.new] * step.num_ops], request.new, request.new),
+        repeats=joint([[1] * n, request.steps * step.repeats], request.steps, request.steps),
         chunks=joint([g.chunks for g in both], 1, 1),
         is_backward=joint([g.is_backward for g in both], False, False),
         scope=joint([g.scope for g in both], "", ""),
@@ -318,9 +328,14 @@ def joined_caches(
     return details
 
 
+def steps_of(graph: OpGraph) -> int:
+    """Steps of a request; 1 for graphs of one phase."""
+    return int(graph.repeats[graph.repeats > 1].min(initial=graph.repeats.max(initial=1)))
+
+
 def run_once(graph: OpGraph) -> OpGraph:
     """The graph of the prompt and the first step after it."""
-    return replace(graph, repeats=np.ones(graph.num_ops, dtype=np.int64))
+    return replace(graph, repeats=np.maximum(graph.repeats // steps_of(graph), 1))
 
 
 def _weights(

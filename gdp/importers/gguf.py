@@ -3,9 +3,11 @@
 A spec is `MODEL.gguf`, `MODEL.gguf?batch=1&sequence=512&decode`, or for a whole request
 `MODEL.gguf?prompt=2048&new=256`, with `context=32768` for caches of more tokens than these;
 `cache=q8_0` asks for caches of another type than f16. `mmproj=FILE` is llama.cpp's image encoder,
-which reads one image before the prompt, of `image=` pixels a side. `ubatch=2048` computes so many
-tokens of a prompt at once, `outputs=1` reserves so many rows of logits instead of those of a whole
-micro-batch, `flash=off` has no flash attention. Only headers are read.
+which reads one image before the prompt, of `image=` pixels a side; `draft=FILE`, with `drafts=4`
+and `acceptance=0.7`, is a model that drafts so many tokens a pass (`gdp.importers.gguf_draft`).
+`ubatch=2048` computes so many tokens of a prompt at once, `outputs=1` reserves so many rows of
+logits instead of those of a whole micro-batch, `flash=off` has no flash attention. Only headers are
+read.
 
 A block is told by its tensors, named as llama.cpp names them: attention (with windows, or latent),
 a state-space recurrence, linear attention or a short convolution, both side by side, or nothing;
@@ -48,10 +50,11 @@ from gdp.importers.gguf_caches import (
     state_of,
     window,
 )
+from gdp.importers.gguf_draft import NO_DRAFT, DraftSpec, draft_of, require_one_vocabulary
 from gdp.importers.gguf_header import GgufHeader, StoredTensor, part_files, read_header
 from gdp.importers.gguf_projector import read_projector
 from gdp.importers.program import batch_of, request_tokens, spec_parts
-from gdp.ops.llamacpp import IMAGE_ENCODER, OFFLOAD_TOKENS, PROJECTOR, UBATCH
+from gdp.ops.llamacpp import DRAFT, IMAGE_ENCODER, OFFLOAD_TOKENS, PROJECTOR, UBATCH
 from gdp.ops.rule import RMS_NORMALISE_FLOP, SIGMOID_FLOP, attention_flop
 from gdp.units import MAX_SIZE_BYTES, whole_number
 
@@ -110,7 +113,7 @@ MOST_BLOCKS = 4096
 _Shapes = tuple[tuple[tuple[int, ...], ...], tuple[tuple[int, ...], ...]]
 _KEYS = frozenset((
     "batch", "sequence", "decode", "prompt", "new", "requests", "context", "cache", "ubatch",
-    "mmproj", "image", "outputs", "flash",
+    "mmproj", "image", "outputs", "flash", "draft", "drafts", "acceptance",
 ))  # fmt: skip
 
 
@@ -132,6 +135,24 @@ class GgufSpec:
     image: int = 0  # pixels a side of the image that it reads; 0: as its file says
     outputs: int = 0  # rows of logits that are reserved; 0: those of a whole micro-batch
     flash: bool = True  # attention keeps no scores of tokens by tokens
+    draft: DraftSpec = NO_DRAFT  # a small model that drafts
+
+    @property
+    def tokens(self) -> int:
+        """Tokens of all sequences in one pass: of a step those that were drafted and one more."""
+        return self.batch * self.queries
+
+    @property
+    def queries(self) -> int:
+        """Tokens of a sequence in one pass."""
+        return 1 + self.draft.tokens if self.decode else self.sequence
+
+    def of_draft(self) -> "GgufSpec":
+        """This pass of the small model, with logits of one token a sequence
+        (`common_base_params_to_speculative` of common/speculative.cpp)."""
+        return replace(
+            self, path=self.draft.file, draft=NO_DRAFT, mmproj="", cache="f16", outputs=1
+        )
 
     def rows(self, tokens: int) -> int:
         """Tokens of the longest micro-batch, of a pass over so many a sequence; a request may have
@@ -150,7 +171,8 @@ def parse_gguf_spec(text: str) -> GgufSpec:
 
     >>> parse_gguf_spec("m.gguf?sequence=4096&decode")  # doctest: +NORMALIZE_WHITESPACE
     GgufSpec(path='m.gguf', batch=1, sequence=4096, decode=True, prompt=0, new=0, requests=0,
-             context=0, cache='f16', ubatch=512, mmproj='', image=0, outputs=0, flash=True)
+             context=0, cache='f16', ubatch=512, mmproj='', image=0, outputs=0, flash=True,
+             draft=DraftSpec(file='', tokens=0, acceptance=0.0))
     """
     form = "MODEL.gguf?batch=1&sequence=512&decode&cache=f16&ubatch=512"
     path, given = spec_parts(text, form, _KEYS)
@@ -167,6 +189,7 @@ def parse_gguf_spec(text: str) -> GgufSpec:
         path, *batch_of(given), asked.prompt, asked.new, asked.requests, asked.context, cache,
         _positive("ubatch", given.get("ubatch", str(UBATCH))), *_image_of(given),
         _positive("outputs", given["outputs"]) if "outputs" in given else 0, flash == "on",
+        draft_of(given),
     )  # fmt: skip
 
 
@@ -192,7 +215,8 @@ def gguf_files(text: str) -> list[Path]:
     """The files that a spec is read from."""
     spec = parse_gguf_spec(text)
     beside = [Path(spec.mmproj)] if spec.mmproj else []
-    return [*part_files(Path(spec.path)), *beside]
+    drafts = part_files(Path(spec.draft.file)) if spec.draft.file else []
+    return [*part_files(Path(spec.path)), *beside, *drafts]
 
 
 def load_gguf(text: str) -> OpGraph:
@@ -205,28 +229,31 @@ def load_gguf(text: str) -> OpGraph:
 def _generation(header: GgufHeader, spec: GgufSpec) -> OpGraph:
     """A whole request: the prompt, and steps at the mean context."""
     mean, tokens = spec.prompt + max(1, spec.new // 2), spec.prompt + spec.new
+    models = [(header, spec)]
+    if spec.draft.file:
+        models.append((read_header(Path(spec.draft.file)), spec.of_draft()))
+        require_one_vocabulary(Path(spec.path), Path(spec.draft.file))
     prompt = graph_of(header, replace(spec, sequence=spec.prompt))
     step = graph_of(header, replace(spec, sequence=mean, decode=True, mmproj=""))
     longest = header.count("context_length")
-    contexts = _bends(header, spec, tokens, longest)
+    contexts = _bends(models, tokens, longest)
     detail = list(step.detail)
     for op in np.flatnonzero(step.cache_bytes).tolist():
         sizes = [int(step.cache_bytes[op])] * len(contexts)
-        layer = int(step.scope[op].rpartition(".")[2])
+        own, asked = models[step.op_names[op].startswith(f"{DRAFT}/")]
+        layer = int(step.op_names[op].rpartition("blk.")[2].split(".")[0])
         if step.op_types[op] == BUFFER:
             heads: Any = step.detail[op].attributes[SCORES]
-            sizes = [_mask_bytes(header, spec, layer, n, heads) for n in contexts]
+            sizes = [_mask_bytes(own, asked, layer, n, heads) for n in contexts]
         if step.op_types[op] == ATTENTION:
-            now, *then = (
-                cells(header, layer, spec.batch, n, spec.ubatch) for n in (mean, *contexts)
-            )
+            now, *then = (cells(own, layer, spec.batch, n, spec.ubatch) for n in (mean, *contexts))
             sizes = [sizes[0] * kept // now for kept in then]
-        own = {**detail[op].attributes, CACHE_AT: tuple(sizes)}
-        detail[op] = replace(detail[op], attributes=own)
-    step = replace(step, detail=tuple(detail))
+        more = {**detail[op].attributes, CACHE_AT: tuple(sizes)}
+        detail[op] = replace(detail[op], attributes=more)
+    step, passes = replace(step, detail=tuple(detail)), spec.draft.passes(spec.new)
     graph = generation_graph(
         f"{Path(spec.path).stem} {spec.batch}x{spec.prompt}+{spec.new}", prompt, step,
-        Request(spec.prompt, spec.new, spec.batch, spec.requests),
+        Request(spec.prompt, spec.new, spec.batch, spec.requests, passes=passes),
         full_cache=CacheGrowth(contexts, longest),
     )  # fmt: skip
     return with_context(graph, spec.context)
@@ -238,22 +265,38 @@ def _mask_bytes(header: GgufHeader, spec: GgufSpec, layer: int, tokens: int, hea
     return mask_bytes(spec.rows(tokens), kept, heads)
 
 
-def _bends(header: GgufHeader, spec: GgufSpec, tokens: int, longest: int) -> tuple[int, ...]:
+def _bends(
+    models: Sequence[tuple[GgufHeader, GgufSpec]], tokens: int, longest: int
+) -> tuple[int, ...]:
     """Contexts between which every cache grows evenly: from `tokens` to the longest or beyond,
     with those from which on a window holds no more."""
-    blocks = range(header.count("block_count"))
-    full = [cells(header, i, spec.batch, 1 << 30, spec.ubatch) for i in blocks if window(header, i)]
-    bends = sorted({n for n in (-(-kept // spec.batch) for kept in full) if n > tokens})
+    full = [
+        -(-cells(header, i, spec.batch, 1 << 30, spec.ubatch) // spec.batch)
+        for header, spec in models
+        for i in range(header.count("block_count"))
+        if window(header, i)
+    ]
+    bends = sorted({n for n in full if n > tokens})
     return (tokens, *bends, max(longest, 2 * max([tokens, *bends])))
 
 
 class _ModelBuilder:
     """The graph of a model under construction; ops return the tensor that they make."""
 
-    def __init__(self, header: GgufHeader, spec: GgufSpec, num_blocks: int) -> None:
-        self.header, self.spec, self.num_blocks = header, spec, num_blocks
-        self.tokens = spec.batch * (1 if spec.decode else spec.sequence)
-        self.graph = GraphBuilder()
+    def __init__(
+        self, header: GgufHeader, spec: GgufSpec, beside: "_ModelBuilder | None" = None
+    ) -> None:
+        """Begin a model, or one that drafts in the graph of another one, which runs it for each
+        draft and once more over what was checked (`draft` and `process` of
+        common/speculative.cpp)."""
+        self.header, self.spec, self.tokens = header, spec, spec.tokens
+        self.outer, self.blocks = _by_block(header)
+        if "token_embd" not in self.outer:
+            raise ModelError(f"{header.path} has no token_embd.weight; it is no language model")
+        self.embedding = _matrix(header, "token_embd", self.outer["token_embd"])
+        self.graph = GraphBuilder() if beside is None else beside.graph
+        self.part = "" if beside is None else DRAFT
+        self.repeats = beside.spec.queries if beside is not None and spec.decode else 1
         self.details: dict[tuple, OpDetail] = {}
         self.masks: dict[bool, int] = {}  # the op that holds the mask of full caches, of windows
 
@@ -273,15 +316,13 @@ class _ModelBuilder:
                 f"{self.header.path}: op {name!r} would take {max(size_bytes, held):.1e} bytes; "
                 "the file is damaged, or batch and sequence are too large"
             )
-        block, is_io = _BLOCK.match(name), op_type in (INPUT, OUTPUT)
-        scope = f"blk.{block[1]}" if block else name
-        scope += ".experts" if name.endswith(EXPERTS) else ""
+        is_io = op_type in (INPUT, OUTPUT)
         moved = sum(self.graph.tensors[t][1] for t in reads) + size_bytes
         # Quantised weights are multiplied in low precision; the roofline has no finer entry.
         dtype = "float32" if kind == "F32" else "float16"
         attributes: dict[str, Attribute] = {"context": self.spec.cached_tokens, "stored": kind}
         if name == TOKENS:
-            attributes["blocks"] = self.num_blocks
+            attributes["blocks"] = len(self.blocks)
             attributes[ARCHITECTURE] = self.header.architecture
             if self.spec.ubatch != UBATCH:
                 attributes["ubatch"] = self.spec.ubatch
@@ -289,16 +330,31 @@ class _ModelBuilder:
                 attributes["flash"] = "off"
             if self.spec.outputs:
                 attributes["outputs"] = self.spec.outputs
+            if self.spec.draft.file:
+                attributes |= {"draft": self.spec.draft.file, "drafts": self.spec.draft.tokens}
         if sent is not None:
             attributes[SENT_BYTES] = float(sent)
         op = self.graph.add_op(
-            name, op_type, reads=reads, flop=flop,
+            self.named(name), op_type, reads=reads, flop=flop,
             traffic_bytes=0.0 if is_io else moved + touched, weight_bytes=held,
-            weight_id=weight_id, scope="" if is_io else scope,
+            weight_id=weight_id, scope="" if is_io else self.scope(name),
             detail=self.shared(OpDetail(dtype, *shapes, attributes)), cache_bytes=cached,
+            repeats=self.repeats,
             chunks=1 if is_io else -(-(rows or self.tokens) // self.spec.ubatch),
         )  # fmt: skip
         return self.graph.make_tensor(op, size_bytes) if numbers else -1
+
+    def named(self, name: str) -> str:
+        """The name of an op, behind that of its part."""
+        return f"{self.part}/{name}" if self.part else name
+
+    def scope(self, name: str) -> str:
+        """The piece that an op is of: a block, its experts, what is outside of blocks; or all of a
+        model that drafts but its embedding, which lies on the processor."""
+        if self.part:
+            return f"{DRAFT}.{name}" if name == "token_embd" else DRAFT
+        block = _BLOCK.match(name)
+        return (f"blk.{block[1]}" if block else name) + ".experts" * name.endswith(EXPERTS)
 
     def shared(self, detail: OpDetail) -> OpDetail:
         """The first one that is equal: layers are alike."""
@@ -373,24 +429,25 @@ class _ModelBuilder:
         scores = 0 if flash else heads
         held, op = _mask_bytes(header, spec, layer, spec.sequence, scores), self.next_op
         first = self.masks.setdefault(window(header, layer) > 0, op)
-        self._buffer(f"blk.{layer}.mask", f"blk.{layer}", attention, held, held, first, scores)
+        self._buffer(f"blk.{layer}.mask", attention, held, held, first, scores)
 
     def logits(self, head: int, vocabulary: int) -> None:
         """Logits of a micro-batch, of which the head computes those of the last token."""
         spec = self.spec
-        rows = spec.outputs or spec.rows(spec.sequence)
-        self._buffer("output.logits", "output", head, logits_bytes(rows, vocabulary))
+        rows = spec.outputs * (1 + spec.draft.tokens) or spec.rows(spec.sequence)
+        self._buffer("output.logits", head, logits_bytes(rows, vocabulary))
 
     def _buffer(
-        self, name: str, scope: str, beside: int, held: int, cached: int = 0,
+        self, name: str, beside: int, held: int, cached: int = 0,
         weight_id: int | None = None, scores: int = 0,
     ) -> None:  # fmt: skip
         """Room that llama.cpp reserves where another op is; of a request its steps hold it."""
         if self.spec.decode or not self.spec.new:
             detail = self.shared(OpDetail(attributes={SCORES: scores}))
+            scope = self.scope(name.removesuffix(".logits"))
             self.graph.add_op(
-                name, BUFFER, weight_bytes=held, cache_bytes=cached, weight_id=weight_id,
-                colocate=beside, scope=scope, detail=detail,
+                self.named(name), BUFFER, weight_bytes=held, cache_bytes=cached,
+                weight_id=weight_id, colocate=beside, scope=scope, detail=detail,
             )  # fmt: skip
 
     def norm(self, name: str, read: int, held: int) -> int:
@@ -425,28 +482,38 @@ def _matrix(header: GgufHeader, name: str, parts: dict[str, StoredTensor]) -> St
 
 def graph_of(header: GgufHeader, spec: GgufSpec) -> OpGraph:
     """The ops of one pass, block by block; raises `ModelError` for tensors of unknown blocks."""
-    outer, blocks = _by_block(header)
-    builder = _ModelBuilder(header, spec, len(blocks))
-    if "token_embd" not in outer:
-        raise ModelError(f"{header.path} has no token_embd.weight; it is no language model")
-    embedding = _matrix(header, "token_embd", outer["token_embd"])
+    builder = _ModelBuilder(header, spec)
+    tokens = builder.add(TOKENS, INPUT, [], builder.tokens)
+    beside = [_image(builder)] if spec.mmproj else []
+    if spec.draft.file:
+        own = read_header(Path(spec.draft.file))
+        beside.append(_logits(_ModelBuilder(own, spec.of_draft(), builder), [tokens]))
+    builder.add("logits", OUTPUT, [_logits(builder, [tokens, *beside])], 0)
+    size = f"{spec.batch}x{spec.sequence}{' decode' if spec.decode else ''}"
+    try:
+        return builder.graph.build(f"{Path(spec.path).stem} {size}", "gguf")
+    except ModelError as error:  # sizes that no model has
+        raise ModelError(f"{header.path}: {error}") from None
+
+
+def _logits(builder: _ModelBuilder, reads: list[int]) -> int:
+    """Embedding, blocks and head of a model: the tensor of its logits."""
+    outer, embedding, spec = dict(builder.outer), builder.embedding, builder.spec
     width, vocabulary = (*embedding.dims, 1)[:2]
-    rows = builder.tokens
-    x = builder.add(TOKENS, INPUT, [], rows)
     beside = [outer.pop(name) for name in _BESIDE_EMBEDDING if name in outer]
     held = embedding.nbytes + sum(part.nbytes for parts in beside for part in parts.values())
-    images = [_image(builder, width)] if spec.mmproj else []
-    embedding_op = builder.next_op
+    embedding_op, rows = builder.next_op, builder.tokens
     x = builder.add(
-        "token_embd", "Gather", [x, *images], rows * width,
+        "token_embd", "Gather", reads, rows * width,
         held=held, touched=rows * (held / vocabulary), kind=embedding.kind,
     )  # fmt: skip
-    for index, parts in enumerate(blocks):
+    for index, parts in enumerate(builder.blocks):
         if any(base.startswith(_NEXT) for base in parts):
             _next_tokens(builder, index, parts, x)
         else:
             x = _block(builder, index, parts, x)
-    last = spec.batch  # llama.cpp computes logits of the last token only
+    # llama.cpp computes logits of the last token only, and of all that are checked.
+    last = spec.tokens if spec.decode else spec.batch
     head = outer.get("output", {"weight": embedding})
     tied = None if "output" in outer else embedding_op
     small = [parts for name, parts in outer.items() if name not in ("token_embd", "output")]
@@ -455,16 +522,12 @@ def graph_of(header: GgufHeader, spec: GgufSpec) -> OpGraph:
     head_op = builder.next_op
     x = builder.product("output", [x], head, last, tied)
     builder.logits(head_op, vocabulary)
-    builder.add("logits", OUTPUT, [x], 0)
-    size = f"{spec.batch}x{spec.sequence}{' decode' if spec.decode else ''}"
-    try:
-        return builder.graph.build(f"{Path(spec.path).stem} {size}", "gguf")
-    except ModelError as error:  # sizes that no model has
-        raise ModelError(f"{header.path}: {error}") from None
+    return x
 
 
-def _image(builder: _ModelBuilder, width: int) -> int:
+def _image(builder: _ModelBuilder) -> int:
     """The embeddings of one image, by an encoder whose file lies beside the model's."""
+    width = builder.embedding.dims[0]
     encoder = read_projector(Path(builder.spec.mmproj), builder.spec.image)
     pixels = builder.add(IMAGE, INPUT, [], encoder.numbers)
     attributes: dict[str, Attribute] = {
@@ -662,7 +725,7 @@ def _attention(block: _BlockBuilder, read: list[int]) -> int:
     kept = cells(header, index, spec.batch, spec.sequence, spec.ubatch)
     row = row_bytes(header, heads, spec.cache)
     cache = kept * row
-    queries, keys = (1 if spec.decode else spec.sequence), -(-kept // spec.batch)
+    queries, keys = spec.queries, -(-kept // spec.batch)
     # A micro-batch attends to the tokens so far, not to those behind it.
     seen = keys if spec.decode else _mean_seen(spec.batch * spec.sequence, keys, spec.ubatch)
     key_heads = header.number("attention.head_count_kv", heads.number, layer=index)

@@ -6,15 +6,16 @@ and length in it is compared with the bytes that are left before anything is rea
 over.
 """
 
+import contextlib
 import io
 import math
 import os
 import re
 import struct
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from gdp.errors import MissingExtraError, ModelError
 from gdp.files.reading import open_regular
@@ -28,6 +29,7 @@ MOST_NUMBERS = 1 << 16
 """Of a hyperparameter that differs by layer."""
 MOST_AXES = 4
 """GGML_MAX_DIMS (ggml/include/ggml.h)."""
+_TOKENS = "tokenizer.ggml.tokens"
 _PART = re.compile(r"-(\d{5})-of-(\d{5})\.gguf$")
 
 
@@ -108,6 +110,32 @@ def read_header(path: Path) -> GgufHeader:
     return GgufHeader(str(path), architecture, numbers, tensors)
 
 
+class Vocabulary(NamedTuple):
+    """Tokens of a model, and what it adds to a text."""
+
+    kind: str
+    adds: tuple[object, object]  # a token before a text, and behind it; None where nothing says it
+    ends: tuple[object, object]  # these tokens
+    size: int
+    tokens: tuple[bytes, ...]  # none where the file has no tokenizer
+
+
+def read_vocabulary(path: Path) -> Vocabulary:
+    """The vocabulary of a model, which its first part has; raises `ModelError` where it cannot be
+    read."""
+    first = part_files(path)[0]
+    with _opened(first) as reader:
+        reader.wanted = _TOKENS
+        fields, _ = reader.contents()
+    said = {key.removeprefix("tokenizer.ggml."): value for key, value in fields.items()}
+    tokens = tuple(reader.texts)
+    return Vocabulary(
+        str(said.get("model")), (said.get("add_bos_token"), said.get("add_eos_token")),
+        (said.get("bos_token_id"), said.get("eos_token_id")),
+        len(tokens) or next((v for k, v in fields.items() if k.endswith(".vocab_size")), 0), tokens,
+    )  # fmt: skip
+
+
 Numbers = dict[str, int | list[int]]
 Tensors = dict[str, StoredTensor]
 
@@ -116,11 +144,16 @@ def _read_part(path: Path, architecture: str) -> tuple[str, Numbers, Tensors]:
     """(architecture, hyperparameters, tensors) of one file; the first part names the
     architecture."""
     import_gguf()
+    with _opened(path) as reader:
+        return _contents(reader, *reader.contents(), architecture)
+
+
+@contextlib.contextmanager
+def _opened(path: Path) -> Iterator["_Reader"]:
+    """The reader of a file; raises `ModelError` where it cannot be read."""
     try:
         with open_regular(path) as file:
-            reader = _Reader(file, os.fstat(file.fileno()).st_size)
-            fields, infos = reader.contents()
-            return _contents(reader, fields, infos, architecture)
+            yield _Reader(file, os.fstat(file.fileno()).st_size)
     except FileNotFoundError:
         parts = "; all parts of a split model must be in one folder" * bool(_PART.search(path.name))
         raise ModelError(f"no model {str(path)!r}{parts}") from None
@@ -148,6 +181,7 @@ class _Reader:
 
     def __init__(self, file: io.BufferedReader, size: int) -> None:
         self.file, self.size, self.order = file, size, "<"
+        self.wanted, self.texts = "", list[bytes]()  # the field whose texts are kept
         self.end = min(size, MOST_BYTES)
 
     def contents(self) -> tuple[dict[str, Any], list[tuple[str, tuple[int, ...], int, int]]]:
@@ -224,7 +258,10 @@ class _Reader:
             at += 8 + length
             if at > self.end:
                 self.require(length, 1, f"letters in {name!r}")
-            self.file.seek(length, os.SEEK_CUR)
+            if name == self.wanted:
+                self.texts.append(self.file.read(length))
+            else:
+                self.file.seek(length, os.SEEK_CUR)
 
     def info(self) -> tuple[str, tuple[int, ...], int, int]:
         """Name, dimensions, type and offset of the next tensor."""

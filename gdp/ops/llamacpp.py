@@ -9,3 +9,5 @@ OFFLOAD_TOKENS = 32
 for that (`--op-offload`, on by default): `offload_op` of ggml's backends."""
 PROJECTOR, IMAGE_ENCODER = "mmproj", "ImageEncoder"
 """Name and type of the op of an image encoder, which has a file of its own (`--mmproj`)."""
+DRAFT = "draft"
+"""Scope of the ops of a small model that drafts tokens, which has a file of its own (`--draft`)."""

@@ -11,6 +11,7 @@ import numpy as np
 from jaxtyping import Float, Int
 
 from gdp.cluster.types import UNLIMITED_BYTES
+from gdp.graph.generation import steps_of
 from gdp.reports.view import ModuleTree, PlacementView, lanes, layers, op_label
 from gdp.sim.memory import Held, held_over_time, weights_held
 
@@ -59,7 +60,7 @@ def _decode_from(view: PlacementView) -> dict[str, int] | None:
     if len(view.ways) > 1 or not steps.size or (graph.repeats[view.is_work] > 1).all():
         return None
     start_s = view.schedule.start_s[steps].min(keepdims=True)
-    return {"from": _ns(start_s)[0], "steps": int(graph.repeats[steps].max())}
+    return {"from": _ns(start_s)[0], "steps": steps_of(graph)}
 
 
 def _ns(seconds: Float[np.ndarray, "K"]) -> list[int]:

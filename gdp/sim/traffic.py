@@ -91,6 +91,16 @@ class Scheduling(NamedTuple):
     )
 
 
+def written_in_a_pass(drafts: int, acceptance: float) -> float:
+    """Tokens of a pass that checks so many drafts, mean: (1 - a^(k+1)) / (1 - a) (Leviathan et al.,
+    ICML 2023, equation 1).
+
+    >>> round(written_in_a_pass(4, 0.7), 3)
+    2.773
+    """
+    return (1.0 - acceptance ** (drafts + 1)) / (1.0 - acceptance)
+
+
 class Drafting(NamedTuple):
     """A small model that proposes tokens, all of which the large one checks in one pass."""
 
@@ -103,9 +113,9 @@ class Drafting(NamedTuple):
 
     @classmethod
     def of(cls, tokens: int, acceptance: float, draft: "ServingEngine") -> "Drafting":
-        """Each token accepted by itself with a probability below one, up to the first that is not:
-        (1 - a^(k+1)) / (1 - a) tokens of a pass (Leviathan et al., ICML 2023, equation 1)."""
-        written = (1.0 - acceptance ** (tokens + 1)) / (1.0 - acceptance)
+        """Each token accepted by itself with a probability below one, up to the first that is
+        not."""
+        written = written_in_a_pass(tokens, acceptance)
         return cls(tokens, written, draft.step_s, draft.token_s, draft.context_s)
 
 

@@ -23,7 +23,7 @@ from gdp.errors import ModelError
 from gdp.graph.generation import STEP
 from gdp.graph.linear_attention import CONVOLUTION, KEY_HEADS, VALUE_HEADS
 from gdp.graph.op_graph import INPUT, OUTPUT, WEIGHT_BLOCK, OpGraph
-from gdp.ops.llamacpp import IMAGE_ENCODER
+from gdp.ops.llamacpp import DRAFT, PROJECTOR
 from gdp.ops.table import ELEMENTWISE_OPS, VIEWS
 
 _CHEAP = VIEWS | ELEMENTWISE_OPS
@@ -102,6 +102,8 @@ def division_of(graph: OpGraph) -> Division:
     """
     found = _Search(graph)
     for op, kind in enumerate(graph.op_types):
+        if found.alone[op]:
+            continue
         if kind in ATTENTION:
             found.divide_attention(op)
         elif kind == CONVOLUTION:
@@ -143,6 +145,13 @@ def stepped_units(found: "_Search", graph: OpGraph) -> tuple[Unit, ...]:
     )  # fmt: skip
 
 
+def alone(graph: OpGraph) -> Bool[np.ndarray, "N"]:
+    """Ops of parts of a GGUF graph that have a file of their own, and lie on one device: image
+    encoder and draft model."""
+    parts = (PROJECTOR, DRAFT, f"{DRAFT}.token_embd") if graph.source == "gguf" else ()
+    return np.array([scope in parts for scope in graph.scope], dtype=bool)
+
+
 def linear_products(graph: OpGraph) -> Bool[np.ndarray, "N"]:
     """Products with one matrix whose first axis is that of the columns."""
     kind = "MatMul" if graph.source == "gguf" else "linear"
@@ -160,7 +169,7 @@ def _gguf_stacks(graph: OpGraph) -> Bool[np.ndarray, "N"]:
         kind == "MatMul" and len(detail.input_shapes) > 1 and len(detail.input_shapes[1]) == 3
         for kind, detail in zip(graph.op_types, graph.detail, strict=True)
     ])  # fmt: skip
-    for op in np.flatnonzero(stacks).tolist():
+    for op in np.flatnonzero(stacks & ~alone(graph)).tolist():
         if not graph.op_names[op].endswith("_exps"):
             raise ModelError(
                 f"llama.cpp does not divide latent attention among GPUs, which {graph.name!r} has "
@@ -179,6 +188,9 @@ class _Search:
         self.is_experts = graph.has_type(EXPERTS)
         if graph.source == "gguf":
             self.is_experts = _gguf_stacks(graph)
+        self.alone = alone(graph)
+        self.is_linear &= ~self.alone
+        self.is_experts &= ~self.alone
         self.is_product = self.is_linear | self.is_experts
         self.role: list[int] = [Role.WHOLE] * graph.num_ops
         self.unit = [-1] * graph.num_ops
@@ -435,15 +447,15 @@ class _Search:
             )
         spared = np.zeros(graph.num_ops, dtype=bool)
         spared[list(self.latent)] = True
-        spared |= graph.rests
-        if graph.source == "gguf":  # the embedding is on the processor, an encoder on one device
-            spared |= graph.has_type(("Gather", IMAGE_ENCODER))
+        spared |= graph.rests | self.alone
+        if graph.source == "gguf":  # the embedding is on the processor
+            spared |= graph.has_type(("Gather",))
         whole = (role == Role.WHOLE) & ~spared
         held = np.where(whole, graph.weight_bytes - graph.cache_bytes, 0)
         if held.sum() > _SMALL * (graph.weight_bytes - graph.cache_bytes).sum():
             heaviest = int(held.argmax())
             raise self.refuse(heaviest, f"an unknown use of {graph.op_types[heaviest]}")
-        keeps = (graph.cache_bytes > 0) & ~graph.rests
+        keeps = (graph.cache_bytes > 0) & ~graph.rests & ~self.alone
         for op in np.flatnonzero((role == Role.WHOLE) & keeps).tolist():
             if not any(self.role[p] == Role.COLUMN for p in self.reach([op], backward=False)[1]):
                 raise self.refuse(op, f"a state that {graph.op_types[op]} keeps")

@@ -17,9 +17,8 @@ from gdp.costs.measured.host import ranks_s
 from gdp.errors import ModelError
 from gdp.graph.generation import is_served
 from gdp.graph.op_graph import OpGraph
-from gdp.ops.llamacpp import IMAGE_ENCODER
 from gdp.placement import Placement, Split
-from gdp.splits.division import Division, division_of
+from gdp.splits.division import Division, alone, division_of
 from gdp.splits.sharding import Exchange, Shares, exchanges, member_graph
 
 ENGINES = {"gguf": LIBRARY}
@@ -101,16 +100,11 @@ def held_graphs(graph: OpGraph, placement: Placement) -> tuple[OpGraph, ...]:
     return tuple(others.get(d, first) for d in range(count))
 
 
-def _alone(graph: OpGraph) -> Bool[np.ndarray, "N"]:
-    """Ops that one device computes and holds, also where it is the first member of a split."""
-    return graph.has_type((IMAGE_ENCODER,))
-
-
 def _further(
     graph: OpGraph, splits: Sequence[Split], device: Int[np.ndarray, "N"]
 ) -> Iterator[int]:
     """Further members of splits, of those that hold other parts than the first."""
-    lone = set(device[_alone(graph)].tolist())
+    lone = set(device[alone(graph)].tolist())
     for split in splits:
         if not split.is_even or split.devices[0] in lone:
             yield from split.devices[1:]
@@ -131,7 +125,7 @@ def _held(
             which[device == split.devices[0]] = len(graphs)
             graphs.append(_member(division, shares, 0 if split.is_even else rank))
             if rank:
-                which[_alone(graph) & (device == split.devices[0])] = len(graphs)
+                which[alone(graph) & (device == split.devices[0])] = len(graphs)
                 graphs.append(_nothing(graph))
         return _picked(graphs, which)
 

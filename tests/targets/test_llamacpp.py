@@ -29,8 +29,9 @@ from gdp.models import load
 from gdp.placement import make_placement
 from gdp.question import Question
 from gdp.result import Result
+from gdp.targets.llamacpp.blocks import _crossing
 from gdp.targets.llamacpp.flags import flags_of
-from gdp.targets.llamacpp.plan import _crossing, plan_llamacpp
+from gdp.targets.llamacpp.plan import plan_llamacpp
 
 
 def replayed(graph: OpGraph, arguments: list[str], cluster: Cluster) -> list[str]:

@@ -9,6 +9,7 @@ from click.testing import CliRunner
 
 import gdp
 from gdp import solve
+from gdp.api.generation import generation_of
 from gdp.cli.main import cli
 from gdp.cluster.file import write_cluster
 from gdp.cluster.types import Cluster
@@ -255,3 +256,20 @@ def test_the_plan_is_the_best_as_a_pipeline(rates: tuple[float, ...], tmp_path: 
     best_s = min(map(piped_s, rows))
     taken_s = found.value_s if found.placement.splits else piped_s(found.placement)
     assert taken_s <= best_s * 1.01
+
+
+def test_the_answer_has_the_seconds_of_the_pipeline(tmp_path: Path) -> None:
+    """Its first token and its request end sooner than the schedule by what the pipeline saves."""
+    graph = load(f"{write_gguf(tmp_path / 'm.gguf', layers=6)}?prompt=4096&new=2&ubatch=512")
+    cluster = quick(1e11, 1e11, size=99 * MIB)
+    question, slots = Question(graph, cluster), slots_of(graph)
+    device = np.where(graph.is_io, cluster.host, 0)
+    for slot, (layer, experts) in enumerate(zip(slots.layers, slots.experts, strict=True)):
+        device[layer] = device[experts] = 1 + slot // 4
+    placement = make_placement(graph, cluster, device)
+    saved = saved_s(prepare_placement(question, placement))
+    score, answer = solve.simulate(question, placement), generation_of(question, placement)
+    assert saved > 0.2 * score.value_s
+    assert answer.request_s == pytest.approx(score.value_s - saved)
+    assert answer.request_s == pytest.approx(answer.first_token_s + 2 * answer.token_s, rel=0.01)
+    assert all(sum(part.share for part in parts) <= 1 + 1e-9 for parts in answer.shares)

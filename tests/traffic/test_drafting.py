@@ -77,12 +77,18 @@ def test_many_requests_wait_for_arithmetic_where_one_waits_for_weights() -> None
     ("small,tokens=4,acceptance=1", "below 1"), ("small,tokens=65,acceptance=0.5", "from 1 to 64"),
     ("small,tokens=4,acceptance=0.5,k=1", "must look like"),
     ("small,tokens=4,tokens=5,acceptance=0.5", "tokens is given twice"),
-    ("small.gguf,tokens=4,acceptance=0.5", "is a configuration"),
     ("small,tokens=0,acceptance=0.5", "whole number of tokens from 1 to 64"),
 ])  # fmt: skip
 def test_bad_drafts_are_refused(text: str, said: str) -> None:
     with pytest.raises(gdp.ArgumentError, match=said):
         parse_draft(text)
+
+
+def test_vllm_drafts_with_no_gguf_file() -> None:
+    with pytest.raises(gdp.ArgumentError, match="is a configuration"):
+        gdp.serve(
+            "hf:large", "cpu+h100", "concurrency=1,prompt=64,new=8", draft=Draft("s.gguf", 4, 0.5)
+        )
 
 
 @pytest.fixture(scope="module")
@@ -164,7 +170,8 @@ def test_the_command_exports_the_draft(
     assert "another one that drafts" in str(page.exception)
     alone = CliRunner().invoke(cli, ["place", large, "--draft", f"{small},tokens=3,acceptance=0"])
     assert alone.exit_code == 2
-    assert "--draft is for requests of --traffic" in alone.output
+    assert "--draft is for .gguf models" in alone.output
+    assert "requests of --traffic" in alone.output
 
 
 def _tells_of_the_draft(path: Path, small: str, answer: dict[str, Any]) -> None:

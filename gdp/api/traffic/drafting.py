@@ -32,10 +32,6 @@ class Draft:
     acceptance: float
 
     def __post_init__(self) -> None:
-        if is_gguf(os.fspath(self.model)):
-            raise ArgumentError(
-                f"a model that drafts beside vLLM is a configuration (hf:CONFIG), got {self.model}"
-            )
         if not 1 <= self.tokens <= MOST_DRAFT_TOKENS:
             raise ArgumentError(
                 f"draft tokens must be from 1 to {MOST_DRAFT_TOKENS}, got {self.tokens}"
@@ -43,6 +39,13 @@ class Draft:
         if not 0.0 <= self.acceptance < 1.0:
             raise ArgumentError(
                 f"acceptance must be at least 0 and below 1, got {self.acceptance:g}"
+            )
+
+    def require_config(self) -> None:
+        """Raise `ArgumentError` for a model that vLLM does not read."""
+        if is_gguf(os.fspath(self.model)):
+            raise ArgumentError(
+                f"a model that drafts beside vLLM is a configuration (hf:CONFIG), got {self.model}"
             )
 
 

@@ -122,6 +122,8 @@ def served_plan(
 ) -> ServedPlan:
     """The plan whose requests take the fewest seconds in the mean, of those that keep the limits;
     where none does, the one that exceeds them least. See `serve`."""
+    if draft is not None:
+        draft.require_config()
     named = os.fspath(Generation(model, traffic.prompt, traffic.new))
     require_context(longest_named(named), traffic)  # before anything is traced
     planner = PlanMaker(asked, answered, model, requests_at_once)

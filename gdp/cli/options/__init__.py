@@ -10,6 +10,7 @@ from gdp.cli.options.files import report as report
 from gdp.cli.options.files import required as required
 from gdp.cli.options.files import trace as trace
 from gdp.cli.options.files import written as written
+from gdp.cli.options.machines import NO_BACKEND as NO_BACKEND
 from gdp.cli.options.machines import ClusterOptions as ClusterOptions
 from gdp.cli.options.machines import backend as backend
 from gdp.cli.options.machines import cluster as cluster

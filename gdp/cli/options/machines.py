@@ -12,8 +12,12 @@ from gdp.errors import ClusterError
 if TYPE_CHECKING:
     from gdp.cluster.types import Cluster
     from gdp.device_maps import DeviceMap
+    from gdp.graph.op_graph import OpGraph
     from gdp.placement import Placement
     from gdp.tasks import Engine
+
+
+NO_BACKEND = "--backend is of llama.cpp alone: it is for .gguf models, leave it out for others"
 
 
 @dataclass(frozen=True)
@@ -45,6 +49,12 @@ class ClusterOptions:
         from gdp.cluster.types import Cluster
 
         return self._limited(Cluster.load(self.cluster))
+
+    def require_backend(self, graph: "OpGraph") -> None:
+        """Raise `UsageError` where a backend of llama.cpp is given for a graph that nothing but
+        other runtimes compute."""
+        if self.backend is not None and graph.source != "gguf":
+            raise click.UsageError(NO_BACKEND)
 
     def _limited(self, cluster: "Cluster") -> "Cluster":
         return limited([cluster], self.max_memory, self.reserve, self.backend)[0]

@@ -45,12 +45,14 @@ class Asking:
         """
         from gdp.api.place import ask
 
-        return ask(
+        question = ask(
             model or self.model.spec, self.cluster.load(), load=load_with_progress,
             dims=self.model.bound(), objective=self.objective or "latency",
             costs=self.trained.costs, checkpoint=self.trained.checkpoint,
             constraints=self.constraints.read(), **parts,
         )  # fmt: skip
+        self.cluster.require_backend(question.graph)
+        return question
 
     @property
     def files(self) -> tuple[str | None, ...]:
@@ -105,10 +107,12 @@ class About:
         if record is not None and demands is not None:
             record.require_constraints(demands)
             demands = None
-        return question_about(
+        question, placed = question_about(
             read, given, self.cluster.of(read), dims=self.model.bound(), objective=self.objective,
             costs=self.costs, constraints=demands, load=load_with_progress,
         )  # fmt: skip
+        self.cluster.require_backend(question.graph)
+        return question, placed
 
 
 def about(kind: Decorator) -> Decorator:

@@ -23,8 +23,9 @@ from gdp.errors import PlacementError
 from gdp.files.writing import OWN_FILES_ONLY, OverwritePolicy, indented_json, new_contents
 from gdp.graph.generation import request_of
 from gdp.graph.op_graph import OpGraph
-from gdp.ops.llamacpp import BATCH, PROJECTOR, UBATCH
-from gdp.placement import Placement
+from gdp.ops.llamacpp import BATCH, DRAFT, PROJECTOR, UBATCH
+from gdp.placement import DraftModel, Placement
+from gdp.splits.division import alone
 from gdp.targets.llamacpp.rules import MOST_GPUS, RPC_SERVER
 from gdp.targets.target import ExportJob
 
@@ -42,6 +43,13 @@ class Slots:
     layers: Sequence[Int[np.ndarray, "_"]]  # of each block without its experts; last: the output
     experts: Sequence[Int[np.ndarray, "_"]]  # of each slot, empty where there are none
     projector: Int[np.ndarray, "_"]  # an image encoder with a file of its own, empty without one
+    draft: Int[np.ndarray, "_"]  # a model that drafts, empty without one; its embedding is:
+    draft_embedding: Int[np.ndarray, "_"]  # on the CPU, too
+
+    @property
+    def parts(self) -> "list[Int[np.ndarray, '_']]":
+        """Parts with a file and a device of their own."""
+        return [part for part in (self.projector, self.draft) if len(part)]
 
 
 class Option(NamedTuple):
@@ -72,6 +80,8 @@ class Flags:
     outputs: int = 0  # rows of logits that are reserved; 0: those of a whole micro-batch
     mmproj: str = ""  # file of the image encoder
     mmproj_device: str = ""  # GPU that encodes images; empty: the processor
+    draft: DraftModel | None = None  # a small model that drafts
+    draft_device: str = ""  # GPU that has it; empty: the processor
 
     def options(self) -> list[Option]:
         """The options in their order, as `llama-cli --help` spells them."""
@@ -133,7 +143,7 @@ class Flags:
             *([] if self.op_offload else [Option(
                 "--no-op-offload", "",
                 "for a prompt the CPU computes with its weights sooner than they reach a GPU")]),
-            *self._encoder(),
+            *self._encoder(), *self._drafting(),
         ]  # fmt: skip
 
     def _encoder(self) -> list[Option]:
@@ -147,6 +157,23 @@ class Flags:
             "--mmproj-device", self.mmproj_device,
             "the GPU that encodes images; builds from before pull request 23255 have no such flag: "
             "leave it out there and set MTMD_BACKEND_DEVICE to the same name")]  # fmt: skip
+
+    def _drafting(self) -> list[Option]:
+        """The options of a model that drafts."""
+        if self.draft is None:
+            return []
+        where = [Option("--device-draft", self.draft_device, "the GPU that has it")]
+        return [
+            Option("--model-draft", self.draft.model, "a small model that drafts tokens, with room "
+                   "in the plan"),
+            Option("--spec-type", "draft-simple", "it drafts one token after the other; builds "
+                   "without this flag draft with any --model-draft"),
+            Option("--spec-draft-n-max", str(self.draft.tokens),
+                   "so many a pass; older builds call it --draft-max"),
+            Option("--gpu-layers-draft", "all" if self.draft_device else "0",
+                   "all of its blocks lie there" if self.draft_device else "on the CPU"),
+            *(where if self.draft_device else []),
+        ]  # fmt: skip
 
     def arguments(self) -> list[str]:
         """The options as arguments of a program."""
@@ -165,7 +192,8 @@ def slots_of(graph: OpGraph) -> Slots:
         elif not graph.is_io[op]:
             # In a generation, what takes the next token stays with the embedding on the CPU.
             outer.setdefault(scope or "token_embd", []).append(op)
-    projector = outer.pop(PROJECTOR, [])
+    projector, draft = outer.pop(PROJECTOR, []), outer.pop(DRAFT, [])
+    drafts_from = outer.pop(f"{DRAFT}.token_embd", [])
     if set(outer) != {"token_embd", "output_norm", "output"} or not blocks:
         raise PlacementError(f"graph {graph.name!r} was not read from a .gguf file; llama.cpp "
                              "follows placements of such files only")  # fmt: skip
@@ -180,7 +208,8 @@ def slots_of(graph: OpGraph) -> Slots:
         ops(outer["token_embd"]),
         [*(ops(blocks.get((i, False), [])) for i in range(count)),
          ops(outer["output_norm"] + outer["output"])],
-        [*(ops(blocks.get((i, True), [])) for i in range(count)), ops([])], ops(projector),
+        [*(ops(blocks.get((i, True), [])) for i in range(count)), ops([])],
+        ops(projector), ops(draft), ops(drafts_from),
     )  # fmt: skip
 
 
@@ -194,8 +223,9 @@ def flags_of(graph: OpGraph, placement: Placement, cluster: Cluster) -> Flags:
     gpus = [order[d] for d in _known_gpus(cluster, used)]
     if len(cpus := [cluster.device_names[d] for d in sorted(used) if order[d] == 0]) > 1:
         raise _cannot(f"ops lie on {' and '.join(cpus)}, and llama.cpp knows one CPU")
-    alone = {d for d, own in enumerate(cluster.devices) if own.is_unified and d == cluster.host}
-    if any(order[d] and d not in alone for d in device[slots.embedding]):
+    unified = {d for d, own in enumerate(cluster.devices) if own.is_unified and d == cluster.host}
+    embeddings = np.concatenate([slots.embedding, slots.draft_embedding])
+    if any(order[d] and d not in unified for d in device[embeddings]):
         raise _cannot("llama.cpp keeps token_embd on the CPU (--cluster tells CPUs from GPUs)")
     at = _device_of_slots(graph, device, slots)
     places = [order[d] for d in at]
@@ -218,7 +248,7 @@ def flags_of(graph: OpGraph, placement: Placement, cluster: Cluster) -> Flags:
         _context(graph), *_planned(graph), op_offload=_sends_weights(graph, device, cluster),
         rpc=lent.get("rpc", ()), device=lent.get("device", ()), **_asked(graph),
     )  # fmt: skip
-    return _with_encoder(_named(flags), graph, device, slots, cluster)
+    return _with_parts(_named(flags), graph, device, slots, cluster)
 
 
 def _named(flags: Flags) -> Flags:
@@ -250,7 +280,8 @@ def _divided_flags(graph: OpGraph, placement: Placement, cluster: Cluster) -> Fl
         raise _cannot("GPUs divide some of the blocks, and llama.cpp divides all or none")
     if any(numbers[d] is None for d in split.devices):
         raise _cannot("a processor computes a part of each op, and llama.cpp divides among GPUs")
-    if any(numbers[d] is not None for d in device[slots.embedding]):
+    embeddings = np.concatenate([slots.embedding, slots.draft_embedding])
+    if any(numbers[d] is not None for d in device[embeddings]):
         raise _cannot("llama.cpp keeps token_embd on the CPU (--cluster tells CPUs from GPUs)")
     if _lent(cluster, split.devices):
         raise _cannot("GPUs of several machines divide ops")
@@ -262,23 +293,39 @@ def _divided_flags(graph: OpGraph, placement: Placement, cluster: Cluster) -> Fl
         len(slots.layers), split.parts, (), _context(graph), *_planned(graph),
         device=tuple(used) if len(used) < every else (), divides=True, **_asked(graph),
     )  # fmt: skip
-    return _with_encoder(flags, graph, device, slots, cluster)
+    return _with_parts(flags, graph, device, slots, cluster)
 
 
-def _with_encoder(
+def _with_parts(
     flags: Flags, graph: OpGraph, device: Int[np.ndarray, "N"], slots: Slots, cluster: Cluster
 ) -> Flags:
-    """The flags with the file and the device of the image encoder, if there is one."""
-    if not len(slots.projector):
-        return flags
-    op = int(slots.projector[0])
-    file, number = str(graph.detail[op].attributes["file"]), cluster.accelerator_numbers[device[op]]
-    if number is None:
-        return replace(flags, mmproj=file)
+    """The flags with files and devices of the image encoder and the model that drafts, if there are
+    any."""
     used = [int(d) for d in device[~graph.is_io]]
-    names = _lent(cluster, used).get("device")
-    at = _known_gpus(cluster, used).index(int(device[op]))
-    return replace(flags, mmproj=file, mmproj_device=names[at] if names else f"CUDA{number}")
+
+    def home(part: Int[np.ndarray, "_"]) -> str:
+        where = _one(graph, device, part)
+        number = cluster.accelerator_numbers[where]
+        if number is None:
+            return ""
+        names, at = _lent(cluster, used).get("device"), _known_gpus(cluster, used).index(where)
+        return names[at] if names else f"CUDA{number}"
+
+    if len(slots.projector):
+        file = str(graph.detail[int(slots.projector[0])].attributes["file"])
+        flags = replace(flags, mmproj=file, mmproj_device=home(slots.projector))
+    if len(slots.draft):
+        flags = replace(flags, draft=draft_of(graph), draft_device=home(slots.draft))
+    return flags
+
+
+def draft_of(graph: OpGraph) -> DraftModel | None:
+    """The small model that drafts in a graph, if there is one."""
+    op = graph.op_index.get(_TOKENS)
+    attributes = {} if op is None else graph.detail[op].attributes
+    if "draft" not in attributes:
+        return None
+    return DraftModel(str(attributes["draft"]), int(attributes["drafts"]))  # pyright: ignore[reportArgumentType]
 
 
 def _context(graph: OpGraph) -> int:
@@ -318,7 +365,10 @@ def _sends_weights(graph: OpGraph, device: Int[np.ndarray, "N"], cluster: Cluste
 
 def _planned(graph: OpGraph) -> tuple[str, int]:
     """Type of the cache, and tokens that are computed at once."""
-    held = (d for d, kind in zip(graph.detail, graph.op_types, strict=True) if kind == "Attention")
+    held = (
+        d for d, kind, other in zip(graph.detail, graph.op_types, alone(graph), strict=True)
+        if kind == "Attention" and not other
+    )  # fmt: skip
     kind = next((str(d.attributes["stored"]).lower() for d in held), "f16")
     ids = np.flatnonzero(graph.producer == graph.op_index.get(_TOKENS, -1))
     return kind, int(graph.tensor_bytes[ids].max(initial=_TOKEN_BYTES)) // _TOKEN_BYTES

@@ -6,6 +6,7 @@ computes a micro-batch while the next GPU computes the one before it.
 
 import numpy as np
 
+from gdp.ops.llamacpp import DRAFT
 from gdp.prepare import Prediction
 
 OVERLAPS = 0.88
@@ -25,8 +26,9 @@ def saved_s(predicted: Prediction) -> float:
     """
     problem, where = predicted.problem, predicted.assignment.device
     graph, devices = problem.graph, problem.cluster.devices
-    computes = ~graph.is_io & (graph.chunks > 1)
-    holds = ~graph.is_io & (graph.weight_bytes > 0)
+    drafts = np.array([scope.startswith(DRAFT) for scope in graph.scope])
+    computes = ~graph.is_io & (graph.chunks > 1) & ~drafts
+    holds = ~graph.is_io & (graph.weight_bytes > 0) & ~drafts
     holds &= np.array([kind != "Gather" for kind in graph.op_types])  # the embedding
     stages = np.unique(where[holds])
     if (

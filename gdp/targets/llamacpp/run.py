@@ -58,6 +58,8 @@ def tokens_of(spec: GgufSpec) -> Tokens:
     """Tokens that a sample of a spec computes; `ModelError` for several sequences."""
     if spec.batch > 1:
         raise ModelError("gdp run executes one sequence of a .gguf model: leave out --batch")
+    if spec.draft.file:
+        raise ModelError("gdp run executes no model that drafts: leave out draft")
     if spec.new:
         return Tokens(spec.prompt, spec.new, 0)
     return Tokens(0, 1, spec.sequence - 1) if spec.decode else Tokens(spec.sequence, 0, 0)

@@ -26,8 +26,10 @@ from gdp.placement import Placement, Split, make_placement
 from gdp.prepare import prepare_placement
 from gdp.question import Question
 from gdp.sim.objectives import Score
+from gdp.splits.division import alone
 from gdp.splits.members import known_division
 from gdp.targets.llamacpp.flags import Slots
+from gdp.targets.llamacpp.parts import held_bytes
 from gdp.targets.llamacpp.rules import leaves_one_without, no_tensor_split
 from gdp.units import format_bytes
 
@@ -79,8 +81,8 @@ def why_no_tensor_split(graph: OpGraph) -> str:
     """Reason that llama.cpp does not divide a graph so; "" where it does."""
     kinds = {
         str(d.attributes.get("stored", "f16")).lower()
-        for d, kind in zip(graph.detail, graph.op_types, strict=True)
-        if kind == "Attention"
+        for d, kind, other in zip(graph.detail, graph.op_types, alone(graph), strict=True)
+        if kind == "Attention" and not other
     }
     if kinds - set(CACHES):
         return f"tensor splits have no cache of {', '.join(sorted(kinds - set(CACHES)))}"
@@ -102,11 +104,12 @@ def tensor_plans(question: Question, slots: Slots, rest: Int[np.ndarray, "N"]) -
     units = known_division(question.graph).units
     keys = min((unit.keys for unit in units if unit.keys), default=1)
     found = []
-    encoder = rest[slots.projector]
+    homes = [int(rest[part[0]]) for part in slots.parts]
     room_bytes = question.cluster.memory_bytes.copy()
-    np.subtract.at(room_bytes, encoder, question.graph.weight_bytes[slots.projector])
+    for home, part in zip(homes, slots.parts, strict=True):
+        room_bytes[home] -= held_bytes(question, part)
     for chosen in _sets(question.cluster, gpus):
-        if np.isin(encoder, chosen[1:]).any():
+        if set(homes) & set(chosen[1:]):
             continue  # ops of one member alone are told of the first one only
         tried: dict[tuple[int, ...], TensorPlan] = {}
         for parts in _proportions(question.cluster, chosen, keys, room_bytes):
@@ -158,7 +161,7 @@ def _proportions(
     cluster: Cluster, chosen: Sequence[int], keys: int, room_bytes: Int[np.ndarray, "D"]
 ) -> Iterable[tuple[int, ...]]:
     """Shares to begin with: equal ones, and those of bandwidth, FLOP/s and room beside an image
-    encoder."""
+    encoder or a model that drafts."""
     devices = [cluster.devices[d] for d in chosen]
     rates = (
         [1.0 for _ in devices],

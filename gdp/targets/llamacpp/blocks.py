@@ -1,0 +1,293 @@
+"""Stretches of blocks as llama.cpp's flags have them: a first one on the CPU, then one on each GPU
+in their order, and of each block the experts with it or on the CPU.
+
+A row of stretches takes the least sum of compute and transfers, which is what a chain of blocks
+takes.
+"""
+
+import itertools
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+import numpy as np
+from jaxtyping import Float, Int
+
+from gdp.cluster.types import Cluster
+from gdp.errors import InfeasibleError, PlacementError
+from gdp.graph.generation import steps_of
+from gdp.graph.op_graph import OpGraph
+from gdp.methods.intervals import best_row
+from gdp.prepare import prepare_problem, requests_in_flight
+from gdp.problem.arrays import arrays_of
+from gdp.question import Question
+from gdp.sim.segments import border_tensors
+from gdp.targets.llamacpp.flags import Slots
+from gdp.targets.llamacpp.parts import held_bytes
+
+
+@dataclass(frozen=True, eq=False)
+class LlamaBlocks:
+    """Seconds and bytes of the pieces that llama.cpp's flags move. Axes: S slots, D devices."""
+
+    cluster: Cluster
+    cpu: int
+    layer_s: Float[np.ndarray, "S D"]
+    experts_s: Float[np.ndarray, "S D"]
+    prompt_s: Float[np.ndarray, "S D"]  # of these two, those of the micro-batches of a prompt
+    segment_s: Float[np.ndarray, "D"]  # the dispatch that is paid for every stretch, in all passes
+    layer_bytes: Int[np.ndarray, "S"]
+    expert_bytes: Int[np.ndarray, "S"]
+    shared_bytes: Int[np.ndarray, "S K"]  # of each kind of buffer, once for the slots of a device
+    memory_bytes: Int[np.ndarray, "D"]  # for weights and caches
+    rest: Int[np.ndarray, "N"]  # devices of ops that no slot has: inputs, the image encoder
+    tensor_bytes: int  # at most so many are alive at once
+    crossings: int  # of a border in one sample: by the prompt, and by all steps together
+    # Bytes of all passes together:
+    flow_bytes: int  # between blocks
+    logits_bytes: int
+    away_bytes: Int[np.ndarray, "S 2"]  # to the experts, and back
+    chunks: int  # micro-batches of the prompt
+    parts_s: float  # of the image encoder and the model that drafts, where they are
+    stage_s: float = np.inf  # most of `prompt_s` on a GPU that has whole slots; inf: any plan
+
+    def move_s(self, src: int, dst: int, size: int) -> float:
+        latency_s = self.cluster.link_latency_s * self.crossings
+        return 0.0 if src == dst else float(
+            latency_s[src, dst] + size / self.cluster.link_bytes_per_s[src, dst]
+        )  # fmt: skip
+
+    def with_share(self, share: float) -> "LlamaBlocks":
+        """With a share of the tensors' bytes kept free of weights on every device."""
+        kept = int(share * self.tensor_bytes)
+        return replace(self, memory_bytes=self.memory_bytes - kept)
+
+    def filled(self, fill: float) -> "LlamaBlocks":
+        """With GPUs whose weights and tensors may take no more than a share of their memory."""
+        memory_bytes = self.memory_bytes.copy()
+        for d, device in enumerate(self.cluster.devices):
+            if not device.is_cpu:
+                most = int(fill * self.cluster.memory_bytes[d]) - self.tensor_bytes
+                memory_bytes[d] = min(memory_bytes[d], most)
+        return replace(self, memory_bytes=memory_bytes)
+
+    def piped_s(self, total_s: float, at: Int[np.ndarray, "S"]) -> float:
+        """Seconds of a plan whose GPUs read a prompt as a pipeline; see `pipeline.saved_s`."""
+        stages = np.bincount(at, self.prompt_s[np.arange(len(at)), at])
+        return total_s - (1 - 1 / self.chunks) * float(stages.sum() - stages.max())
+
+    @cached_property
+    def away_s(self) -> list[list[float]]:
+        """Seconds of the experts of each slot on the CPU, [device that has the rest][slot]."""
+        cpu, count = self.cpu, len(self.layer_bytes)
+        if self.cluster.devices[cpu].is_unified:  # its GPU computes as near to its memory
+            return [[np.inf] * count for _ in range(self.cluster.num_devices)]
+        return [
+            [
+                float(self.experts_s[s, cpu] + self.segment_s[[cpu, device]].sum())
+                + self.move_s(device, cpu, int(self.away_bytes[s, 0]))
+                + self.move_s(cpu, device, int(self.away_bytes[s, 1]))
+                for s in range(count)
+            ]
+            for device in range(self.cluster.num_devices)
+        ]
+
+
+def llama_blocks(question: Question, slots: Slots, homes: Sequence[int] = ()) -> LlamaBlocks:
+    """Seconds and bytes of the slots, beside parts on some devices, the CPU where none are told.
+
+    Raises:
+        PlacementError: There is no CPU, or it may not have the embedding.
+    """
+    graph, cluster = question.graph, question.cluster
+    cpus = [d for d, device in enumerate(cluster.devices) if device.is_cpu]
+    if cluster.devices[cluster.host].is_unified:  # a processor of its own, in the same memory
+        cpus = [cluster.host]
+    if not cpus:
+        raise PlacementError(
+            f"llama.cpp needs a CPU; cluster {cluster.name!r} has none: add one, or say `unified = "
+            "true` of a GPU that shares its processor's memory"
+        )
+    cpu = cluster.host if cluster.host in cpus else cpus[0]
+    pieces = [slots.embedding, *slots.layers, *slots.experts, *slots.parts]
+    piece = np.full(graph.num_ops, len(pieces))
+    for number, ops in enumerate(pieces):
+        piece[ops] = number
+    problem = prepare_problem(replace(question, objective="latency"), keep_apart=piece)
+    count = len(slots.layers)
+    per_op = [d.dispatch_s if d.dispatch_per == "op" else 0.0 for d in problem.cluster.devices]
+    of_group = np.zeros(problem.num_ops, dtype=np.int64)
+    of_group[problem.origin.group_of] = piece
+    seconds = np.zeros((len(pieces) + 1, cluster.num_devices))
+    op_s = np.where(problem.allowed, problem.compute_s + per_op, np.inf)
+    np.add.at(seconds, of_group, op_s)
+    prompt_s = np.zeros_like(seconds)
+    np.add.at(prompt_s, of_group, np.where((problem.graph.chunks > 1)[:, None], op_s, 0.0))
+    if not np.isfinite(seconds[0, cpu]):
+        raise InfeasibleError(
+            f"llama.cpp keeps token_embd on the CPU, and {cluster.device_names[cpu]!r} is forbidden"
+        )
+    made_bytes = np.bincount(graph.producer, graph.held_bytes, graph.num_ops).astype(np.int64)
+    largest = max(
+        int(made_bytes[layer].sum() + made_bytes[experts].sum())
+        for layer, experts in zip(slots.layers, slots.experts, strict=True)
+    )
+    flow, most = int(made_bytes[slots.embedding].sum()), steps_of(graph)
+    own_bytes = np.where(graph.is_buffer & (graph.cache_bytes > 0), 0, graph.weight_bytes)
+    memory_bytes = cluster.memory_bytes.copy()
+    for embedding in (slots.embedding, slots.draft_embedding):
+        memory_bytes[cpu] -= int(graph.weight_bytes[embedding].sum())
+    rest, parts_s = np.where(graph.is_io, cluster.host, cpu), 0.0
+    for k, (part, home) in enumerate(zip(slots.parts, homes or [cpu, cpu], strict=False)):
+        rest[part] = home
+        memory_bytes[home] -= held_bytes(question, part)
+        parts_s += float(seconds[1 + 2 * count + k, home])
+
+    return LlamaBlocks(
+        cluster=problem.cluster, cpu=cpu, layer_s=seconds[1 : count + 1],
+        experts_s=seconds[count + 1 : 2 * count + 1],
+        prompt_s=prompt_s[1 : count + 1] + prompt_s[count + 1 : 2 * count + 1],
+        segment_s=arrays_of(problem).segment_s * (1 if most == 1 else 2),
+        layer_bytes=_summed(own_bytes, slots.layers),
+        expert_bytes=_summed(own_bytes, slots.experts),
+        shared_bytes=_shared_bytes(question, slots.layers),
+        memory_bytes=memory_bytes, rest=rest, tensor_bytes=largest + 2 * flow,
+        crossings=1 if most == 1 else 2, flow_bytes=_crossing(graph, slots.embedding)[1],
+        logits_bytes=_crossing(graph, slots.layers[-1])[1],
+        away_bytes=np.array([_crossing(graph, ops) for ops in slots.experts]),
+        chunks=int(graph.chunks.max()), parts_s=parts_s,
+    )  # fmt: skip
+
+
+def _summed(values: np.ndarray, pieces: Sequence[Int[np.ndarray, "_"]]) -> np.ndarray:
+    return np.array([values[ops].sum(axis=0) for ops in pieces])
+
+
+def _shared_bytes(
+    question: Question, layers: Sequence[Int[np.ndarray, "_"]]
+) -> Int[np.ndarray, "S K"]:
+    """Bytes of the buffers of each slot that all slots of a device share: masks, of all requests in
+    flight."""
+    graph = question.graph
+    shares = graph.is_buffer & (graph.cache_bytes > 0)
+    kinds = np.unique(graph.weight_id[shares])
+    bytes_ = np.zeros((len(layers), len(kinds)), dtype=np.int64)
+    for slot, ops in enumerate(layers):
+        mine = ops[shares[ops]]
+        kind = np.searchsorted(kinds, graph.weight_id[mine])
+        np.maximum.at(bytes_[slot], kind, graph.cache_bytes[mine])
+    return requests_in_flight(graph, question.cluster, question.objective) * bytes_
+
+
+def _crossing(graph: OpGraph, ops: Int[np.ndarray, "M"]) -> tuple[int, int]:
+    """Bytes that some ops read from others, and that others read from them, in all passes."""
+    inside = np.zeros(graph.num_ops, dtype=bool)
+    inside[ops] = True
+    into, out = border_tensors(graph, inside)
+    return int(graph.sent_bytes[into].sum()), int(graph.sent_bytes[out].sum())
+
+
+def llama_devices(
+    graph: OpGraph, slots: Slots, blocks: LlamaBlocks, frugal: bool
+) -> tuple[complex, Int[np.ndarray, "N"]] | None:
+    """Seconds, bytes on the CPU as their imaginary part, and devices of the plan of least seconds;
+    with `frugal` of the fewest bytes on the CPU, and these two the other way round. None where no
+    stretches fit the GPUs. O(D S^2) stretches."""
+    cluster, cpu, count = blocks.cluster, blocks.cpu, len(blocks.layer_bytes)
+    gpus = [d for d in range(cluster.num_devices) if not cluster.devices[d].is_cpu]
+    unified = cpu in gpus
+    order = gpus if unified else [cpu, *gpus]
+
+    def value(seconds: float, cpu_bytes: int = 0) -> complex:
+        """Complex numbers are ordered by the real part first."""
+        return complex(cpu_bytes, seconds) if frugal else complex(seconds, cpu_bytes)
+
+    stage = np.full((count + 1, count + 1, cluster.num_devices), np.inf, dtype=complex)
+    for device in order:
+        for start in range(1 if device == cpu and not unified else count):
+            for stop in range(start + 1, count + 1):
+                stretch = _llama_stretch(blocks, frugal, device, start, stop)
+                if stretch is None:
+                    break  # nor does a longer one fit
+                seconds, cpu_bytes, _ = stretch
+                seconds += float(blocks.segment_s[device])
+                if start == 0:
+                    seconds += blocks.move_s(cpu, device, blocks.flow_bytes)
+                if stop == count:
+                    seconds += blocks.move_s(device, cluster.host, blocks.logits_bytes)
+                stage[start, stop, device] = value(seconds, cpu_bytes)
+    link = np.zeros((cluster.num_devices, cluster.num_devices, count + 1), dtype=complex)
+    for before, device in itertools.combinations(order, 2):
+        link[before, device] = value(blocks.move_s(before, device, blocks.flow_bytes))
+    total, row = best_row(order, lambda d: stage[:, :, d], link)
+    if not row:
+        return None
+    devices = blocks.rest.copy()
+    for start, stop, where in row:
+        stretch = _llama_stretch(blocks, frugal, where, start, stop)
+        for slot in range(start, stop):
+            devices[slots.layers[slot]] = where
+            devices[slots.experts[slot]] = cpu if stretch and slot in stretch[2] else where
+    return total, devices
+
+
+def _least_to_free(needed_bytes: int, items: dict[int, tuple[float, int]]) -> list[int]:
+    """Items (seconds, bytes) that free at least so many bytes for few seconds.
+
+    Greedy for the covering knapsack, at most twice the least seconds: items of the fewest seconds
+    per byte until they free enough, without those that are then superfluous; or the cheapest item
+    that frees enough alone.
+    """
+    chosen: list[int] = []
+    freed = 0
+    for item in sorted(items, key=lambda i: items[i][0] / items[i][1]):
+        if freed >= needed_bytes:
+            break
+        chosen.append(item)
+        freed += items[item][1]
+    for item in sorted(chosen, key=lambda i: -items[i][0]):
+        if freed - items[item][1] >= needed_bytes:
+            chosen.remove(item)
+            freed -= items[item][1]
+    enough = [item for item, (_, size) in items.items() if size >= needed_bytes]
+    if needed_bytes <= 0 or not enough:
+        return chosen
+    alone = min(enough, key=lambda i: items[i][0])
+    return [alone] if items[alone][0] < sum(items[i][0] for i in chosen) else chosen
+
+
+def _llama_stretch(
+    blocks: LlamaBlocks, frugal: bool, device: int, start: int, stop: int
+) -> tuple[float, int, Sequence[int]] | None:
+    """Seconds of slots on one device, bytes that they put on the CPU, and slots whose experts are
+    there, if a GPU is too small; None if nothing fits."""
+    span = np.arange(start, stop)
+    seconds = float((blocks.layer_s + blocks.experts_s)[span, device].sum())
+    size = int((blocks.layer_bytes + blocks.expert_bytes)[span].sum())
+    size += int(blocks.shared_bytes[span].max(axis=0).sum())
+    cpu, unified = blocks.cpu, not blocks.cluster.devices[blocks.cpu].is_cpu
+    pipes = blocks.stage_s < np.inf
+    if pipes and (
+        (device == cpu and not unified) or blocks.prompt_s[span, device].sum() > blocks.stage_s
+    ):
+        return None
+    if device == cpu:
+        fits = np.isfinite(seconds) and size <= blocks.memory_bytes[cpu]
+        return (seconds, 0 if unified else size, ()) if fits else None
+    seconds = float(blocks.layer_s[span, device].sum())
+    owned = [int(s) for s in span if blocks.expert_bytes[s] > 0]
+    here_s = {s: float(blocks.experts_s[s, device]) for s in owned}
+    away_s = blocks.away_s[device]
+    if any(here_s[s] == away_s[s] == np.inf for s in owned):
+        return None
+    extra_s = {s: away_s[s] - here_s[s] for s in owned}
+    away = [s for s in owned if here_s[s] == np.inf or (extra_s[s] < 0 and not frugal)]
+    size -= int(blocks.expert_bytes[away].sum())
+    others = {s: (extra_s[s], int(blocks.expert_bytes[s])) for s in owned if s not in away}
+    gone = _least_to_free(size - int(blocks.memory_bytes[device]), others)
+    away += gone
+    size -= int(blocks.expert_bytes[gone].sum())
+    seconds += sum(away_s[s] if s in away else here_s[s] for s in owned)
+    if size > blocks.memory_bytes[device] or not np.isfinite(seconds) or (pipes and away):
+        return None
+    return seconds, int(blocks.expert_bytes[away].sum()), away

@@ -1,0 +1,62 @@
+"""Devices for parts of llama.cpp that compute beside the blocks: its image encoder (`--mmproj`) and
+a model that drafts (`--model-draft`)."""
+
+import itertools
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+from jaxtyping import Int
+
+from gdp.cluster.machines import machine_of
+from gdp.constraints import allowed_mask
+from gdp.costs.op_offload import LENT
+from gdp.ops.llamacpp import DRAFT
+from gdp.prepare import requests_in_flight
+from gdp.question import Question
+from gdp.result import Result
+from gdp.targets.llamacpp.flags import Slots
+from gdp.units import format_seconds
+
+
+def homes_of_parts(question: Question, slots: Slots) -> Iterator[tuple[int, ...]]:
+    """All ways to give each part a device of the host's machine: the processor, or a GPU."""
+    cluster, graph = question.cluster, question.graph
+    allowed = allowed_mask(question.constraints, graph, cluster)
+    here = machine_of(cluster, cluster.host)
+    usable = [
+        d for d, device in enumerate(cluster.devices)
+        if (not device.is_cpu or d == cluster.host) and machine_of(cluster, d) == here
+        and not device.kind.startswith(LENT) and device.supported != frozenset()
+    ]  # fmt: skip
+    last = sorted(usable, key=lambda d: cluster.devices[d].is_cpu)  # the slowest place
+    return itertools.product(*([d for d in last if allowed[part, d].all()] for part in slots.parts))
+
+
+def held_bytes(question: Question, part: Int[np.ndarray, "M"]) -> int:
+    """Weights of a part, with the caches of all requests in flight."""
+    graph = question.graph
+    ops = graph.weight_holders(part)
+    more = requests_in_flight(graph, question.cluster, question.objective) - 1
+    return int((graph.weight_bytes[ops] + more * graph.cache_bytes[ops]).sum())
+
+
+def told(best: Result, found: Sequence[Result], slots: Slots) -> str:
+    """The devices of the parts, in a sentence, beside the other ones."""
+    names = (
+        "the model that drafts" if best.question.graph.scope[part[0]] == DRAFT
+        else "the image encoder" for part in slots.parts
+    )  # fmt: skip
+    verb = "is" if len(slots.parts) == 1 else "are"
+    others = ", ".join(
+        f"{format_seconds(result.value_s)} on {_where(result, slots)}"
+        for result in found if result is not best
+    )  # fmt: skip
+    beside = others and f" (so the plan takes {format_seconds(best.value_s)}, {others})"
+    return f"{' and '.join(names)} {verb} on {_where(best, slots)}{beside}"
+
+
+def _where(result: Result, slots: Slots) -> str:
+    placement = result.placement
+    return " and ".join(
+        placement.device_names[int(placement.device[part[0]])] for part in slots.parts
+    )

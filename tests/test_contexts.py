@@ -16,7 +16,7 @@ from gdp.errors import ModelError
 from gdp.graph.generation import request_of, with_context
 from gdp.models import Generation, load
 from gdp.question import Question
-from gdp.targets.contexts import STEP, longest_of_plan
+from gdp.targets.contexts import STEP, longest_found, longest_of_plan
 from tests.gguf_models import KEY_HEADS, WIDTH, box, sayable, write_gguf
 
 TOKEN_BYTES = 2 * 2 * KEY_HEADS * (WIDTH // 4)  # keys and values of a block, in F16
@@ -70,6 +70,20 @@ def test_a_plan_has_room_for_so_many_tokens_and_no_more(model: str) -> None:
         reserved = with_context(graph, context)
         again = gdp.make_placement(reserved, cluster, plan.device)
         assert solve.simulate(Question(reserved, cluster, costs=roofline), again).feasible == fits
+
+
+def test_a_context_that_the_machine_holds_whole_is_found_by_one_plan(model: str) -> None:
+    graph = load(Generation(model, prompt=16, new=4))
+    asked: list[int] = []
+
+    def plan(question: Question) -> gdp.Result:
+        request = request_of(question.graph)
+        asked.append(0 if request is None else request.held)
+        return solve.solve(question)
+
+    question = Question(graph, box(1 << 30), costs=roofline, method="single")
+    assert longest_found(question, plan)[0] == LONGEST
+    assert asked == [LONGEST]
 
 
 def test_a_context_is_placed_told_and_exported(model: str, tmp_path: Path) -> None:

@@ -22,7 +22,7 @@ from gdp.models import Generation, is_gguf, spec_of, with_options
 from gdp.placement import Placement
 from gdp.question import Question
 from gdp.result import Result
-from gdp.targets.contexts import longest_of_plan, plan_longest
+from gdp.targets.contexts import longest_found, longest_of_plan
 from gdp.targets.llamacpp.plan import PROPOSAL
 from gdp.units import format_bytes
 
@@ -186,9 +186,7 @@ def _longest(question: Question, result: Result) -> int:
     own = longest_of_plan(result.question, result.placement, result.score) or request.held
     if question.longest or own >= most > 0:
         return own
-    quick = replace(question, search=replace(question.search, seconds=0.0, evaluations=None))
-    found = request_of(plan_longest(quick, planned).question.graph)
-    return own if found is None else max(found.held, own)
+    return max(longest_found(question, planned)[0], own)
 
 
 def _with_answer(row: FitRow, result: Result) -> FitRow:

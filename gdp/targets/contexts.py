@@ -88,7 +88,21 @@ def _most(graph: OpGraph) -> int:
 
 def plan_longest(question: Question, plan: Callable[[Question], Result]) -> Result:
     """The answer with caches for the longest context for which a plan is found; a note says how
-    long it is.
+    long it is. Arguments and errors are those of `longest_found`."""
+    low, known = longest_found(question, plan)
+    graph = with_context(question.graph, low)
+    try:
+        result = plan(replace(question, graph=graph))
+    except InfeasibleError:  # a longer search is no promise to find what a short one found
+        result = _carried(known, graph)
+    most = longest_of_model(graph)
+    note = f"the longest context for which a plan was found is {low} tokens"
+    note += f"; the model was made for {most}" if most else ""
+    return replace(result, notes=(*result.notes, note))
+
+
+def longest_found(question: Question, plan: Callable[[Question], Result]) -> tuple[int, Result]:
+    """(tokens of the longest context for which a plan is found, that plan).
 
     Bisection between the context of the request and that of the model, with plans that are made
     without a search. Every plan that is found says how far its own devices go, so that few are
@@ -111,9 +125,13 @@ def plan_longest(question: Question, plan: Callable[[Question], Result]) -> Resu
     request = request_of(graph)
     if request is None or not grows(graph):
         raise ModelError("--context max is for requests (--generate) to hf: and .gguf models")
-    known, low, failed = quick(graph), request.held, _most(graph) + 1
-    low = _longest_of(known) or low
-    tried = _most(graph)
+    most = failed = _most(graph)
+    try:  # where that is found, no other is asked for
+        return most, quick(with_context(graph, most))
+    except InfeasibleError:
+        known = quick(graph)
+    low = _longest_of(known) or request.held
+    tried = (low + failed) // 2 // STEP * STEP
     while low < tried and failed - low > max(STEP, (failed - low) // CLOSE, low // CLOSE):
         stage(f"longest context: at least {low} tokens, trying {tried}")
         try:
@@ -122,15 +140,7 @@ def plan_longest(question: Question, plan: Callable[[Question], Result]) -> Resu
         except InfeasibleError:
             failed = tried
         tried = (low + failed) // 2 // STEP * STEP
-    graph = with_context(graph, low)
-    try:
-        result = plan(replace(question, graph=graph))
-    except InfeasibleError:  # a longer search is no promise to find what a short one found
-        result = _carried(known, graph)
-    most = longest_of_model(graph)
-    note = f"the longest context for which a plan was found is {low} tokens"
-    note += f"; the model was made for {most}" if most else ""
-    return replace(result, notes=(*result.notes, note))
+    return low, known
 
 
 def _longest_of(result: Result) -> int | None:

@@ -50,24 +50,12 @@ def package(folder: Path) -> None:
 
 def flags_of_llamacpp(folder: Path) -> None:
     known = [
-        "--fit",
-        "--n-gpu-layers",
-        "--split-mode",
-        "--rpc",
-        "--device",
-        "--tensor-split",
-        "--override-tensor",
-        "--ctx-size",
-        "--cache-type-k",
-        "--cache-type-v",
-        "--flash-attn",
-        "--ubatch-size",
-        "--batch-size",
-        "--no-op-offload",
-        "--mmproj",
-        "--no-mmproj-offload",
-        "--mmproj-device",
-    ]
+        "--fit", "--n-gpu-layers", "--split-mode", "--rpc", "--device", "--tensor-split",
+        "--override-tensor", "--ctx-size", "--cache-type-k", "--cache-type-v", "--flash-attn",
+        "--ubatch-size", "--batch-size", "--no-op-offload", "--mmproj", "--no-mmproj-offload",
+        "--mmproj-device", "--model-draft", "--spec-type", "--spec-draft-n-max",
+        "--gpu-layers-draft", "--device-draft",
+    ]  # fmt: skip
     told = " ".join(f'"{flag}"' for flag in known)
     (folder / "common").mkdir(exist_ok=True)
     (folder / "common" / "arg.cpp").write_text(told)

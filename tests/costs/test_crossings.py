@@ -129,7 +129,7 @@ class Skips(torch.nn.Module):
 
 def simplified(problem: Problem) -> Assignment:
     search = Search(seconds=None, evaluations=5000)
-    answer = simpler(problem, METHODS["local_search"](problem, search), search)
+    answer = simpler(problem, METHODS["local_search"](problem, search), 0.02, search.evaluations)
     assert answer.assignment is not None
     return answer.assignment
 

@@ -198,8 +198,9 @@ def _seconds(
     answer = generation_answer(question, placement, predicted.score())
     assert answer is not None
     count = int(graph.chunks.max())
-    saved = saved_s(predicted) * count / max(count - 1, 1)
-    return answer.first_token_s, answer.token_s, saved / answer.first_token_s
+    pipelined_s = saved_s(predicted)
+    whole_s = answer.first_token_s + pipelined_s  # micro-batches one after the other
+    return whole_s, answer.token_s, pipelined_s * count / max(count - 1, 1) / whole_s
 
 
 def placed(graph: OpGraph, cluster: Cluster, row: Row) -> Placement | None:

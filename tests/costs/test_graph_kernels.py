@@ -86,7 +86,9 @@ def graph_of(ops: list[dict]) -> OpGraph:
 def test_kernels_of_many_ops_are_those_of_each_alone(seed: int, served: bool) -> None:
     rng = np.random.default_rng(seed)
     ops = [random_op(rng) for _ in range(60)]
-    ops = [ops[int(i)] for i in rng.integers(len(ops), size=120)]  # layers are alike
+    shaped = ("op_types", "detail")  # layers are alike, and some differ in their work alone
+    ops += [op | {key: ops[i][key] for key in shaped} for i, op in enumerate(ops[20:])]
+    ops = [ops[int(i)] for i in rng.integers(len(ops), size=120)]
     found = graph_kernels(graph_of(ops), served=served)
     for i, op in enumerate(ops, start=1):
         alone = graph_kernels(graph_of([op]), served=served)

@@ -10,7 +10,7 @@ from gdp.api.generation import phases_s
 from gdp.cluster.types import Cluster, overflow_bytes
 from gdp.costs.offload import is_offload
 from gdp.errors import PlacementError
-from gdp.graph.generation import run_once
+from gdp.graph.generation import run_once, steps_of
 from gdp.graph.op_graph import OpGraph
 from gdp.placement import make_placement
 from gdp.prepare import prepare_placement
@@ -33,7 +33,7 @@ def phases_apart(result: Result) -> str:
     """
     question, limit_s = result.question, result.score.latency_s / WORTH_TELLING
     graph, cluster = question.graph, question.cluster
-    steps, caches = int(graph.repeats.max()), int(graph.cache_bytes.sum())
+    steps, caches = steps_of(graph), int(graph.cache_bytes[~graph.is_buffer].sum())
     devices = _first_of_kinds(cluster)
     reads_s, writes_s = _least_s(graph, cluster)
     alone: dict[int, tuple[float, float, Int[np.ndarray, "D"]] | None] = {}

@@ -38,7 +38,7 @@ def plan(question: Question) -> Result:
         limits = replace(question.constraints, forbid=(*question.constraints.forbid, *forbid))
         question = replace(question, constraints=limits)
     result = plan_freely(question)
-    return replace(result, notes=(*result.notes, *_told(graph, cluster, without)))
+    return replace(result, notes=(*result.notes, *_notes(graph, cluster, without)))
 
 
 def _is_cuda(device: Device) -> bool:
@@ -80,9 +80,9 @@ def _lacking_attribute(kind: str, detail: OpDetail) -> str:
     return f"{kind} with {lacks}" if lacks else ""
 
 
-def _told(graph: OpGraph, cluster: Cluster, without: dict[int, str]) -> list[str]:
+def _notes(graph: OpGraph, cluster: Cluster, without: dict[int, str]) -> list[str]:
     """Ops without a kernel, and what was not checked, a sentence each."""
-    notes = []
+    notes = list[str]()
     if without:
         first = next(iter(without))
         more = f" and {len(without) - 1} more" if len(without) > 1 else ""

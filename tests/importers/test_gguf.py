@@ -14,7 +14,7 @@ from gdp.cli.main import cli
 from gdp.errors import ModelError
 from gdp.graph.generation import Request, request_of
 from gdp.graph.op_graph import OpGraph
-from gdp.importers.gguf import parse_gguf_spec
+from gdp.importers.gguf_spec import parse_gguf_spec
 from gdp.models import load, source_files
 from gdp.targets.llamacpp.flags import flags_of
 from tests.fuzz import gguf_files

@@ -23,7 +23,7 @@ from gdp.cores import num_cores, usable_cores
 from gdp.errors import ClusterError, MeasurementError, ModelError
 from gdp.graph.generation import STEP
 from gdp.graph.op_graph import OpGraph
-from gdp.importers.gguf import GgufSpec, parse_gguf_spec
+from gdp.importers.gguf_spec import GgufSpec, parse_gguf_spec
 from gdp.measure.async_execution import versions
 from gdp.measure.compare import Repeatable, compare
 from gdp.measure.measuring import Quota, measure

@@ -39,7 +39,7 @@ def read_cached(kind: str, key: str) -> bytes | None:
     """The cached result of this digest; None where there is none or it is damaged."""
     try:
         path = _folder(kind) / key
-        if not _is_private(path.parent):
+        if not is_private(path.parent):
             return None
         with open_regular(path) as file:
             unpacking = zlib.decompressobj()
@@ -60,7 +60,7 @@ def write_cached(kind: str, key: str, data: bytes, most_bytes: int = MOST_BYTES)
     with contextlib.suppress(OSError, RuntimeError):
         folder = _folder(kind)
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        if _is_private(folder):
+        if is_private(folder):
             write_atomic(folder / key, body)
             _drop_oldest(folder, most_bytes)
 
@@ -79,7 +79,7 @@ def _folder(kind: str) -> Path:
     return cache_folder() / kind
 
 
-def _is_private(folder: Path) -> bool:
+def is_private(folder: Path) -> bool:
     """True where only the user can write to the folder."""
     if not hasattr(os, "getuid"):
         return folder.is_dir()
@@ -119,7 +119,7 @@ def use_xla_cache() -> None:
     try:
         folder = cache_folder() / "xla"
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        if not _is_private(folder):
+        if not is_private(folder):
             return
     except (OSError, RuntimeError):
         return  # a home that is read-only, or none at all, costs time, not the answer

@@ -1,22 +1,39 @@
 """Cache of compiled kernels; imported before the first kernel is declared.
 
+Kernels are kept by content: a folder for each file of kernels and each state of what its machine
+code depends on (the file, the kernels that it calls, the files of its constants). So an edit of a
+callee is noticed, which numba's own stamp, of one file, is blind to; and a fresh checkout, another
+worktree or a second environment find what was compiled before. They lie in `NUMBA_CACHE_DIR`, else
+in gdp's cache folder.
+
 numba ends a program over a file of its cache that is cut short, at every start until somebody
 deletes it, and over a disk that is full. Kernels of gdp are compiled again there.
 """
 
 import atexit
+import functools
 import glob
+import hashlib
 import logging
 import os
+import re
 import shutil
 import tempfile
+from pathlib import Path
 from typing import Any, no_type_check
 
+import llvmlite
 import numba
 from numba.core import dispatcher
-from numba.core.caching import FunctionCache
+from numba.core.caching import CompileResultCacheImpl, FunctionCache, NullCache, _CacheLocator
+
+from gdp.files.disk_cache import cache_folder, is_private
 
 log = logging.getLogger(__name__)
+MOST_STATES = 8
+"""States of a file of kernels that are kept; those used longest ago are deleted."""
+_PACKAGE = Path(__file__).resolve().parents[1]
+_IMPORT = re.compile(rb"^from (gdp\.[\w.]+) import|^import (gdp\.[\w.]+)", re.MULTILINE)
 _temporary: str | None = None  # the folder that ends with the process
 
 
@@ -28,8 +45,7 @@ def _probe() -> None:
 def keeps_compiled() -> bool:
     """True if compiled kernels can be kept, if need be in a folder that ends with the process.
 
-    numba keeps them beside the source or in the user's cache folder, and refuses to compile at all
-    where it can write to neither: a package installed by root, used by somebody without a home.
+    numba refuses to compile at all where it can write nowhere: for somebody without a home.
     """
     try:
         numba.njit(cache=True)(_probe)
@@ -61,8 +77,91 @@ def kept_in() -> str | None:
     return numba.njit(cache=True)(_probe).stats.cache_path
 
 
+class _ByContent(_CacheLocator):
+    """The folder of the kernels of a file in its present state."""
+
+    def __init__(self, stamp: str, name: str, line: int) -> None:
+        self._stamp, self._name, self._line = stamp, name, line
+
+    @classmethod
+    def from_function(cls, py_func: Any, py_file: str) -> "_ByContent | None":
+        """The locator of a kernel; None where its folder cannot be written to, or by others."""
+        try:
+            stamp = _stamp(Path(py_file).resolve())
+            locator = cls(stamp, py_func.__module__, py_func.__code__.co_firstlineno)
+            locator.ensure_cache_path()
+        except (OSError, RuntimeError):  # no home is a RuntimeError
+            return None
+        return locator
+
+    def ensure_cache_path(self) -> None:
+        """Make the folder; it was used now."""
+        folder = Path(self.get_cache_path())
+        if not folder.exists():
+            folder.mkdir(mode=0o700, parents=True)
+            _drop_oldest(folder.parent, f"{self._name}-")
+        if not is_private(folder):
+            raise PermissionError(f"{folder}: others can write to it")
+        os.utime(folder)
+        tempfile.TemporaryFile(dir=folder).close()
+
+    def get_cache_path(self) -> str:  # pyright: ignore[reportIncompatibleMethodOverride]
+        """`<folder of all kernels>/<module>-<stamp>`."""
+        named = numba.config.CACHE_DIR  # type: ignore[attr-defined]
+        base = Path(named) if named else cache_folder() / "kernels"
+        return str(base / f"{self._name}-{self._stamp}")
+
+    def get_source_stamp(self) -> str:  # pyright: ignore[reportIncompatibleMethodOverride]
+        """The stamp is in the name of the folder: whatever lies there is up to date."""
+        return self._stamp
+
+    def get_disambiguator(self) -> str:  # pyright: ignore[reportIncompatibleMethodOverride]
+        """The first line of the kernel, as in numba."""
+        return str(self._line)
+
+
+@functools.cache
+def _stamp(path: Path) -> str:
+    """Digest of what the machine code of a file of kernels depends on.
+
+    The versions of numba and LLVM, the file, the files of kernels that it imports, and theirs; of
+    other files of gdp, which hold constants and types, those that these import by name.
+    """
+    known = sorted(_read_by(path, {path}))
+    digest = hashlib.sha256(f"{numba.__version__} {llvmlite.__version__}".encode())
+    for file in known:
+        digest.update(hashlib.sha256(file.read_bytes()).digest())
+    return digest.hexdigest()[:16]
+
+
+def _read_by(path: Path, known: set[Path]) -> set[Path]:
+    """The files that a file of kernels depends on, added to those that are known."""
+    for found in _IMPORT.finditer(path.read_bytes()):
+        module = (found[1] or found[2]).decode().split(".")[1:]
+        file = _PACKAGE.joinpath(*module).with_suffix(".py")
+        if file.is_file() and file not in known:
+            known.add(file)
+            if b"gdp.kernels" in file.read_bytes():
+                _read_by(file, known)
+    return known
+
+
+def _drop_oldest(folder: Path, prefix: str) -> None:
+    """Delete the states of a file of kernels beyond `MOST_STATES`, those used longest ago."""
+    states = [each for each in folder.iterdir() if each.name.startswith(prefix)]
+    states.sort(key=lambda each: each.stat().st_mtime, reverse=True)
+    for each in states[MOST_STATES:]:
+        shutil.rmtree(each, ignore_errors=True)
+
+
+class _Implementation(CompileResultCacheImpl):
+    _locator_classes = (_ByContent,)
+
+
 class HealingCache(FunctionCache):
     """numba's cache of a kernel, without which the kernel runs as well."""
+
+    _impl_class = _Implementation
 
     def load_overload(self, sig: Any, target_context: Any) -> Any:
         """The compiled kernel; None where it is not kept, or is damaged and now deleted."""
@@ -111,8 +210,21 @@ def _warn_once(kind: str, text: str, *parts: object) -> None:
         log.warning(text, *parts)
 
 
-def _cache_of(function: Any) -> FunctionCache:
-    return (HealingCache if function.__module__.startswith("gdp.") else FunctionCache)(function)
+def _cache_of(function: Any) -> FunctionCache | NullCache:
+    if not function.__module__.startswith("gdp."):
+        return FunctionCache(function)
+    try:
+        return HealingCache(function)
+    except RuntimeError:  # no folder that only this user can write to
+        if function is _probe:
+            raise
+        _warn_once(
+            "folder",
+            "compiled kernels of %s cannot be kept: their folder is read-only, or others can "
+            "write to it; each start compiles them again",
+            function.__module__,
+        )
+        return NullCache()
 
 
 # The one place where numba chooses a cache; kernels of others keep theirs.

@@ -23,12 +23,11 @@ from gdp.kernels import cache
 def nowhere(monkeypatch: pytest.MonkeyPatch) -> None:
     """As for a user without a home, of a package that root has installed."""
 
-    def fail(self: object) -> None:
+    def fail() -> None:
         raise OSError("read-only")
 
     monkeypatch.setattr(numba.config, "CACHE_DIR", "")
-    for locator in (caching.InTreeCacheLocator, caching.UserWideCacheLocator):
-        monkeypatch.setattr(locator, "ensure_cache_path", fail)
+    monkeypatch.setattr(cache, "cache_folder", fail)
 
 
 def test_without_a_writable_folder_a_temporary_one_is_used_and_said(
@@ -61,11 +60,10 @@ def test_without_a_temporary_folder_either_nothing_is_kept(
 def test_the_temporary_folder_goes_with_the_process(tmp_path: Path) -> None:
     code = """
 import numba
-from numba.core import caching
-def fail(self):
+from gdp.files import disk_cache
+def fail():
     raise OSError("read-only")
-caching.InTreeCacheLocator.ensure_cache_path = fail
-caching.UserWideCacheLocator.ensure_cache_path = fail
+disk_cache.cache_folder = fail
 import gdp.graph.fuse_kernels
 print(numba.config.CACHE_DIR)
 """
@@ -139,6 +137,71 @@ def kept(folder: Path, ending: str) -> Path:
 
 def hits(kernel: Any) -> int:
     return sum(kernel.stats.cache_hits.values())
+
+
+def stamps(package: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
+    monkeypatch.setattr(cache, "_PACKAGE", package)
+    cache._stamp.cache_clear()
+    return {path.stem: cache._stamp(path) for path in package.rglob("*_kernels.py")}
+
+
+def test_kernels_are_compiled_again_where_what_they_depend_on_has_changed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The file, the kernels that it calls, and theirs; the constants; nothing else."""
+    uses = {
+        "outer_kernels": ["inner_kernels"],
+        "inner_kernels": ["innermost_kernels", "constants"],
+        "innermost_kernels": [],
+        "other_kernels": [],
+        "constants": ["errors"],
+        "errors": [],
+    }
+    for folder in (tmp_path / "a" / "gdp", tmp_path / "b" / "gdp"):
+        folder.mkdir(parents=True)
+        for name, imported in uses.items():
+            lines = [f"from gdp.{each} import (\n    x,\n)\n" for each in imported]
+            first = "from gdp.kernels.options import ENTRY\n" if "kernels" in name else ""
+            (folder / f"{name}.py").write_text(f"# {name}\n{first}{''.join(lines)}")
+    package = tmp_path / "a" / "gdp"
+    before = stamps(package, monkeypatch)
+    assert len(set(before.values())) == 4
+    assert stamps(tmp_path / "b" / "gdp", monkeypatch) == before, "another checkout"
+    for edited, stale in {
+        "innermost_kernels": {"outer_kernels", "inner_kernels", "innermost_kernels"},
+        "constants": {"outer_kernels", "inner_kernels"},
+        "other_kernels": {"other_kernels"},
+        "errors": set(),
+    }.items():
+        path = package / f"{edited}.py"
+        text = path.read_text()
+        path.write_text(f"{text}# edited\n")
+        after = stamps(package, monkeypatch)
+        assert {name for name in before if after[name] != before[name]} == stale, edited
+        path.write_text(text)
+
+
+def test_states_used_longest_ago_are_deleted(tmp_path: Path) -> None:
+    for k in range(cache.MOST_STATES + 3):
+        (tmp_path / f"gdp.tiny-{k:02}").mkdir()
+        os.utime(tmp_path / f"gdp.tiny-{k:02}", (k, k))
+    (tmp_path / "gdp.tiny_too-00").mkdir()
+    cache._drop_oldest(tmp_path, "gdp.tiny-")
+    left = sorted(path.name for path in tmp_path.iterdir())
+    assert left == [f"gdp.tiny-{k:02}" for k in range(3, cache.MOST_STATES + 3)] + [
+        "gdp.tiny_too-00"
+    ]
+
+
+def test_a_folder_that_others_can_write_to_is_not_trusted(
+    declare: Callable[[], Any], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    assert declare()(21) == 42
+    kept(tmp_path, "nbi").parent.chmod(0o777)
+    again = declare()
+    assert (again(21), hits(again)) == (42, 0)
+    (record,) = caplog.records
+    assert "others can write to it" in record.getMessage()
 
 
 @pytest.mark.parametrize("ending", ["nbc", "nbi"])

@@ -22,7 +22,6 @@ class Case(NamedTuple):
     method: str
     evaluations: int
     seed: int
-    below_s: float | None = None  # the value to be reached, of runs that ask when it is
 
 
 def kept(
@@ -104,5 +103,4 @@ def _summary(runs: list[Row]) -> Row:
     if "evaluations_spent" in row:
         for name in ("evaluations_spent", "cpu_s"):
             row[name] = float(np.mean([run[name] for run in runs]))
-        row["best_at"] = max((run["best_at"] for run in runs if run["best_at"]), default=None)
     return row

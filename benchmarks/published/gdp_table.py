@@ -20,11 +20,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from benchmarks.published.baselines.common import nodes_of
 from benchmarks.published.baselines.expert import Family, expert
-from benchmarks.published.baselines.gdp_one import gdp_batch
+from benchmarks.published.baselines.gdp_one import gdp_batch, gdp_one
 from benchmarks.published.baselines.rows import (
-    LEARNED,
     Run,
     Runner,
     by_finetuning,
@@ -90,14 +88,12 @@ BATCH = ("rnnlm-2", "transformer-xl-2", "inception", "wavenet-2x18")
 ZERO_SHOT = 0.064  # of the evaluations: one decode, its advisers and a few proposals
 TUNED = 0.5  # of the evaluations for fine-tuning; `auto`, from which it starts, has as many
 SHORTEST = 0.001  # of the evaluations for auto's search; its candidates are simulated before
-LARGEST_NODES = 1300
-"""Nodes up to which DOPPLER is run: what it learns from grows with their square, per placement."""
 
 
 def rows_of(name: str, cluster: str) -> dict[str, tuple[Runner, bool]]:
     """Every row of a workload: how it is run, and whether it draws."""
     table, family = solve.methods(), WORKLOADS[name].family
-    learned = {row: (by_training(train), True) for row, train in LEARNED.items()}
+    learned = {"GDP-one": (by_training(gdp_one), True)}
     if name in BATCH:
         learned["GDP-batch"] = by_batch(name, cluster), True
     return {
@@ -167,8 +163,6 @@ def run(case: Case) -> Row:
         "devices": cluster_of(case.model, case.cluster), "ops": graph_of(case.model).num_ops,
         "fused": problem.num_ops,
     }  # fmt: skip
-    if case.method == "DOPPLER" and nodes_of(problem).count > LARGEST_NODES:
-        return about | {"value_s": None, "reason": f"not run: over {LARGEST_NODES} nodes"}
     return about | run_case(case, problem, rows_of(case.model, case.cluster))
 
 
@@ -177,7 +171,7 @@ def _title(row: Row) -> str:
 
 
 main = comparison(
-    __doc__, "workload", WORKLOADS, "rnnlm-2,transformer-xl-2,wavenet-2x18", EQUAL, "HDP", _title,
+    __doc__, "workload", WORKLOADS, "rnnlm-2,transformer-xl-2,wavenet-2x18", EQUAL, _title,
     rows_of, run,
 )  # fmt: skip
 

@@ -17,8 +17,8 @@ from functools import partial
 
 from benchmarks.published.baselines.common import nodes_of
 from benchmarks.published.baselines.expert import Family, expert, only_on
+from benchmarks.published.baselines.gdp_one import gdp_one
 from benchmarks.published.baselines.rows import (
-    LEARNED,
     Runner,
     by_method,
     by_rule,
@@ -64,7 +64,7 @@ def rows_of(model: str, cluster: str) -> dict[str, tuple[Runner, bool]]:
         "METIS": (by_method(table["metis"]), False),
         "HEFT": (by_method(table["heft"]), False),
         "ETF": (by_method(table["etf"]), False),
-        **{name: (by_training(train), True) for name, train in LEARNED.items()},
+        "GDP-one": (by_training(gdp_one), True),
         "HSDAG": (by_method(hsdag), True),
         **{f"HSDAG without {name}": (by_method(partial(hsdag, config=config)), True)
            for name, config in ABLATED.items()},
@@ -125,7 +125,7 @@ def _title(row: Row) -> str:
     )
 
 
-main = comparison(__doc__, "model", MODELS, "all", CLUSTERS, "HSDAG", _title, rows_of, run)
+main = comparison(__doc__, "model", MODELS, "all", CLUSTERS, _title, rows_of, run)
 
 
 if __name__ == "__main__":

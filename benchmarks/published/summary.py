@@ -1,5 +1,4 @@
-"""All problems of a comparison in one table each: values, what methods take over `auto`, and when
-`auto` has passed a rival."""
+"""All problems of a comparison in one table: values, and the time of each method over `auto`'s."""
 
 from collections.abc import Callable, Mapping, Sequence
 from itertools import product
@@ -9,7 +8,7 @@ from typing import Any
 import click
 import numpy as np
 
-from benchmarks.published.baselines.rows import lines_of, with_until
+from benchmarks.published.baselines.rows import lines_of
 from benchmarks.published.cases import BOUND, Case, Row, cases_of, kept, tables_of
 from benchmarks.tables import geomean, head, line
 from gdp.tasks import Engine
@@ -21,11 +20,11 @@ Tables = Sequence[Sequence[Row]]
 
 def comparison(
     about: str | None, what: str, names: Mapping[str, Any], small: str, clusters: str,
-    rival: str, title: Callable[[Row], str],
+    title: Callable[[Row], str],
     rows_of: Callable[[str, str], Mapping[str, tuple[Any, bool]]], run: Callable[[Case], Row],
 ) -> click.Command:  # fmt: skip
-    """A command that runs all rows of problems (model, cluster), prints a table of each and the
-    summary, and says when `auto` has the rival's best."""
+    """A command that runs all rows of problems (model, cluster), and prints a table of each and the
+    summary."""
 
     @click.command(help=about)
     @click.option("--evaluations", default=1000, show_default=True)
@@ -48,18 +47,16 @@ def comparison(
         engine = Engine(processes, ray)
         cases = cases_of(product(wanted, clusters.split(",")), rows_of, evaluations, seeds, without)
         tables = tables_of(kept(cases, run, rows, None if as_is else engine))
-        with_until(tables, rival, lambda asked: kept(asked, run, rows, engine))
         for table in tables:
             click.echo("\n".join([title(table[0]), "", *lines_of(table), ""]))
-        click.echo(summary_text(tables, rival))
+        click.echo(summary_text(tables))
 
     return main
 
 
-def summary_text(tables: Tables, rival: str) -> str:
-    """Milliseconds of all methods on all problems; what each method takes over `auto`; and after
-    how many simulations `auto` has passed the rival."""
-    return "\n\n".join([values_text(tables), ratios_text(tables), until_text(tables, rival)])
+def summary_text(tables: Tables) -> str:
+    """Milliseconds of all methods on all problems, and the time of each method over `auto`'s."""
+    return "\n\n".join([values_text(tables), ratios_text(tables)])
 
 
 COLUMNS = 7
@@ -110,16 +107,6 @@ def ratios_text(tables: Tables) -> str:
             have = [row[key] for row, _ in found if key in row]
             cells.append(form.format(np.mean(have)) if have else "")
         lines.append(line(*cells))
-    return "\n".join(lines)
-
-
-def until_text(tables: Tables, rival: str) -> str:
-    """Draws of the rival when it had its best, and of `auto` when it was as fast."""
-    titles = f"model | devices | {rival}'s draws until its best | auto's simulations until as fast"
-    lines = [head(titles, left=2)]
-    for row in (row for table in tables for row in table if "auto_until" in row):
-        ends, drawn = row["auto_until"] or "in its search", row["best_at"] or "not counted"
-        lines.append(line(row["model"], _devices(row), drawn, ends))
     return "\n".join(lines)
 
 

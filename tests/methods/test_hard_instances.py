@@ -1,4 +1,4 @@
-"""Small problems on which `auto` was behind a simpler method, as `benchmarks.adversary` found them.
+"""Small problems on which `auto` was behind a simpler method, found by evolving random ones.
 
 Each with its optimum by hand, which `auto` reaches with 1,000 evaluations.
 """
@@ -8,9 +8,9 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from small_optimum import optimum
 from tiny import all_devices, cpu, plain_graph
 
-from benchmarks.small_optimum import optimum
 from gdp.cluster.types import Cluster, Link, make_cluster
 from gdp.methods.base import Answer, Assignment, Search
 from gdp.methods.exact.method import exact

@@ -6,27 +6,13 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from benchmarks.published.baselines.common import Found
-from benchmarks.published.baselines.doppler import doppler
-from benchmarks.published.baselines.gdp_one import gdp_one
-from benchmarks.published.baselines.hdp import hdp
-from benchmarks.published.baselines.placeto import placeto
 from benchmarks.published.cases import BOUND, Case, Row
 from benchmarks.tables import head, line
 from gdp.bounds.best import best_bound
-from gdp.methods.base import Answer, Method, Search
-from gdp.methods.heuristics.list_schedule import heft_assignments
-from gdp.methods.heuristics.modules import module_assignments
-from gdp.methods.heuristics.simple import single_assignments
-from gdp.methods.portfolio import HEURISTICS, in_turn
+from gdp.methods.base import Method, Search
 from gdp.problem.problem import Problem
 from gdp.sim.score import score
 
-PLANS = {"single": single_assignments, "heft": heft_assignments, "modules": module_assignments}
-"""Heuristics whose plans are simulated one after another."""
-LEARNED: dict[str, Callable[[Problem, int, int], Found]] = {
-    "HDP": hdp, "Placeto": placeto, "DOPPLER": doppler, "GDP-one": gdp_one,
-}  # fmt: skip
-"""The learned baselines: `(problem, evaluations, seed) -> Found`."""
 BOUND_S = 4.0
 """Seconds for a proven bound."""
 
@@ -94,29 +80,6 @@ def by_finetuning(share: float = 1.0) -> Runner:
     return run
 
 
-def reached(problem: Problem, below_s: float) -> int | None:
-    """Placements that `auto` has simulated when one is at least as fast; None: in its search.
-
-    Its candidates in its order: plans of those in `PLANS` one by one, others as a whole.
-    """
-    spent = 0
-    known: dict[str, Answer] = {}
-    for name, method in in_turn(HEURISTICS):
-        if name in PLANS:
-            for tried, plan in enumerate(PLANS[name](problem), spent + 1):
-                judged = score(problem, plan.device, plan.rank)
-                if judged.feasible and judged.value_s <= below_s:
-                    return tried
-        known[name] = answer = method(problem, Search(seconds=None, prior_answers=known))
-        spent += answer.evaluations + 1
-        if answer.assignment is None:
-            continue
-        judged = score(problem, answer.assignment.device, answer.assignment.rank)
-        if judged.feasible and judged.value_s <= below_s:
-            return spent
-    return None
-
-
 def lines_of(rows: Sequence[Row]) -> list[str]:
     """The rows of one problem in Markdown; speed-up of auto over each is value / auto - 1."""
     ours = next((row["value_s"] for row in rows if row["method"] == "gdp auto"), None)
@@ -135,12 +98,8 @@ def lines_of(rows: Sequence[Row]) -> list[str]:
     return lines
 
 
-UNTIL = "gdp auto until"
-"""The method of a case that asks after how many simulations `auto` has reached a value."""
-
-
 def run_case(case: Case, problem: Problem, rows: Mapping[str, tuple[Runner, bool]]) -> Row:
-    """The result of a case: a run of its method, the bound, or when `auto` has reached its value.
+    """The result of a case: a run of its method, or the bound.
 
     Every run has the problem as if it were the first to ask, so that evaluations and seconds are
     those of a fresh start, whichever were run before.
@@ -148,22 +107,5 @@ def run_case(case: Case, problem: Problem, rows: Mapping[str, tuple[Runner, bool
     if case.method == BOUND:
         bound = best_bound(problem, BOUND_S)
         return {"value_s": bound.value_s, "argument": bound.argument}
-    if case.method == UNTIL and case.below_s is not None:
-        return {"simulations": reached(replace(problem), case.below_s)}
     found = rows[case.method][0](replace(problem), case.evaluations, case.seed)
     return found._asdict()
-
-
-def with_until(
-    tables: Sequence[Sequence[Row]],
-    rival: str,
-    kept: Callable[[Sequence[Case]], Sequence[Row]],
-) -> None:
-    """Add to the rival's row of each table when `auto` has its best: `auto_until`."""
-    led = [row for table in tables for row in table if row["method"] == rival and row["best_s"]]
-    asked = [
-        Case(row["model"], row["cluster"], UNTIL, row["evaluations"], 0, row["best_s"])
-        for row in led
-    ]
-    for row, until in zip(led, kept(asked), strict=True):
-        row["auto_until"] = until["simulations"]

@@ -1,7 +1,7 @@
 """Seconds that a tensor from another device costs PyTorch beyond its bytes.
 
 One host calls op after op, and a copy between devices is more of its work than a launch: memory is
-pinned, streams join. On an H200 (docs/benchmarks.md, "What does it do on a GPU?") a small tensor
+pinned, streams join. On an H200 (docs/benchmarks/accelerators.md) a small tensor
 took 46 us to the host's memory and 135 us from it; of two accelerators nothing was measured, and
 the lesser is taken, as no memory is pinned. The device that reads the tensor, or its thread on the
 host, is busy for `PIECE_S` of them; the rest is the latency of the link.

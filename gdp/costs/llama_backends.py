@@ -2,8 +2,8 @@
 arithmetic by backend and maker; and their launches.
 
 Every number is of rows of llama-bench that carry the device's name, fitted by the mean absolute log
-error with equal weight for each device; `docs/benchmarks.md` tells rows and errors, also those of a
-device that was left out. What `gdp tune` learns of a machine comes on top.
+error with equal weight for each device; `docs/benchmarks/llamacpp.md` has rows and errors, also
+those of a device that was left out. What `gdp tune` learns of a machine comes on top.
 """
 
 import re

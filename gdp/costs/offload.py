@@ -35,7 +35,7 @@ COPY_BYTES_PER_S = 15e9
 core copies them into pinned memory first. By hand from llama-bench rows, the slopes of prompts over
 layers whose experts llama.cpp sent over PCIe 4: 11.5 and 16.5 GB/s on one desktop, 13.7 to 16.1 on
 another. On a Xeon of which one core reads 15.1 GB/s, weights of accelerate came at 7, half of that,
-where pinned memory made 54 (`docs/benchmarks.md`).
+where pinned memory made 54 (`docs/benchmarks/accelerators.md`).
 """
 MAX_SHARE = 0.5  # of a memory that is kept for streamed weights, at most
 

@@ -13,7 +13,7 @@ OVERLAPS = 0.88
 """Share of the seconds that a perfect pipeline saves. Of 66 pairs of llama-bench rows (prompts of
 2, 8 and 16 micro-batches on 2, 4 and 6 cards against one, seven kinds of card, May 2024) 0.85 in
 the median, 0.69 to 0.94 by kind of card; 0.88 to 0.94 of 8B on four cards, 0.1 to 0.5 of 70B in 4
-bits, which is not explained (`docs/benchmarks.md`)."""
+bits, which is not explained (`docs/benchmarks/llamacpp.md`)."""
 
 
 def saved_s(predicted: Prediction) -> float:

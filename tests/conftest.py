@@ -3,6 +3,7 @@
 import os
 import tempfile
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -24,6 +25,16 @@ checked_package("gdp")
 def traces_anew(monkeypatch: pytest.MonkeyPatch) -> None:
     """Neither read nor keep traces: the digest of a kept one knows no code that a test replaces."""
     monkeypatch.setenv("GDP_KEEP_TRACES", "0")
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """Deal files as `tests/workers.py` says, unless another way is asked for."""
+    if config.getvalue("dist") != "loadfile":
+        return None
+    from workers import ByLibrary
+
+    return ByLibrary(config, log)
 
 
 def pytest_collectreport(report: pytest.CollectReport) -> None:

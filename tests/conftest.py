@@ -3,6 +3,7 @@
 import os
 import tempfile
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -11,8 +12,6 @@ os.environ.setdefault("JAX_PLATFORMS", "cpu")
 os.environ.setdefault("JAX_DISABLE_MOST_OPTIMIZATIONS", "1")
 # Tests that open sessions of their own shall no more send telemetry than gdp does.
 os.environ["ORT_DISABLE_TELEMETRY"] = "1"
-# Every test traces; those of keeping traces say where.
-os.environ["GDP_KEEP_TRACES"] = "0"
 # Answers shall not depend on what was learned of the machine.
 os.environ["GDP_DATA_DIR"] = os.path.join(tempfile.gettempdir(), f"gdp-tests-{os.getpid()}")
 
@@ -22,18 +21,20 @@ from typecheck import checked_package
 checked_package("gdp")
 
 
-@pytest.fixture(scope="module")
-def folder_of_traces(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Of one file alone: some files change the code that is traced."""
-    return tmp_path_factory.mktemp("traces")
-
-
 @pytest.fixture
-def kept_traces(folder_of_traces: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A test that asks for a model again, or for one of another test, does not trace it again."""
-    monkeypatch.setenv("GDP_KEEP_TRACES", "1")
-    monkeypatch.setenv("GDP_CACHE_DIR", str(folder_of_traces))
-    return folder_of_traces
+def traces_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither read nor keep traces: the digest of a kept one knows no code that a test replaces."""
+    monkeypatch.setenv("GDP_KEEP_TRACES", "0")
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """Deal files as `tests/workers.py` says, unless another way is asked for."""
+    if config.getvalue("dist") != "loadfile":
+        return None
+    from workers import ByLibrary
+
+    return ByLibrary(config, log)
 
 
 def pytest_collectreport(report: pytest.CollectReport) -> None:

@@ -107,9 +107,14 @@ def generating_config(name: str) -> dict[str, Any]:
     return {"model_type": kind, "architectures": [architecture], "dtype": "float32", **fields}
 
 
-def shorten_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Gated delta rules work in chunks of 8 tokens, not 64: each is unrolled, token by token."""
+def shorten_chunks(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    """Make gated delta rules work in chunks of 8 tokens, not 64: each is unrolled, token by token.
+
+    Returns:
+        A field that nothing reads, for configurations: their kept traces are no other's.
+    """
     from transformers.models.qwen3_next import modeling_qwen3_next as module
 
     rule = functools.partial(module.torch_chunk_gated_delta_rule, chunk_size=8)
     monkeypatch.setattr(module, "torch_chunk_gated_delta_rule", rule)
+    return {"tokens_of_chunks": 8}

@@ -20,9 +20,8 @@ EXPERTS_BYTES = 2 * 4 * (2 * 24 * 48 + 48 * 24) * 2  # layers, experts, their ma
 
 
 @pytest.fixture
-def asked(tmp_path: Path, kept_traces: Path) -> Any:
+def asked(tmp_path: Path) -> Any:
     """A request to a mixture of four experts of 24 x 48 in two layers, by its scheme."""
-    del kept_traces
     config = {**generating_config("qwen3_moe"), "dtype": "bfloat16"}
     (tmp_path / "config.json").write_text(json.dumps(config))
     return lambda scheme: Generation(f"hf:{tmp_path}?quantize={scheme}", prompt=8, new=4)

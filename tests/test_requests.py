@@ -21,12 +21,11 @@ QUICK = ["--seconds", "0.2", "--cluster", "cpu+2xt4-pcie4"]
 
 
 @pytest.fixture
-def folder(tmp_path: Path, kept_traces: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
-    del kept_traces
-    shorten_chunks(monkeypatch)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    shortened = shorten_chunks(monkeypatch)
 
     def write(name: str) -> Path:
-        (tmp_path / "config.json").write_text(json.dumps(generating_config(name)))
+        (tmp_path / "config.json").write_text(json.dumps(generating_config(name) | shortened))
         return tmp_path
 
     return write

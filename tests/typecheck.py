@@ -57,8 +57,25 @@ def _function(plain: Any) -> Any:
             hints[name] = _resolved(plain, name)
     if inspect.isgeneratorfunction(plain):  # what it is given is looked at when it is called
         return _jaxtyped(plain, typechecker=check)
+    if "<locals>" in plain.__qualname__:
+        return _with_checks(plain)
+    checks = None
+
+    @functools.wraps(plain)
+    def at_first(*args: Any, **kwargs: Any) -> Any:
+        __tracebackhide__ = True
+        nonlocal checks
+        if checks is None:  # few of all functions are called by one file of tests
+            checks = _with_checks(plain)
+        return checks(*args, **kwargs)
+
+    return at_first
+
+
+def _with_checks(plain: Any) -> Any:
+    """The function that checks types, and axes where it has some."""
     checks = _checking(plain)
-    if not any(_is_array(part) for hint in hints.values() for part in _parts(hint)):
+    if not any(_is_array(part) for hint in plain.__annotations__.values() for part in _parts(hint)):
         return checks
 
     @functools.wraps(plain)

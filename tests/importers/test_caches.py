@@ -35,10 +35,10 @@ SMALLER: dict[str, dict[str, int]] = {
 
 @pytest.fixture
 def written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
-    shorten_chunks(monkeypatch)
+    shortened = shorten_chunks(monkeypatch)
 
     def write(name: str) -> str:
-        (tmp_path / "config.json").write_text(json.dumps(generating_config(name)))
+        (tmp_path / "config.json").write_text(json.dumps(generating_config(name) | shortened))
         return f"hf:{tmp_path}?batch={BATCH}&sequence={TOKENS}"
 
     return write
@@ -76,12 +76,10 @@ def test_a_step_holds_the_cache_of_the_real_model(name: str, written: Any) -> No
      ("deepseek_v3", 2, ""), ("bart", 2, ""), ("gemma3", 2, "&max_num_batched_tokens=64")],
 )  # fmt: skip
 def test_a_context_reserves_what_a_request_of_as_many_tokens_fills(
-    name: str, new: int, engine: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    name: str, new: int, engine: str, tmp_path: Path
 ) -> None:
     """Windows of 6 tokens are not full at first; states of a fixed size do not grow. With an
     engine, keys and values are one cache."""
-    monkeypatch.setenv("GDP_KEEP_TRACES", "1")  # requests share some of their phases
-    monkeypatch.setenv("GDP_CACHE_DIR", str(tmp_path / "cache"))
     config = generating_config(name) | SMALLER.get(name, {})
     (tmp_path / "config.json").write_text(json.dumps(config))
 

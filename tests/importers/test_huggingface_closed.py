@@ -17,6 +17,7 @@ from gdp.errors import InfeasibleError, ModelError
 from gdp.importers.pytorch.closed import closed
 from gdp.models import load
 
+pytestmark = pytest.mark.usefixtures("traces_anew")
 LLAMA = {
     "model_type": "llama", "architectures": ["LlamaForCausalLM"], "vocab_size": 50,
     "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 1, "num_attention_heads": 2,

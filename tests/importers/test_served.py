@@ -62,10 +62,8 @@ def test_the_option_is_a_whole_number() -> None:
 
 
 @pytest.fixture(params=["llama", "eager", "gpt_oss"])
-def saved(request: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def saved(request: Any, tmp_path: Path) -> Path:
     """A small decoder: fused attention, spelled out, and with sinks and windows."""
-    monkeypatch.setenv("GDP_KEEP_TRACES", "1")  # one trace serves all passes
-    monkeypatch.setenv("GDP_CACHE_DIR", str(tmp_path / "cache"))
     transformers = pytest.importorskip("transformers")
     sizes = {
         "vocab_size": WORDS, "hidden_size": 64, "intermediate_size": 64, "num_hidden_layers": 2,

@@ -1,5 +1,6 @@
 """A configuration is traced once; every verb after that reads the trace."""
 
+import ast
 import json
 import logging
 from pathlib import Path
@@ -13,6 +14,7 @@ pytest.importorskip("transformers", reason="transformers is not installed")
 from gdp.cli.main import cli
 from gdp.graph.file import encode_graph
 from gdp.importers.pytorch import model
+from gdp.importers.pytorch.trace_cache import code_files
 from gdp.models import load
 
 LLAMA = {
@@ -82,6 +84,24 @@ def test_what_a_trace_depends_on_is_traced_anew(
     monkeypatch.setenv("GDP_KEEP_TRACES", "0")
     assert load(asked).digest == first.digest
     assert len(traces) == 6
+
+
+def test_all_code_that_shapes_a_trace_names_it() -> None:
+    """The importer, and what it imports: beside them stand errors, files and machines."""
+    root = Path(model.__file__).parents[2]
+    reached, left = set[Path](), [root / "importers/pytorch/huggingface.py"]
+    while left:
+        path = left.pop()
+        if path in reached or not path.is_file():
+            continue
+        reached.add(path)
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("gdp."):
+                module = root.parent / str(node.module).replace(".", "/")
+                left += [module.with_suffix(".py"), *(module / f"{a.name}.py" for a in node.names)]
+    beside = {path.relative_to(root).parts[0] for path in reached - {*code_files()}}
+    assert beside == {"clock.py", "cluster", "errors.py", "files", "kernels", "terminal.py",
+                      "version.py"}  # fmt: skip
 
 
 @pytest.mark.parametrize("damage", [b"", b"x" * 100, None])

@@ -202,6 +202,7 @@ def test_requests_beyond_the_models_context_are_refused(config: str, tmp_path: P
         served_on(fitting.result, "concurrency=1,prompt=120,new=9")
 
 
+@pytest.mark.usefixtures("traces_anew")
 def test_a_row_beyond_the_models_context_is_named_before_anything_is_traced(
     config: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

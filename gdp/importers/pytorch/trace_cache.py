@@ -4,6 +4,7 @@ import functools
 import hashlib
 import json
 import os
+import platform
 from collections.abc import Mapping
 from importlib import metadata
 from pathlib import Path
@@ -22,10 +23,11 @@ from gdp.importers.pytorch.unread import Unread
 from gdp.ops.rule import Shape
 
 TRACES = "traces"
-"""Kind of the cache. A trace is named by the configuration, the arguments, the versions of torch
-and transformers, and the code of the importer: whatever changes one of them is traced anew."""
+"""Kind of the cache. A trace is named by the configuration, the arguments, the versions of Python,
+torch and transformers, and the code of the importer: whatever changes one of them is traced anew."""
 _ROOT = Path(__file__).resolve().parents[2]
-_CODE = ("graph", "importers/pytorch", "importers", "ops")
+_CODE = ("constraints.py", "graph/*.py", "importers/*.py", "importers/pytorch/*.py", "ops/*.py",
+         "units.py")  # fmt: skip
 _TRACE_KIND = Kind("cached trace", GdpError)
 
 
@@ -204,7 +206,7 @@ def _decoded(cached: _CachedProgram) -> Listed:
 
 
 def _versions() -> list[str]:
-    versions = []
+    versions = [f"python {platform.python_version()}"]
     for name in ("torch", "transformers"):
         try:
             versions.append(f"{name} {metadata.version(name)}")
@@ -217,7 +219,11 @@ def _versions() -> list[str]:
 def _code() -> str:
     """The digest of the code that makes graphs of modules."""
     total = hashlib.sha256()
-    for folder in _CODE:
-        for path in sorted((_ROOT / folder).glob("*.py")):
-            total.update(path.name.encode() + path.read_bytes())
+    for path in code_files():
+        total.update(path.name.encode() + path.read_bytes())
     return total.hexdigest()
+
+
+def code_files() -> list[Path]:
+    """The files that shape a trace."""
+    return [path for pattern in _CODE for path in sorted(_ROOT.glob(pattern))]

@@ -31,6 +31,7 @@ from gdp.problem.ticks import in_ticks
 from gdp.question import Question
 from gdp.reports.view import PlacementView
 from gdp.result import DIVIDED_OPS, WHOLE_OPS, Result, counts_of
+from gdp.rows import later
 from gdp.sim.objectives import Score, find_objective
 
 LOG = logging.getLogger(__name__)
@@ -52,6 +53,8 @@ GREEDY_S, GREEDY_OP_S, GREEDY_SHARE = 0.1, 2.2e-4, 0.1
 """Seconds of an idle core that a greedy decode takes, for each op besides, and the most that it may
 take of the requested seconds."""
 MAX_WAYS = 12
+HSDAG = "gdp.learn.hsdag.train:hsdag"
+"""Training from scratch on the problem; JAX is imported where it is called."""
 
 
 def solve(question: Question, planners: Mapping[str, Plans] = MappingProxyType({})) -> Result:
@@ -156,7 +159,7 @@ def methods(
     """
     from gdp.methods.portfolio import auto
     from gdp.methods.scoring import compile_once
-    from gdp.methods.table import METHODS
+    from gdp.methods.table import METHODS, for_general
 
     trained = _trained(checkpoint)
 
@@ -172,13 +175,11 @@ def methods(
             compile_once(name, method, problem.objective)
         return auto(problem, search, extra=extra, planned=planned)
 
-    return METHODS | trained | {"hsdag": _hsdag, "auto": with_policy}
+    return METHODS | for_general(trained | {"hsdag": later(HSDAG), "auto": with_policy})
 
 
 def _decodes_quickly(problem: Problem, search: Search) -> bool:
     """True if a greedy decode takes at most `GREEDY_SHARE` of the seconds, or work is counted."""
-    if not find_objective(problem.objective).on_links:
-        return False
     seconds = search.budget().seconds
     if search.evaluations is not None or seconds is None:
         return True
@@ -194,13 +195,6 @@ def _trained(checkpoint: str | Path | None) -> dict[str, Method]:
     return policy_methods(checkpoint)
 
 
-def _hsdag(problem: Problem, search: Search) -> Answer:
-    """Training from scratch on the problem; JAX is imported where it is called."""
-    from gdp.learn.hsdag.train import hsdag
-
-    return hsdag(problem, search)
-
-
 @functools.cache
 def start_up(objective: str) -> None:
     """Import and compile once per process all that runs beside methods, so that no budget pays."""
@@ -209,7 +203,7 @@ def start_up(objective: str) -> None:
     from gdp.methods.simplify import simpler
 
     with waiting_for(COMPILE):
-        tiny = tiny_problem(objective if find_objective(objective).on_links else "latency")
+        tiny = tiny_problem(objective if find_objective(objective).general else "latency")
         question = Question(tiny.graph, tiny.cluster, objective=tiny.objective)
         problem = in_ticks(prepare_problem(question))
         alone = Assignment(np.zeros(problem.num_ops, dtype=np.int64))

@@ -12,7 +12,7 @@ import onnx
 import pytest
 from onnx import TensorProto, helper
 
-from gdp.targets.target import imported
+from gdp.rows import imported
 
 TOP = Path(__file__).resolve().parent.parent
 PAGES = TOP / "docs" / "how-to"
@@ -106,5 +106,5 @@ def test_the_diff_and_the_program_add_a_method(copy: Path, tmp_path: Path) -> No
 
 @pytest.mark.parametrize("function", ["gdp.targets.table:nothing", "gdp.targets.nowhere:plan"])
 def test_a_row_that_names_no_function_is_named(function: str) -> None:
-    with pytest.raises(LookupError, match=f"row of gdp/targets names '{function}'"):
+    with pytest.raises(LookupError, match=f"row of a table of gdp names '{function}'"):
         imported(function)

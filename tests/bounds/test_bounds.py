@@ -395,6 +395,6 @@ def test_the_bound_of_loads_knows_how_fast_devices_are() -> None:
     on the second."""
     problem = make_problem(
         plain_graph(4, []), unit_cluster(2), np.array([[1.0, 3.0]] * 4), "max_load",
-        tensor_s=np.zeros(4),
+        sent_s=np.zeros(4),
     )  # fmt: skip
     assert best_bound(problem, 1.0).value_s == pytest.approx(3.0, rel=1e-9)

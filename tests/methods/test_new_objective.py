@@ -59,10 +59,7 @@ def energy_score(
 @pytest.fixture(autouse=True)
 def energy(monkeypatch: pytest.MonkeyPatch) -> None:
     """The new row of the table."""
-    row = Objective(
-        values=energies, score=energy_score, quantity="energy",
-        ordered=False, pipelined=False, on_links=True, memory="run", unit="J",
-    )  # fmt: skip
+    row = Objective(values=energies, score=energy_score, quantity="energy", unit="J")
     monkeypatch.setitem(OBJECTIVES, "energy", row)
 
 
@@ -125,7 +122,7 @@ def test_candidates_state_their_energy_and_the_best_is_kept() -> None:
 def test_what_has_no_program_for_it_refuses() -> None:
     answer = METHODS["exact"](problem_of(0), SEARCH)
     assert answer.assignment is None
-    assert "method 'exact' does not know objective 'energy', only max_load" in answer.reason
+    assert "method 'exact' does not know objective 'energy', only latency" in answer.reason
 
 
 def test_no_bound_is_claimed() -> None:

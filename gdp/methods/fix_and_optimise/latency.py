@@ -63,7 +63,6 @@ def applies(problem: Problem) -> bool:
     goal = objective_of(problem)
     return (
         goal.ordered
-        and goal.on_links
         and not goal.pipelined
         and problem.num_devices > 1
         and problem.num_ops <= SearchConfig().windows_above

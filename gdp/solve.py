@@ -94,14 +94,15 @@ def solve(question: Question, planners: Mapping[str, Plans] = MappingProxyType({
     planned = [(k, planned_method(question.graph, plan)) for k, plan in planners.items()]
     table = methods(question.checkpoint, planned)
     began_s = time.process_time() - waited_cpu_s(COMPILE)
-    answer = table[question.method](ticks, _recorded(search, curve, started_s, ticks.unit.seconds))
+    value_unit = find_objective(question.objective).scale(ticks.unit.seconds)
+    answer = table[question.method](ticks, _recorded(search, curve, started_s, value_unit))
     search_cpu_s = time.process_time() - waited_cpu_s(COMPILE) - began_s
     phases.ended("search")
     result_s = RESULT_OP_S * op_s
     part = _before_result(clock, result_s).part(SIMPLIFY_SHARE / (SIMPLIFY_SHARE + kept))
     found = answer.assignment
     answer = simpler(ticks, answer, question.simplicity, search.evaluations, part)
-    answer = answer.in_seconds(ticks.unit.seconds)
+    answer = answer.in_seconds(ticks.unit.seconds, value_unit)
     executed = partial(_executed, question, problem)
     if problem.origin.is_relaxed:
         answer = best_executed(answer, found, executed)
@@ -271,13 +272,13 @@ def require_answerable(question: Question) -> None:
 
 
 def _recorded(
-    search: Search, curve: list[tuple[float, float]], started_s: float, unit_s: float
+    search: Search, curve: list[tuple[float, float]], started_s: float, value_unit: float
 ) -> Search:
     """A search that also appends (seconds, value) to `curve` at each improvement; its methods
-    report values in units of `unit_s` seconds."""
+    report values in units of `value_unit`."""
 
     def record(fraction: float, value: float) -> None:
-        value_s = value * unit_s
+        value_s = value * value_unit
         if not curve or value_s < curve[-1][1]:
             curve.append((time.perf_counter() - started_s, value_s))
         if search.progress is not None:
@@ -356,8 +357,9 @@ def _bound(
         seconds = clock.seconds * BOUND_SHARE
         cap_s = max(0.0, clock.remaining_s() - result_s)
     ticks = in_ticks(problem)
-    bound = best_bound(ticks, seconds, found_s=found_s / ticks.unit.seconds, cap_s=cap_s)
-    bound_s, bound_by = bound.value_s * ticks.unit.seconds, bound.argument
+    value_unit = find_objective(problem.objective).scale(ticks.unit.seconds)
+    bound = best_bound(ticks, seconds, found_s=found_s / value_unit, cap_s=cap_s)
+    bound_s, bound_by = bound.value_s * value_unit, bound.argument
     if bound_s <= answer.bound_s:
         bound_s, bound_by = answer.bound_s, answer.bound_by
     return max(0.0, bound_s - problem.origin.slack_s), bound_by

@@ -75,7 +75,7 @@ class Result:
 
     @property
     def value_s(self) -> float:
-        """What the objective minimises, in its unit: seconds, of most."""
+        """The value that the objective minimises, in its unit: seconds, of most."""
         return self.score.value_s
 
     @property

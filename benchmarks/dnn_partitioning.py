@@ -8,7 +8,7 @@ FOLDER is a clone of the authors' repository (msr-fiddle/dnn-partitioning), or a
 max-load; those under `latency` for their single-sample latency too. A reference file (JSON, by
 default FOLDER/reference.json where there is one) states the authors' values in ms and seconds.
 
-Each solution is valued by `gdp.sim.host_load`, whose objectives follow the authors'
+Each solution is valued by `gdp.host_memory.load`, whose objectives follow the authors'
 programs exactly. Each runs in a process of its own, warm: what compilation took is printed apart,
 and MB is the peak of the whole process, with in brackets what the solution added. `gap` is (value -
 bound) / value with a bound on all placements, contiguous or not; "contiguous optimum" in the last
@@ -64,9 +64,9 @@ def _is_instance(path: Path) -> bool:
 def solve(path: str, objective: str, method: str, seconds: float, seed: int) -> dict[str, Any]:
     """One row, measured in this process."""
     from benchmarks.partitioning_instances import load_dnn_partitioning
+    from gdp.host_memory import load as host_load
     from gdp.methods.base import Search
     from gdp.methods.table import METHODS as table
-    from gdp.sim import host_load
 
     started_s = time.perf_counter()
     kind = "max_load" if objective == "max_load" else "block_latency"
@@ -115,7 +115,7 @@ def _warm(method: Any, values: Any, objective: Any) -> None:
     devices.append(Device("c0", "cpu", {"default": 1.0}, 1.0))
     compute_s = np.repeat([[1.0, 1.0, 5.0]], 6, axis=0)
     problem = make_problem(
-        graph, make_cluster("warm", devices), compute_s, objective, tensor_s=np.full(6, 0.5)
+        graph, make_cluster("warm", devices), compute_s, objective, sent_s=np.full(6, 0.5)
     )
     method(problem, Search(seconds=5.0))
     values(problem, np.zeros((1, 6), dtype=np.int64))

@@ -2,7 +2,7 @@
 
 An instance holds a graph, devices and times together, so it comes back as a `Problem`. Its
 communication model has no links: node u costs `c_u` each time that its output moves between an
-accelerator and host memory, whoever reads it. That is `Problem.tensor_s`.
+accelerator and host memory, whoever reads it. That is `Problem.sent_s`.
 """
 
 import logging
@@ -74,7 +74,7 @@ def load_dnn_partitioning(path: str | os.PathLike[str], objective: str = "max_lo
     warning says so. `tensor_bytes` and the cluster's links are such that a transfer takes `c_u`
     to or from a CPU, and twice that between accelerators.
     """
-    if find_objective(objective).on_links:
+    if find_objective(objective).general:
         raise ValueError(f"objective must be max_load or block_latency, got {objective!r}")
     instance = _read(path)
     if violation := _violation(instance):
@@ -82,7 +82,7 @@ def load_dnn_partitioning(path: str | os.PathLike[str], objective: str = "max_lo
     num_cpus = int(instance.maxCPUs) if find_objective(objective).pipelined else 1
     cluster = _cluster(Path(path).stem, instance, num_cpus)
     try:
-        graph, tensor_s = _graph(Path(path).stem, instance)
+        graph, sent_s = _graph(Path(path).stem, instance)
     except ModelError as error:
         raise ModelError(f"{path}: {error}") from None
     node = {str(entry.id): entry for entry in instance.nodes}
@@ -93,7 +93,7 @@ def load_dnn_partitioning(path: str | os.PathLike[str], objective: str = "max_lo
         ]
     )
     columns = [0] * int(instance.maxFPGAs) + [1] * num_cpus
-    return make_problem(graph, cluster, times_ms[:, columns] / 1e3, objective, tensor_s=tensor_s)
+    return make_problem(graph, cluster, times_ms[:, columns] / 1e3, objective, sent_s=sent_s)
 
 
 def _read(path: str | os.PathLike[str]) -> _Instance:

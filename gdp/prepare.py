@@ -19,6 +19,7 @@ from gdp.graph.op_graph import OpGraph
 from gdp.placement import Assignment, Placement
 from gdp.problem.problem import Origin, Problem, make_problem
 from gdp.question import Question
+from gdp.rows import imported
 from gdp.sim.objectives import find_objective
 from gdp.sim.prediction import Prediction
 from gdp.splits.members import Divided, divided
@@ -64,7 +65,7 @@ def prepare_problem(
     ties = None if together is None else joined(fused.group_of, together)
     if isinstance(model, RuntimeOverheads):
         cluster = model.with_runtime_overheads(cluster)
-    tensor_s = _tensor_s(fused.graph, cluster, objective)
+    sent_s = _sent_s(fused.graph, cluster, objective)
     machine, seconds = _all_runs(fused.graph, cluster, seconds)
     slack_s = 0.0
     if kernels is not fused:
@@ -78,7 +79,7 @@ def prepare_problem(
         objective,
         allowed=all_per_group(allowed, fused.group_of),
         together=ties,
-        tensor_s=tensor_s,
+        sent_s=sent_s,
         replicas=replicas and constraints.replicas,
         origin=Origin(
             fused.group_of, label, model, kernels is not fused, slack_s, exchange_s, members
@@ -129,9 +130,9 @@ def drawn_problems(question: Question, problem: Problem, seeds: Iterable[int]) -
         seconds = base_s * draw.factors(rows, cluster)
         seconds = sum_per_group(seconds, problem.origin.group_of) if unfused else seconds
         machine = draw.with_runtime_overheads(cluster)
-        tensor_s = _tensor_s(problem.graph, machine, problem.objective)
+        sent_s = _sent_s(problem.graph, machine, problem.objective)
         machine, seconds = _all_runs(problem.graph, machine, seconds)
-        yield replace(problem, cluster=machine, compute_s=seconds, tensor_s=tensor_s)
+        yield replace(problem, cluster=machine, compute_s=seconds, sent_s=sent_s)
 
 
 def _fused_seconds(
@@ -232,13 +233,10 @@ def room_bytes(cluster: Cluster, constraints: Constraints | None = None) -> int:
     return cluster.room_bytes(np.array([name in usable for name in cluster.device_names]))
 
 
-def _tensor_s(graph: OpGraph, cluster: Cluster, objective: str) -> Float[np.ndarray, "T"] | None:
-    """Seconds to host memory, for the objectives in which devices meet there."""
-    if find_objective(objective).on_links:
-        return None
-    from gdp.sim.host_load import host_transfer_s
-
-    return host_transfer_s(graph, cluster)
+def _sent_s(graph: OpGraph, cluster: Cluster, objective: str) -> Float[np.ndarray, "T"] | None:
+    """Seconds of transfers where the objective states them; None: those of the cluster's links."""
+    stated = find_objective(objective).sent_s
+    return imported(stated)(graph, cluster) if stated else None
 
 
 def prepare_placement(question: Question, placement: Placement) -> Prediction:

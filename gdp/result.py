@@ -14,9 +14,9 @@ from gdp.graph.op_graph import OpGraph
 from gdp.methods.base import Candidate as Candidate
 from gdp.placement import Placement
 from gdp.question import Question
-from gdp.sim.objectives import Score
+from gdp.sim.objectives import Score, find_objective
 from gdp.terminal import html_table
-from gdp.units import format_bytes, format_seconds
+from gdp.units import format_bytes
 
 
 class Counts(NamedTuple):
@@ -75,7 +75,7 @@ class Result:
 
     @property
     def value_s(self) -> float:
-        """The seconds that the objective minimises."""
+        """The value that the objective minimises, in its unit: seconds, of most."""
         return self.score.value_s
 
     @property
@@ -90,14 +90,15 @@ class Result:
 
     def __repr__(self) -> str:
         proven = "optimal" if self.proven_optimal else f"gap {self.gap:.1%}"
-        value = format_seconds(self.value_s)
+        value = find_objective(self.objective).text(self.value_s)
         return f"<Result of {self.method}: {self.objective} {value}, {proven}; {self.placement!r}>"
 
     def _repr_html_(self) -> str:
         """For notebooks."""
         columns = (self.placement.device_names, self.counts.ops, self.score.peak_bytes.tolist())
         rows = [(name, ops, format_bytes(held)) for name, ops, held in zip(*columns, strict=True)]
-        summary = f"{self.method}: {self.objective} {format_seconds(self.value_s)}, " + (
+        value = find_objective(self.objective).text(self.value_s)
+        summary = f"{self.method}: {self.objective} {value}, " + (
             "optimal" if self.proven_optimal else f"gap {self.gap:.1%}"
         )
         return f"<p>{html.escape(summary)}</p>" + html_table(("device", "ops", "peak"), rows)
@@ -109,6 +110,8 @@ class Result:
         return {
             "method": self.method,
             "objective": self.objective,
+            "value": self.value_s,
+            "unit": find_objective(self.objective).unit,
             "latency_s": self.score.latency_s,
             "period_s": self.score.period_s,
             "bound_s": self.bound_s,

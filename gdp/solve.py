@@ -31,6 +31,7 @@ from gdp.problem.ticks import in_ticks
 from gdp.question import Question
 from gdp.reports.view import PlacementView
 from gdp.result import DIVIDED_OPS, WHOLE_OPS, Result, counts_of
+from gdp.rows import later
 from gdp.sim.objectives import Score, find_objective
 
 LOG = logging.getLogger(__name__)
@@ -52,6 +53,8 @@ GREEDY_S, GREEDY_OP_S, GREEDY_SHARE = 0.1, 2.2e-4, 0.1
 """Seconds of an idle core that a greedy decode takes, for each op besides, and the most that it may
 take of the requested seconds."""
 MAX_WAYS = 12
+HSDAG = "gdp.learn.hsdag.train:hsdag"
+"""Training from scratch on the problem; JAX is imported where it is called."""
 
 
 def solve(question: Question, planners: Mapping[str, Plans] = MappingProxyType({})) -> Result:
@@ -91,14 +94,15 @@ def solve(question: Question, planners: Mapping[str, Plans] = MappingProxyType({
     planned = [(k, planned_method(question.graph, plan)) for k, plan in planners.items()]
     table = methods(question.checkpoint, planned)
     began_s = time.process_time() - waited_cpu_s(COMPILE)
-    answer = table[question.method](ticks, _recorded(search, curve, started_s, ticks.unit.seconds))
+    value_unit = find_objective(question.objective).scale(ticks.unit.seconds)
+    answer = table[question.method](ticks, _recorded(search, curve, started_s, value_unit))
     search_cpu_s = time.process_time() - waited_cpu_s(COMPILE) - began_s
     phases.ended("search")
     result_s = RESULT_OP_S * op_s
     part = _before_result(clock, result_s).part(SIMPLIFY_SHARE / (SIMPLIFY_SHARE + kept))
     found = answer.assignment
     answer = simpler(ticks, answer, question.simplicity, search.evaluations, part)
-    answer = answer.in_seconds(ticks.unit.seconds)
+    answer = answer.in_seconds(ticks.unit.seconds, value_unit)
     executed = partial(_executed, question, problem)
     if problem.origin.is_relaxed:
         answer = best_executed(answer, found, executed)
@@ -156,7 +160,7 @@ def methods(
     """
     from gdp.methods.portfolio import auto
     from gdp.methods.scoring import compile_once
-    from gdp.methods.table import METHODS
+    from gdp.methods.table import METHODS, for_general
 
     trained = _trained(checkpoint)
 
@@ -172,13 +176,11 @@ def methods(
             compile_once(name, method, problem.objective)
         return auto(problem, search, extra=extra, planned=planned)
 
-    return METHODS | trained | {"hsdag": _hsdag, "auto": with_policy}
+    return METHODS | for_general(trained | {"hsdag": later(HSDAG), "auto": with_policy})
 
 
 def _decodes_quickly(problem: Problem, search: Search) -> bool:
     """True if a greedy decode takes at most `GREEDY_SHARE` of the seconds, or work is counted."""
-    if not find_objective(problem.objective).on_links:
-        return False
     seconds = search.budget().seconds
     if search.evaluations is not None or seconds is None:
         return True
@@ -194,13 +196,6 @@ def _trained(checkpoint: str | Path | None) -> dict[str, Method]:
     return policy_methods(checkpoint)
 
 
-def _hsdag(problem: Problem, search: Search) -> Answer:
-    """Training from scratch on the problem; JAX is imported where it is called."""
-    from gdp.learn.hsdag.train import hsdag
-
-    return hsdag(problem, search)
-
-
 @functools.cache
 def start_up(objective: str) -> None:
     """Import and compile once per process all that runs beside methods, so that no budget pays."""
@@ -209,7 +204,7 @@ def start_up(objective: str) -> None:
     from gdp.methods.simplify import simpler
 
     with waiting_for(COMPILE):
-        tiny = tiny_problem(objective if find_objective(objective).on_links else "latency")
+        tiny = tiny_problem(objective if find_objective(objective).general else "latency")
         question = Question(tiny.graph, tiny.cluster, objective=tiny.objective)
         problem = in_ticks(prepare_problem(question))
         alone = Assignment(np.zeros(problem.num_ops, dtype=np.int64))
@@ -277,13 +272,13 @@ def require_answerable(question: Question) -> None:
 
 
 def _recorded(
-    search: Search, curve: list[tuple[float, float]], started_s: float, unit_s: float
+    search: Search, curve: list[tuple[float, float]], started_s: float, value_unit: float
 ) -> Search:
     """A search that also appends (seconds, value) to `curve` at each improvement; its methods
-    report values in units of `unit_s` seconds."""
+    report values in units of `value_unit`."""
 
     def record(fraction: float, value: float) -> None:
-        value_s = value * unit_s
+        value_s = value * value_unit
         if not curve or value_s < curve[-1][1]:
             curve.append((time.perf_counter() - started_s, value_s))
         if search.progress is not None:
@@ -362,8 +357,9 @@ def _bound(
         seconds = clock.seconds * BOUND_SHARE
         cap_s = max(0.0, clock.remaining_s() - result_s)
     ticks = in_ticks(problem)
-    bound = best_bound(ticks, seconds, found_s=found_s / ticks.unit.seconds, cap_s=cap_s)
-    bound_s, bound_by = bound.value_s * ticks.unit.seconds, bound.argument
+    value_unit = find_objective(problem.objective).scale(ticks.unit.seconds)
+    bound = best_bound(ticks, seconds, found_s=found_s / value_unit, cap_s=cap_s)
+    bound_s, bound_by = bound.value_s * value_unit, bound.argument
     if bound_s <= answer.bound_s:
         bound_s, bound_by = answer.bound_s, answer.bound_by
     return max(0.0, bound_s - problem.origin.slack_s), bound_by

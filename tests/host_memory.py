@@ -60,10 +60,8 @@ def load_problem(
     compute_s = np.stack([fast] * accelerators + [slow] * cpus, axis=1)
     if cpus and rng.random() < 0.3:
         compute_s[int(rng.integers(n)), :accelerators] = np.inf
-    tensor_s = rng.integers(0, 4, graph.num_tensors) * float(rng.choice([0.25, 1.0]))
-    return make_problem(
-        graph, make_cluster("random", devices), compute_s, objective, tensor_s=tensor_s
-    )
+    sent_s = rng.integers(0, 4, graph.num_tensors) * float(rng.choice([0.25, 1.0]))
+    return make_problem(graph, make_cluster("random", devices), compute_s, objective, sent_s=sent_s)
 
 
 def assignments(problem: Problem) -> Iterator[Int[np.ndarray, "N"]]:

@@ -12,7 +12,7 @@ import onnx
 import pytest
 from onnx import TensorProto, helper
 
-from gdp.targets.target import imported
+from gdp.rows import imported
 
 TOP = Path(__file__).resolve().parent.parent
 PAGES = TOP / "docs" / "how-to"
@@ -104,7 +104,19 @@ def test_the_diff_and_the_program_add_a_method(copy: Path, tmp_path: Path) -> No
     assert "random_blocks" in table
 
 
+@pytest.mark.slow
+def test_the_diff_and_the_program_add_an_objective(copy: Path, tmp_path: Path) -> None:
+    extend(copy, "adding-an-objective.md")
+    program = (PAGES / "adding-an-objective.md").read_text().split("```python\n")[1]
+    (copy / "gdp" / "sim" / "energy.py").write_text(program.split("```")[0])
+    write_swish(tmp_path / "swish.onnx")
+    extend(copy, "extending.md")
+    answer = gdp(copy, "place", "swish.onnx", "--cluster", "cpu+t4", "--objective", "energy",
+                 "--evaluations", "20")  # fmt: skip
+    assert re.search(r"^energy .* J$", answer, re.MULTILINE)
+
+
 @pytest.mark.parametrize("function", ["gdp.targets.table:nothing", "gdp.targets.nowhere:plan"])
 def test_a_row_that_names_no_function_is_named(function: str) -> None:
-    with pytest.raises(LookupError, match=f"row of gdp/targets names '{function}'"):
+    with pytest.raises(LookupError, match=f"row of a table of gdp names '{function}'"):
         imported(function)

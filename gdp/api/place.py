@@ -235,7 +235,7 @@ def _as_executed(result: Result) -> list[str]:
     """
     question, objective = result.question, find_objective(result.objective)
     processors = all(device.is_cpu for device in question.cluster.devices)
-    executable = processors and objective.on_links and result.score.feasible
+    executable = processors and objective.general and result.score.feasible
     if not executable or question.graph.num_ops > MOST_CUT_OPS:
         return []
     plan = make_plan(prepare_placement(question, result.placement), result.objective)

@@ -40,9 +40,9 @@ from gdp.placement import Placement, make_placement
 from gdp.prepare import prepare_problem
 from gdp.problem.problem import Problem
 from gdp.question import Question
+from gdp.rows import imported
 from gdp.sim.objectives import find_objective
 from gdp.sim.prediction import Prediction
-from gdp.targets.target import imported
 
 TUNED, FIRST, ONE_DEVICE = "tuned plan", "first plan", "one device"
 ROUND_SECONDS = 2.0

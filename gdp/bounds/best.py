@@ -4,7 +4,7 @@ Busy times of devices and channels bound a period, and a latency as well; `gdp.b
 the other bounds of a latency.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 from jaxtyping import Float
@@ -29,11 +29,12 @@ from gdp.bounds.loads import (
     worst_points,
 )
 from gdp.bounds.path_program import path_program_size, rows_bind
-from gdp.bounds.work import earliest_ends, shared_work_s, work_over_speed_s
+from gdp.bounds.work import shared_work_s
 from gdp.costs.offload import is_offload
 from gdp.problem.arrays import arrays_of
 from gdp.problem.problem import Problem, TimeUnit
 from gdp.problem.ticks import rounding_share
+from gdp.rows import imported
 from gdp.sim.objectives import memory_binds, objective_of
 from gdp.sim.score import may_replicate
 from gdp.units import format_bytes
@@ -78,16 +79,17 @@ def all_bounds(
 ) -> list[Bound]:
     """Every bound that applies, each with the argument that proves it; see `best_bound`."""
     budget = WorkBudget(DEFAULT_SECONDS if seconds is None else seconds, cap_s)
-    proofs = BOUNDS.get(problem.objective)
-    if proofs is None:
+    proofs = objective_of(problem).bounds
+    if not proofs:
         return [Bound(0.0, f"nothing: no bound is known for objective {problem.objective!r}")]
-    bounds = proofs(problem, budget, found_s)
+    bounds: list[Bound] = imported(proofs)(problem, budget, found_s)
     ended = CUT_SHORT if budget.cut_short else ""
     kept = 1.0 - max(_SLACK, rounding_share(problem))
     return [Bound(bound.value_s * kept, bound.argument + ended) for bound in bounds]
 
 
-def _latency(problem: Problem, budget: WorkBudget, found_s: float) -> list[Bound]:
+def bounds_of_latency(problem: Problem, budget: WorkBudget, found_s: float) -> list[Bound]:
+    """Bounds of a latency, and those of the loads where memory binds."""
     # First, as it is quick and where weights stream the only one that is not far off.
     op_s, machines = machine_seconds(problem)
     work_s, share = shared_work_s(op_s)
@@ -253,30 +255,3 @@ def _linear(
     parts = ", ".join(f"{part:.0%} {name}" for part, name in by_share[:4] if part > 0.005)
     value_s = dual_value_s(program, weight)
     return Bound(value_s, f"{text}, weighed {parts}"), x
-
-
-def _max_load(problem: Problem, budget: WorkBudget, found_s: float) -> list[Bound]:
-    """Compute alone, without transfers through host memory."""
-    del budget, found_s
-    work_s = work_over_speed_s(np.where(problem.allowed, problem.compute_s, np.inf))
-    return [Bound(work_s, "work over the speed of all devices, or the largest op")]
-
-
-def _block_latency(problem: Problem, budget: WorkBudget, found_s: float) -> list[Bound]:
-    """The critical path of compute alone."""
-    del budget, found_s
-    finish_s = earliest_ends(problem, _fastest_s(problem))
-    return [Bound(float(finish_s.max()), "critical path of ops on their fastest devices")]
-
-
-def _fastest_s(problem: Problem) -> Float[np.ndarray, "N"]:
-    return np.where(problem.allowed, problem.compute_s, np.inf).min(axis=1)
-
-
-BOUNDS: dict[str, Callable[[Problem, WorkBudget, float], list[Bound]]] = {
-    "latency": _latency,
-    "throughput": load_bounds,
-    "max_load": _max_load,
-    "block_latency": _block_latency,
-}
-"""Proofs for each objective, given a budget and the value of a known placement."""

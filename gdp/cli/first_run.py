@@ -41,7 +41,7 @@ def prepare(method: str | None, objective: str, say: Callable[[str], Any] = _ech
         objective: Objective of the command.
         say: Receives the message, if anything is compiled.
     """
-    if not find_objective(objective).on_links:
+    if not find_objective(objective).general:
         return
     first, *others = _groups_of(method, objective)
     helper: list[subprocess.Popen[bytes]] = []

@@ -239,7 +239,8 @@ def memory_table(answer: "GenerationAnswer") -> Shown:
 def _deviation(result: Result) -> list[str]:
     if result.deviation_s is None:
         return []
-    text = f"{format_seconds(result.value_s)} +- {format_seconds(result.deviation_s)}"
+    of_value = find_objective(result.objective).text
+    text = f"{of_value(result.value_s)} +- {of_value(result.deviation_s)}"
     return [f"sure     {text} (one standard deviation of what was learned of this machine)"]
 
 
@@ -260,12 +261,12 @@ def _phases(result: Result) -> str:
 
 
 def _candidates(result: Result) -> Shown:
-    rows = []
+    rows, of_value = [], find_objective(result.objective).text
     for c in result.candidates:
         rows.append(
             [
                 c.method,
-                "-" if c.value_s is None else format_seconds(c.value_s),
+                "-" if c.value_s is None else of_value(c.value_s),
                 "yes" if c.feasible else "no" if c.seconds else "skipped",
                 f"{c.seconds:.2f} s",
             ]
@@ -279,9 +280,13 @@ def compare_text(graph: OpGraph, cluster: Cluster, rows: Mapping[str, Result | s
     """Text of `gdp compare`, best first."""
     results = {name: row for name, row in rows.items() if isinstance(row, Result)}
     order = sorted(results, key=lambda name: results[name].value_s)
+    # Of a value that is neither of the two times a column of its own.
+    others = {row.objective: find_objective(row.objective) for row in results.values()}
+    others = {name: row for name, row in others.items() if row.unit != "s"}
     body = [
         [
             name,
+            *(row.text(results[name].value_s) for row in others.values()),
             format_seconds(results[name].score.latency_s),
             format_seconds(results[name].score.period_s),
             "proven" if results[name].proven_optimal else f"{results[name].gap:.1%}, not proven",
@@ -290,7 +295,7 @@ def compare_text(graph: OpGraph, cluster: Cluster, rows: Mapping[str, Result | s
         ]
         for name in order
     ]
-    header = ["method", "latency", "period", "gap", "took", "evaluations"]
+    header = ["method", *others, "latency", "period", "gap", "took", "evaluations"]
     lines = [f"{graph.name} on {cluster.name}", table(header, body)]
     if results:
         best = max(results.values(), key=lambda row: row.bound_s)

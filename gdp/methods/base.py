@@ -120,20 +120,21 @@ class Answer:
         """The notes, or where there are none the reason."""
         return self.notes or ((self.reason,) if self.reason else ())
 
-    def in_seconds(self, unit_s: float) -> "Answer":
-        """Convert all times of an answer to a problem in units of `unit_s` seconds."""
+    def in_seconds(self, unit_s: float, value_unit: float) -> "Answer":
+        """Convert all times of an answer to a problem in units of `unit_s` seconds, and its values
+        by `Objective.scale` of them."""
 
-        def seconds(value: float | None) -> float | None:
-            return None if value is None else value * unit_s
+        def scaled(value: float | None, unit: float) -> float | None:
+            return None if value is None else value * unit
 
         rows = [
             replace(
-                row, latency_s=seconds(row.latency_s), period_s=seconds(row.period_s),
-                value_s=seconds(row.value_s),
+                row, latency_s=scaled(row.latency_s, unit_s),
+                period_s=scaled(row.period_s, unit_s), value_s=scaled(row.value_s, value_unit),
             )
             for row in self.candidates
         ]  # fmt: skip
-        return replace(self, bound_s=self.bound_s * unit_s, candidates=tuple(rows))
+        return replace(self, bound_s=self.bound_s * value_unit, candidates=tuple(rows))
 
 
 @runtime_checkable

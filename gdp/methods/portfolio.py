@@ -39,7 +39,6 @@ from gdp.methods.scoring import (
     proven_misfit,
     score_all,
     score_of,
-    unsupported,
 )
 from gdp.methods.search.budget import PROGRAM_WORK_S, SearchConfig
 from gdp.methods.search.local_search import compile_for_large, improve, local_search
@@ -127,8 +126,6 @@ def auto(
     Never worse than any candidate, because the search starts from the best of them. A candidate
     whose library is missing is left out. `planned` ones are run first, whatever the time.
     """
-    if (refusal := unsupported(problem, "auto")) is not None:
-        return refusal
     compile_once("auto", auto, problem.objective)
     compile_for_large(problem)
     if may_replicate(problem):
@@ -320,7 +317,7 @@ def _repaired(
 
 def heuristic_candidates(problem: Problem, seed: int = 0) -> tuple[Candidate, ...]:
     """Answer of the heuristics alone: the yardstick of a placement made elsewhere."""
-    if unsupported(problem, "auto") is not None:
+    if not objective_of(problem).general:
         return ()
     tried: list[Candidate] = []
     answered: dict[str, Answer] = {}

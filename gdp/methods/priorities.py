@@ -123,7 +123,7 @@ def timing(problem: Problem) -> PathTimes:
     a = arrays_of(problem)
     cost_s = np.where(problem.allowed, a.compute_s, 0.0)
     mean_cost_s = cost_s.sum(axis=1) / np.maximum(problem.allowed.sum(axis=1), 1)
-    send_s = mean_send_s(a) if problem.tensor_s is None else 2.0 * problem.tensor_s
+    send_s = mean_send_s(a)
     works = mean_cost_s > 0
     scale_s = float(mean_cost_s[works].mean()) if works.any() else max(mean_link(problem)[1], 1e-9)
     up_s = longest_s(a, mean_cost_s, send_s)
@@ -139,14 +139,10 @@ def pairs(problem: Problem) -> tuple[Int[np.ndarray, "P"], Int[np.ndarray, "P"]]
 
 
 def links(problem: Problem) -> tuple[Float[np.ndarray, "D D"], Float[np.ndarray, "D D"]]:
-    """(latency, seconds per byte); the block objectives move a tensor in the same time anywhere."""
+    """(latency, seconds per byte) of each ordered pair of devices."""
     cluster = problem.cluster
     s_per_byte = np.where(np.isinf(cluster.link_bytes_per_s), 0.0, 1.0 / cluster.link_bytes_per_s)
-    if problem.tensor_s is None:
-        return np.array(cluster.link_latency_s), s_per_byte
-    moved = float(np.maximum(problem.sent_bytes, 1).sum())
-    per_byte = 2.0 * float(problem.tensor_s.sum()) / moved
-    return np.zeros_like(s_per_byte), np.where(s_per_byte > 0, per_byte, 0.0)
+    return np.array(cluster.link_latency_s), s_per_byte
 
 
 def down(

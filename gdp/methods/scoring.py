@@ -18,7 +18,7 @@ from gdp.methods.base import Answer, Assignment, Method, Search
 from gdp.methods.priorities import RULES, rank_under
 from gdp.problem.arrays import arrays_of
 from gdp.problem.problem import Problem, cached_on_problem, make_problem
-from gdp.sim.objectives import link_objectives, objective_of
+from gdp.sim.objectives import general_objectives, objective_of
 from gdp.sim.score import score_of
 from gdp.units import format_bytes
 
@@ -50,15 +50,10 @@ class Evaluated:
         return self.key < other.key
 
 
-def unsupported(problem: Problem, name: str) -> Answer | None:
-    """The answer of a method that does not know the problem's objective; None where it does."""
-    if objective_of(problem).on_links:
-        return None
-    return refusal(problem, name, link_objectives(), "; use pipeline_dp or exact")
-
-
-def refusal(problem: Problem, name: str, known: Iterable[str], hint: str = "") -> Answer:
-    """The answer of a method that does not know the problem's objective."""
+def refusal(problem: Problem, name: str, known: Iterable[str]) -> Answer:
+    """The answer of a method that does not know the problem's objective, but the known ones."""
+    row = objective_of(problem)
+    hint = "" if row.general else f"; use {' or '.join(row.programs)}"
     return Answer(
         None,
         reason=f"method {name!r} does not know objective {problem.objective!r}, only "
@@ -302,7 +297,7 @@ def compile_once(name: str, method: Method, objective: str | None = None) -> Non
     """
     if objective is None and _COMPILING:
         objective = _COMPILING[-1]
-    for known in link_objectives():
+    for known in general_objectives():
         if objective not in (None, known) or (name, known) in _COMPILED:
             continue
         _COMPILED.add((name, known))

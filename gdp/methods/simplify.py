@@ -88,8 +88,8 @@ def simpler(
     of its cost; of those looked at before the clock is over, or, where a search has `evaluations`,
     by counted work."""
     best = answer.assignment
-    # What meets in host memory is compared with published optima: nothing is given away there.
-    if best is None or simplicity == 0 or not objective_of(problem).on_links:
+    # Of an objective with programs of its own nothing is given away: optima are compared.
+    if best is None or simplicity == 0 or not objective_of(problem).general:
         return answer
     if best.teams:
         return answer  # cut by the pipelines' program, into as few stages as it has teams for

@@ -123,8 +123,7 @@ class Advisers:
     def _pipeline(self) -> Int[np.ndarray, "N"] | None:
         """The pipeline whose dearest stage costs least along a few linear orders, for a
         throughput."""
-        objective = objective_of(self.problem)
-        if not (objective.pipelined and objective.on_links):
+        if not objective_of(self.problem).pipelined:
             return None
         from gdp.methods.pipeline.method import best_pipeline
 

@@ -274,8 +274,6 @@ def _polished(
     from gdp.methods.search.chains import multi_restart
     from gdp.methods.search.local_search import improve
 
-    if problem.tensor_s is not None:
-        return start, 0
     pipelined, n = objective_of(problem).pipelined, problem.num_ops
     least, most = POLISHED
     steps = min(most, max(POLISHED_OPS // n, min(least, LONGEST_OPS // n)))
@@ -296,7 +294,7 @@ def _polished(
 
 def coarse(problem: Problem) -> tuple[Problem, Widen]:
     """The problem over groups of ops where it is too large, and the way back."""
-    if problem.num_ops <= LARGEST or problem.tensor_s is not None:
+    if problem.num_ops <= LARGEST:
         return problem, lambda device: device
     from gdp.graph.fuse import coarsen
     from gdp.graph.groups import alike

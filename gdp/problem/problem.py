@@ -76,9 +76,9 @@ class Problem:
     # Over a link in one sample. Devices hold `graph.held_bytes`, however often an op runs.
     sent_bytes: Int[np.ndarray, "T"]
     origin: Origin  # the way back to the model; no method needs it
-    # Time to move a tensor between an accelerator and host memory, whatever the devices; only
-    # max_load and block_latency have it, the event simulator uses the cluster's links.
-    tensor_s: Float[np.ndarray, "T"] | None = None
+    # Time to move a tensor, whatever the devices, where the objective's row states it
+    # (`Objective.sent_s`) instead of the cluster's links.
+    sent_s: Float[np.ndarray, "T"] | None = None
     replicas: bool = False  # whether devices may take samples in turn; see gdp.sim.score
     unit: TimeUnit = SECONDS
     # By `cached_on_problem`.
@@ -179,7 +179,7 @@ def make_problem(
     *,
     allowed: Bool[np.ndarray, "N D"] | None = None,
     together: Int[np.ndarray, "N"] | None = None,
-    tensor_s: Float[np.ndarray, "T"] | None = None,
+    sent_s: Float[np.ndarray, "T"] | None = None,
     replicas: bool = False,
     unit: TimeUnit = SECONDS,
     origin: Origin | None = None,
@@ -213,7 +213,7 @@ def make_problem(
     group = merge_ids(graph.colocate, together)
     origin = origin or Origin(np.arange(graph.num_ops))
     problem = Problem(
-        graph, cluster, compute_s, objective, possible, group, graph.sent_bytes, origin, tensor_s,
+        graph, cluster, compute_s, objective, possible, group, graph.sent_bytes, origin, sent_s,
         replicas, unit,
     )  # fmt: skip
     torn = np.flatnonzero(~problem.group_allowed.any(axis=1))
@@ -237,9 +237,9 @@ def contracted(
     """The problem over `graph`, whose op m stands for the ops of part m and takes their time.
 
     A part may go where all of its ops may, and shares a device with the parts that any of its ops
-    are tied to. Costs and cluster are the problem's own unless given. For the objectives of the
-    event simulator, which need no `tensor_s`. Raises `InfeasibleError` where parts that are tied
-    have no device in common.
+    are tied to. Costs and cluster are the problem's own unless given. For objectives on the
+    cluster's links, without `sent_s`. Raises `InfeasibleError` where parts that are tied have no
+    device in common.
     """
     return make_problem(
         graph,

@@ -76,9 +76,9 @@ def in_ticks(problem: Problem) -> Problem:
         cluster, devices=devices, link_latency_s=scaled(cluster.link_latency_s),
         link_bytes_per_s=cluster.link_bytes_per_s * unit_s,
     )  # fmt: skip
-    tensor_s = None if problem.tensor_s is None else scaled(problem.tensor_s)
+    sent_s = None if problem.sent_s is None else scaled(problem.sent_s)
     return replace(
-        problem, cluster=machine, compute_s=scaled(problem.compute_s), tensor_s=tensor_s, unit=unit
+        problem, cluster=machine, compute_s=scaled(problem.compute_s), sent_s=sent_s, unit=unit
     )
 
 
@@ -115,13 +115,13 @@ def _distinct_times(problem: Problem, finite_s: Float[np.ndarray, "M"]) -> Float
     """All positive times of a problem, each once: of ops, of starting them, of transfers."""
     cluster = problem.cluster
     parts = [finite_s, np.array([device.dispatch_s for device in cluster.devices])]
-    if problem.tensor_s is None:
+    if problem.sent_s is None:
         off = ~np.eye(problem.num_devices, dtype=bool)
         links = np.stack([cluster.link_latency_s[off], cluster.link_bytes_per_s[off]], axis=1)
         size = distinct(problem.sent_bytes)
         parts += [latency_s + size / rate for latency_s, rate in np.unique(links, axis=0)]
     else:  # without links
-        parts.append(problem.tensor_s)
+        parts.append(problem.sent_s)
     times = distinct(np.concatenate(parts))
     return times[times > 0]
 

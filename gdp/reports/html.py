@@ -69,7 +69,7 @@ def report_html(
         model=view.model.name,
         cluster=view.problem.cluster.name,
         result=result,
-        value_s=value_of(result),
+        of_value=find_objective(result["objective"]).text,
         pipelined=pipelined,
         speed_up=speed_ups(result, [name for name, _ in HEURISTICS]),
         num_ops=int(view.ops_in.sum()),
@@ -316,7 +316,7 @@ def _seconds(view: PlacementView) -> Float[np.ndarray, "M"]:
 def speed_ups(result: Mapping[str, Any], heuristics: Sequence[str]) -> dict[str, Any]:
     """Simulated speed-up over the best single device and over the best heuristic; None if no such
     placement fits in memory."""
-    value_s = value_of(result)
+    value_s = result["value"]
     fits = {c["method"]: c["value_s"] for c in result["candidates"] if c["feasible"]}
     single_s = fits.get("single")
     best = min((n for n in heuristics if n in fits), key=lambda n: fits[n], default=None)
@@ -326,8 +326,3 @@ def speed_ups(result: Mapping[str, Any], heuristics: Sequence[str]) -> dict[str,
         "heuristic_name": best,
         "asked": "single" in {c["method"] for c in result["candidates"]},
     }
-
-
-def value_of(result: Mapping[str, Any]) -> float:
-    """The seconds that the result's objective minimises."""
-    return result["period_s" if find_objective(result["objective"]).pipelined else "latency_s"]

@@ -1,15 +1,15 @@
 """Table of the objectives, and their evaluation.
 
-Everything here and above asks a row for its properties, never for its name. What only some
-objectives have (bounds, exact programs, compiled annealers) is a table of its own, keyed by name,
-on the floor that has it: `gdp.bounds.best.BOUNDS`, `gdp.methods.exact.method.PROGRAMS`,
-`gdp.methods.annealing.annealer.ANNEALERS`.
+A row says all that belongs to an objective: evaluators, unit and text of its values, and the names
+of its bounds, annealer and programs, which higher floors import ("module:function"). All else asks
+a row for its properties, never for its name: without bounds none is claimed, without an annealer
+every step of a search evaluates, without a program `exact` refuses.
 
-Axes: N ops, D devices, B placements.
+Axes: N ops, T tensors, D devices, B placements.
 """
 
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from typing import Literal
 
 import numpy as np
@@ -18,7 +18,7 @@ from jaxtyping import Float, Int
 from gdp.cluster.types import overflow_bytes
 from gdp.errors import ArgumentError
 from gdp.problem.problem import Problem
-from gdp.sim import host_load
+from gdp.rows import later
 from gdp.sim.engine import arrays
 from gdp.sim.latency import latencies, periods, simulate
 from gdp.sim.memory import latency_peaks, pipeline_peaks, weights_held
@@ -57,16 +57,21 @@ EvaluateOne = Callable[[Problem, Int[np.ndarray, "N"], Rank], Score]
 
 @dataclass(frozen=True)
 class Objective:
-    """An objective and the properties that methods depend on."""
+    """An objective: how it is evaluated, what methods depend on, and what only it has."""
 
     values: EvaluateMany  # of many placements
     score: EvaluateOne  # all that is known of one
     quantity: str  # what its value is called
-    ordered: bool  # priorities of ops change its value
-    pipelined: bool  # of a full pipeline; else of one sample alone
-    on_links: bool  # transfers use the cluster's links; else they take `tensor_s` to the host
-    memory: Literal["run", "pipeline", "weights"]  # what fills a device
+    ordered: bool = False  # priorities of ops change its value
+    pipelined: bool = False  # of a full pipeline; else of one sample alone
+    memory: Literal["run", "pipeline", "weights"] = "run"  # what fills a device
     unit: str = "s"  # of its value
+    general: bool = True  # every method may place for it; else only those with a program below
+    bounds: str = ""  # (problem, budget, value of a known placement) -> bounds; "": none is known
+    annealer: str = ""  # a compiled `gdp.methods.annealing.annealer.Annealer`
+    # By method, in its place: an `ExactProgram` of `exact`, a method of `pipeline_dp`.
+    programs: Mapping[str, str] = field(default_factory=dict)
+    sent_s: str = ""  # (graph, cluster) -> `Problem.sent_s`; "": transfers take the cluster's links
 
     @property
     def copies(self) -> float:
@@ -76,6 +81,11 @@ class Objective:
     def text(self, value: float) -> str:
         """A value with its unit."""
         return format_seconds(value) if self.unit == "s" else f"{value:.4g} {self.unit}"
+
+    def scale(self, unit_s: float) -> float:
+        """The factor to a value in the objective's unit, from one of a problem whose times are in
+        units of `unit_s` seconds: values that are no seconds are the same in all units of time."""
+        return unit_s if self.unit == "s" else 1.0
 
 
 def find_objective(name: str) -> Objective:
@@ -90,9 +100,9 @@ def objective_of(problem: Problem) -> Objective:
     return find_objective(problem.objective)
 
 
-def link_objectives() -> tuple[str, ...]:
-    """The objectives of the event simulator, in which transfers use the cluster's links."""
-    return tuple(name for name, row in OBJECTIVES.items() if row.on_links)
+def general_objectives() -> tuple[str, ...]:
+    """The objectives that every method may place for."""
+    return tuple(name for name, row in OBJECTIVES.items() if row.general)
 
 
 def peaks(
@@ -128,43 +138,39 @@ def _period_score(problem: Problem, device: Int[np.ndarray, "N"], rank: Rank) ->
     return Score(latency_s, period_s, overflow, peak_bytes, period_s)
 
 
-def _load_score(problem: Problem, device: Int[np.ndarray, "N"], rank: Rank) -> Score:
-    latency_s = float(host_load.block_values(problem, device[None], rank)[0][0])
-    load_s = float(host_load.values(problem, device[None])[0][0])
-    held = weights_held(problem, device)
-    return Score(latency_s, load_s, overflow_bytes(problem.cluster, held), held, load_s)
-
-
-def _block_score(problem: Problem, device: Int[np.ndarray, "N"], rank: Rank) -> Score:
-    evaluation = _load_score(problem, device, rank)
-    return replace(evaluation, value_s=evaluation.latency_s)
-
-
-def _loads(
-    problem: Problem, devices: Int[np.ndarray, "B N"], ranks: Int[np.ndarray, "..."] | None = None
-) -> Values:
-    del ranks
-    return host_load.values(problem, devices)
-
-
 OBJECTIVES: dict[str, Objective] = {
     "latency": Objective(
-        values=latencies, score=_latency_score, quantity="latency",
-        ordered=True, pipelined=False, on_links=True, memory="run",
+        values=latencies, score=_latency_score, quantity="latency", ordered=True,
+        bounds="gdp.bounds.best:bounds_of_latency",
+        annealer="gdp.methods.annealing.annealer:LatencyAnnealer",
+        programs={"exact": "gdp.methods.exact.method:LEAST_LATENCY"},
     ),
     "throughput": Objective(
-        values=periods, score=_period_score, quantity="period",
-        ordered=False, pipelined=True, on_links=True, memory="pipeline",
+        values=periods, score=_period_score, quantity="period", pipelined=True, memory="pipeline",
+        bounds="gdp.bounds.best:load_bounds",
+        annealer="gdp.methods.annealing.annealer:PeriodAnnealer",
+        programs={"exact": "gdp.methods.exact.method:LEAST_PERIOD"},
     ),
     # Tarnawski et al. 2020: devices meet in host memory.
     "max_load": Objective(
-        values=_loads, score=_load_score, quantity="load",
-        ordered=False, pipelined=True, on_links=False, memory="weights",
+        values=later("gdp.host_memory.load:values"), score=later("gdp.host_memory.load:load_score"),
+        quantity="load", pipelined=True, memory="weights", general=False,
+        bounds="gdp.host_memory.load:load_bounds", sent_s="gdp.host_memory.load:host_transfer_s",
+        programs={
+            "exact": "gdp.host_memory.program:LEAST_LOAD",
+            "pipeline_dp": "gdp.host_memory.pipelines:pipelines",
+        },
     ),
     # Ranks only cut blocks further, which no method here tries.
     "block_latency": Objective(
-        values=host_load.block_values, score=_block_score, quantity="latency",
-        ordered=False, pipelined=False, on_links=False, memory="weights",
+        values=later("gdp.host_memory.load:block_values"),
+        score=later("gdp.host_memory.load:load_score"),
+        quantity="latency", memory="weights", general=False,
+        bounds="gdp.host_memory.load:block_bounds", sent_s="gdp.host_memory.load:host_transfer_s",
+        programs={
+            "exact": "gdp.host_memory.blocks:LEAST_BLOCK_LATENCY",
+            "pipeline_dp": "gdp.host_memory.pipelines:pipelines",
+        },
     ),
 }  # fmt: skip
 """By the name that a user writes."""

@@ -1,8 +1,5 @@
 """Value and memory of placements, by the problem's objective.
 
-For `max_load` and `block_latency`, which have evaluators of their own, the period of a score is the
-largest load, its latency that of blocks, and its memory that of the weights.
-
 Replicated stages are devices that take the samples of a full pipeline in turn.
 
 A team (`gdp.placement.Teams`) of r devices runs the ops that are placed on its first member: sample
@@ -177,7 +174,7 @@ def replicated_score(
 ) -> Score:
     """The score of a placement with teams; raises `ValueError` where the objective has none."""
     objective = objective_of(problem)
-    if not objective.on_links:
+    if not objective.general:
         raise ArgumentError(
             f"objective {problem.objective!r} knows no replicated stages; judge the placement "
             "for throughput or latency"

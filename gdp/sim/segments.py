@@ -197,7 +197,7 @@ def _contract(
         tensor_names=[graph.tensor_names[t] for t in kept], source=graph.source,
     )  # fmt: skip
     # Ids are topological and tensors sorted by producer, so that make_graph keeps both orders.
-    tensor_s = None if problem.tensor_s is None else problem.tensor_s[kept]
+    sent_s = None if problem.sent_s is None else problem.sent_s[kept]
     # Where the segments are is decided, so that nothing needs to be checked or tied together.
     return Problem(
         quotient,
@@ -208,7 +208,7 @@ def _contract(
         np.arange(count),
         problem.sent_bytes[kept],
         problem.origin.coarser(segment),
-        tensor_s,
+        sent_s,
         unit=problem.unit,
     )
 

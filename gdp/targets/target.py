@@ -6,10 +6,10 @@ A folder of `gdp/targets` holds all of one runtime; its `__init__.py` is the row
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from importlib import import_module
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal
 
 from gdp.errors import PlacementError, refused_by
+from gdp.rows import imported
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -23,21 +23,6 @@ if TYPE_CHECKING:
     from gdp.placement import Placement
     from gdp.question import Question
     from gdp.result import Result
-
-
-def imported(function: str) -> Callable[..., Any]:
-    """The function that "module:function" names, imported when it is used.
-
-    Raises:
-        LookupError: There is none of that name: a row of a target is wrong.
-    """
-    module, _, name = function.partition(":")
-    try:
-        return getattr(import_module(module), name)
-    except (AttributeError, ModuleNotFoundError) as error:
-        if isinstance(error, ModuleNotFoundError) and error.name != module:
-            raise  # a library that is not installed
-        raise LookupError(f"a row of gdp/targets names {function!r}: {error}") from error
 
 
 @dataclass(frozen=True)

@@ -63,8 +63,8 @@ def test_every_number_of_a_tiny_instance(tmp_path: Path) -> None:
     assert graph.is_backward[order].tolist() == [False, False, False, True]
     assert problem.group[op["5"]] == problem.group[op["3"]]
     assert len(set(problem.group.tolist())) == 3
-    assert problem.tensor_s is not None
-    seconds = {graph.op_names[p]: s for p, s in zip(graph.producer, problem.tensor_s, strict=True)}
+    assert problem.sent_s is not None
+    seconds = {graph.op_names[p]: s for p, s in zip(graph.producer, problem.sent_s, strict=True)}
     assert seconds == {"5": 0.0005, "9": 0.00025}
     names = graph.op_names
     edges = {(names[u], names[v]) for u, v in zip(*graph.edges, strict=True)}
@@ -169,13 +169,13 @@ def test_published_instances_agree_with_an_independent_reader(path: Path, tmp_pa
     assert not [v for v in module.check(theirs, acc, cpu) if "memory" not in v]
 
     graph = problem.graph
-    assert problem.tensor_s is not None
+    assert problem.sent_s is not None
     load_s = np.zeros(problem.num_devices)
     np.add.at(load_s, device, problem.compute_s[np.arange(graph.num_ops), device])
     src, dst = graph.edges
     for d in range(k):
         cut = np.unique(src[(device[src] == d) != (device[dst] == d)])
-        load_s[d] += problem.tensor_s[np.isin(graph.producer, cut)].sum()
+        load_s[d] += problem.sent_s[np.isin(graph.producer, cut)].sum()
     assert load_s[: k + 1] * 1e3 == pytest.approx([load for _, load in loads][: k + 1])
     assert graph.weight_bytes.sum() == sum(theirs.size.values())
     assert problem.cluster.memory_bytes[0] == theirs.mem

@@ -25,10 +25,10 @@ from gdp import solve
 from gdp.bounds.best import all_bounds
 from gdp.cluster.types import Device, Link, make_cluster
 from gdp.errors import InfeasibleError
+from gdp.host_memory import load as host_load
 from gdp.methods import repair
 from gdp.methods.base import Answer, Search
 from gdp.problem.problem import Problem, make_problem
-from gdp.sim import host_load
 from gdp.sim.score import score, values
 
 EVENT: tuple[str, ...] = ("latency", "throughput")
@@ -46,8 +46,8 @@ def diamond(objective: str, **fields) -> Problem:
     compute_s = np.array([[1.0, 2.0], [3.0, 2.0], [2.0, 2.5], [1.0, 0.5], [2.0, 2.0]])
     memory_bytes = fields.pop("memory_bytes", 100)
     cluster = unit_cluster(2, latency_s=0.5, memory_bytes=memory_bytes)
-    tensor_s = 0.25 * graph.tensor_bytes if objective in HOST else None
-    return make_problem(graph, cluster, compute_s, objective, tensor_s=tensor_s, **fields)
+    sent_s = 0.25 * graph.tensor_bytes if objective in HOST else None
+    return make_problem(graph, cluster, compute_s, objective, sent_s=sent_s, **fields)
 
 
 def pinned(objective: str) -> Problem:
@@ -73,8 +73,8 @@ def tight(objective: str) -> Problem:
     """Three weights of 6 bytes, 14 bytes a device: one alone, and the two that read little."""
     graph = plain_graph(5, DIAMOND, 1, weight_bytes=[6, 0, 6, 0, 6])
     cluster = unit_cluster(2, memory_bytes=17 if objective == "throughput" else 15)
-    tensor_s = np.ones(5) if objective in HOST else None
-    return make_problem(graph, cluster, np.ones((5, 2)), objective, tensor_s=tensor_s)
+    sent_s = np.ones(5) if objective in HOST else None
+    return make_problem(graph, cluster, np.ones((5, 2)), objective, sent_s=sent_s)
 
 
 def unequal(objective: str) -> Problem:
@@ -88,23 +88,23 @@ def unequal(objective: str) -> Problem:
     )
     graph = plain_graph(5, [(0, 1), (1, 2), (2, 3), (0, 4)], 1, weight_bytes=[2, 2, 2, 2, 2])
     compute_s = np.array([[1.0, 5.0]] * 5)
-    tensor_s = np.ones(5) if objective in HOST else None
-    return make_problem(graph, cluster, compute_s, objective, tensor_s=tensor_s)
+    sent_s = np.ones(5) if objective in HOST else None
+    return make_problem(graph, cluster, compute_s, objective, sent_s=sent_s)
 
 
 def alone(objective: str) -> Problem:
     """One device: nothing to choose but the order."""
     graph = plain_graph(4, [(0, 1), (0, 2), (1, 3)])
-    tensor_s = np.ones(4) if objective in HOST else None
-    return make_problem(graph, unit_cluster(1), np.ones((4, 1)), objective, tensor_s=tensor_s)
+    sent_s = np.ones(4) if objective in HOST else None
+    return make_problem(graph, unit_cluster(1), np.ones((4, 1)), objective, sent_s=sent_s)
 
 
 def independent(objective: str) -> Problem:
     """3, 3, 2, 2, 2 s without edges: 6 s on two devices, where the longest first gives 7 s."""
     compute_s = np.repeat([[3.0], [3.0], [2.0], [2.0], [2.0]], 2, axis=1)
     graph = plain_graph(5, [])
-    tensor_s = np.ones(5) if objective in HOST else None
-    return make_problem(graph, unit_cluster(2), compute_s, objective, tensor_s=tensor_s)
+    sent_s = np.ones(5) if objective in HOST else None
+    return make_problem(graph, unit_cluster(2), compute_s, objective, sent_s=sent_s)
 
 
 def streamed(objective: str) -> Problem:
@@ -117,22 +117,22 @@ def streamed(objective: str) -> Problem:
     )  # fmt: skip
     graph = plain_graph(5, DIAMOND, 1, weight_bytes=[4] * 5, cache_bytes=[2] * 5)
     compute_s = np.array([[1.0, 3.0]] * 5)
-    tensor_s = np.ones(5) if objective in HOST else None
-    return make_problem(graph, cluster, compute_s, objective, tensor_s=tensor_s)
+    sent_s = np.ones(5) if objective in HOST else None
+    return make_problem(graph, cluster, compute_s, objective, sent_s=sent_s)
 
 
 def too_large(objective: str) -> Problem:
     """One op that fits nowhere: shown without a search."""
     graph = plain_graph(3, [(0, 1), (1, 2)], weight_bytes=[1, 9, 1])
-    tensor_s = np.ones(3) if objective in HOST else None
-    return make_problem(graph, accelerators(8), np.ones((3, 2)), objective, tensor_s=tensor_s)
+    sent_s = np.ones(3) if objective in HOST else None
+    return make_problem(graph, accelerators(8), np.ones((3, 2)), objective, sent_s=sent_s)
 
 
 def too_lumpy(objective: str) -> Problem:
     """Three weights of 4 bytes on two devices of 7: enough bytes in all, and yet no placement."""
     graph = plain_graph(3, [(0, 1), (1, 2)], 0, weight_bytes=[4, 4, 4])
-    tensor_s = np.ones(3) if objective in HOST else None
-    return make_problem(graph, accelerators(7), np.ones((3, 2)), objective, tensor_s=tensor_s)
+    sent_s = np.ones(3) if objective in HOST else None
+    return make_problem(graph, accelerators(7), np.ones((3, 2)), objective, sent_s=sent_s)
 
 
 def accelerators(memory_bytes: int):
@@ -159,7 +159,7 @@ def drawn(seed: int, num_ops: int, num_devices: int) -> Callable[[str], Problem]
         )  # fmt: skip
         if objective in EVENT:
             return problem
-        return replace(problem, tensor_s=0.5 * problem.graph.tensor_bytes)
+        return replace(problem, sent_s=0.5 * problem.graph.tensor_bytes)
 
     return made
 

@@ -10,11 +10,12 @@ from tiny import fork_join, plain_graph, unit_cluster
 
 import gdp
 from gdp.errors import MissingExtraError
+from gdp.host_memory import load as host_load
+from gdp.host_memory.program import LEAST_LOAD
 from gdp.methods.base import Search
 from gdp.methods.exact import method
-from gdp.methods.exact.method import PROGRAMS, exact, least_latency
+from gdp.methods.exact.method import exact, least_latency
 from gdp.problem.problem import make_problem
-from gdp.sim import host_load
 from gdp.version import install_command
 
 SEARCH = Search(seconds=None, evaluations=100)
@@ -73,9 +74,9 @@ def test_max_load_that_fits_nowhere_is_refuted_by_the_solver() -> None:
     devices = [Device(f"a{i}", "accelerator", {"default": 1.0}, 1.0, 7) for i in range(2)]
     graph = plain_graph(3, [(0, 1), (1, 2)], weight_bytes=[4] * 3)
     problem = make_problem(
-        graph, make_cluster("two", devices), np.ones((3, 2)), "max_load", tensor_s=np.ones(3)
+        graph, make_cluster("two", devices), np.ones((3, 2)), "max_load", sent_s=np.ones(3)
     )
-    answer = PROGRAMS["max_load"].solve(problem, SEARCH)
+    answer = LEAST_LOAD.solve(problem, SEARCH)
     assert answer.assignment is None
     assert answer.reason == "no placement fits the devices' memories (proven)"
     assert host_load.values(problem, np.array([[0, 1, 1]]))[1][0] == 1

@@ -13,21 +13,25 @@ from gdp.bounds.linear_program import PlacementSolution
 from gdp.bounds.work import work_over_speed_s
 from gdp.clock import Clock
 from gdp.cluster.types import Device, make_cluster
-from gdp.methods.base import Answer, Search
-from gdp.methods.exact.blocks import contiguous_start, ladder_positions, solve_blocks
-from gdp.methods.exact.load_search import _step, fill, flat_nodes, new_state, search_loads
-from gdp.methods.exact.max_load import (
-    LoadHypergraph,
-    absorb,
-    load_model,
+from gdp.host_memory import load as host_load
+from gdp.host_memory.blocks import (
+    contiguous_start,
+    ladder_positions,
+    least_block_latency,
+    solve_blocks,
+)
+from gdp.host_memory.hypergraph import LoadHypergraph, absorb, load_model, reduce_model
+from gdp.host_memory.program import (
     load_s,
     polish,
-    reduce_model,
     solve_loads,
 )
-from gdp.methods.exact.method import PROGRAMS, ProofState, close_gap, least_block_latency
+from gdp.host_memory.search import _step, fill, flat_nodes, new_state, search_loads
+from gdp.methods.base import Answer, Search
+from gdp.methods.exact.targets import ProofState, close_gap
 from gdp.problem.problem import Problem, make_problem
-from gdp.sim import host_load
+from gdp.rows import imported
+from gdp.sim.objectives import objective_of
 
 FOREVER = Clock(None)
 SEARCH = Search(seconds=None, evaluations=100)
@@ -35,7 +39,8 @@ SEARCH = Search(seconds=None, evaluations=100)
 
 def solved(problem: Problem) -> Answer:
     """The answer of the objective's program, one device for each stage."""
-    return PROGRAMS[problem.objective].solve(replace(problem, replicas=False), SEARCH)
+    program = imported(objective_of(problem).programs["exact"])
+    return program.solve(replace(problem, replicas=False), SEARCH)
 
 
 def least_load_s(problem: Problem) -> float:
@@ -241,7 +246,7 @@ def test_calls_in_a_row_by_hand() -> None:
     devices += [Device("c", "cpu", {"default": 1.0}, 1.0)]
     problem = make_problem(
         graph, make_cluster("hand", devices), np.array([[1.0, 1.0, 3.0]] * 4), "block_latency",
-        tensor_s=np.ones(4),
+        sent_s=np.ones(4),
     )  # fmt: skip
     start = contiguous_start(problem, Clock(0.2), 0)
     assert start is not None

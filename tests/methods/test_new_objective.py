@@ -42,7 +42,8 @@ def energies(
     ranks: Int[np.ndarray, "..."] | None = None,
 ) -> Values:
     """Joules of each placement, and the overflow of a single run."""
-    joules_of_op = problem.compute_s * WATTS[: problem.num_devices]
+    seconds = problem.compute_s * problem.unit.seconds
+    joules_of_op = seconds * WATTS[: problem.num_devices]
     joules = joules_of_op[np.arange(problem.num_ops), devices].sum(axis=1)
     joules = joules + moved_bytes(problem, devices)
     return joules, OBJECTIVES["latency"].values(problem, devices, ranks)[1]
@@ -59,10 +60,7 @@ def energy_score(
 @pytest.fixture(autouse=True)
 def energy(monkeypatch: pytest.MonkeyPatch) -> None:
     """The new row of the table."""
-    row = Objective(
-        values=energies, score=energy_score, quantity="energy",
-        ordered=False, pipelined=False, on_links=True, memory="run", unit="J",
-    )  # fmt: skip
+    row = Objective(values=energies, score=energy_score, quantity="energy", unit="J")
     monkeypatch.setitem(OBJECTIVES, "energy", row)
 
 
@@ -125,7 +123,7 @@ def test_candidates_state_their_energy_and_the_best_is_kept() -> None:
 def test_what_has_no_program_for_it_refuses() -> None:
     answer = METHODS["exact"](problem_of(0), SEARCH)
     assert answer.assignment is None
-    assert "method 'exact' does not know objective 'energy', only max_load" in answer.reason
+    assert "method 'exact' does not know objective 'energy', only latency" in answer.reason
 
 
 def test_no_bound_is_claimed() -> None:
@@ -169,6 +167,30 @@ def test_its_values_are_told_in_its_unit() -> None:
     result = gdp.place(
         problem.graph, unit_cluster(3), objective="energy", method="heft", search=SEARCH
     )
+    assert f"energy {result.value_s:.4g} J" in repr(result)
+    assert f"energy {result.value_s:.4g} J" in result._repr_html_()
+    assert (result.to_json()["value"], result.to_json()["unit"]) == (result.value_s, "J")
     lines = result_text(problem.graph, unit_cluster(3), result).splitlines()
     assert f"energy   {result.value_s:.4g} J" in lines
     assert "bound    none is known of energy" in lines
+
+
+def test_values_do_not_depend_on_the_unit_of_time() -> None:
+    """Ops of 2 ms are whole ticks of a millisecond or so; joules of them and of bytes add up."""
+    graph = plain_graph(6, [(0, 1), (1, 2), (3, 4), (4, 5)], flop=[5.0] * 6)
+
+    def briefly(graph: gdp.OpGraph, cluster: gdp.Cluster) -> Float[np.ndarray, "N D"]:
+        return 1e-3 * seconds(graph, cluster)
+
+    result = gdp.place(
+        graph, unit_cluster(3), objective="energy", method="auto", costs=briefly, search=SEARCH
+    )
+    assert result.value_s == pytest.approx(6 * 2e-3 * 0.4)
+    told = {row.method: row.value_s for row in result.candidates if row.feasible}
+    assert min(told.values()) == pytest.approx(result.value_s)
+    assert result.curve[-1][1] == pytest.approx(result.value_s)
+    from gdp.cli.text import compare_text
+
+    table = compare_text(graph, unit_cluster(3), {"auto": result}).splitlines()
+    assert "energy" in table[1]
+    assert any(f"{result.value_s:.4g} J" in line for line in table)

@@ -18,6 +18,8 @@ from gdp.clock import Clock
 from gdp.cluster.types import Device, make_cluster
 from gdp.costs.base import roofline
 from gdp.graph.op_graph import INPUT, OUTPUT, make_graph
+from gdp.host_memory import load as host_load
+from gdp.host_memory.pipelines import best, stage_costs
 from gdp.methods.base import Search
 from gdp.methods.pipeline import down_sets, orders
 from gdp.methods.pipeline import method as module
@@ -28,12 +30,10 @@ from gdp.methods.pipeline.lattice import (
     state_counts,
     state_moves,
 )
-from gdp.methods.pipeline.method import best_pipeline, contract, linear_orders, pipeline_dp
-from gdp.methods.pipeline.stage_costs import stage_costs
+from gdp.methods.pipeline.method import contract, linear_orders, pipeline_dp
 from gdp.methods.table import METHODS
 from gdp.problem.problem import Problem, make_problem
 from gdp.question import Question
-from gdp.sim import host_load
 from gdp.sim.latency import periods
 
 SEARCH = Search(seconds=None)
@@ -69,7 +69,7 @@ def test_the_least_maximal_load_is_found(training: bool, accelerators: int, cpus
             rng, 6, accelerators, cpus, training=training, memory_bytes=5 if i % 2 else 1 << 40
         )
         best_s = least_load_s(problem)
-        pipeline = best_pipeline(problem, SEARCH)
+        pipeline = best(problem, SEARCH)
         assert pipeline.is_optimal
         if not np.isfinite(best_s):
             misfits += 1
@@ -85,7 +85,7 @@ def test_the_least_maximal_load_is_found(training: bool, accelerators: int, cpus
         assert value_s[0] == pytest.approx(best_s, rel=1e-12, abs=1e-12)
         assert pipeline.cost_s == pytest.approx(best_s, rel=1e-12, abs=1e-12)
         assert pipeline.bound_s <= best_s * (1 + 1e-12)
-        linear = best_pipeline(problem, SEARCH, linear_only=True)
+        linear = best(problem, SEARCH, linear_only=True)
         assert linear.assignment is None or linear.cost_s >= best_s * (1 - 1e-12)
     # CPUs hold everything, so memory makes nothing impossible beside them, but slower.
     assert (misfits > 0) == (cpus == 0)
@@ -96,9 +96,9 @@ def test_low_targets_first_lead_to_the_same(monkeypatch: pytest.MonkeyPatch) -> 
     """Low targets leave few down-sets; where they are too low, the last one decides."""
     rng = np.random.default_rng(4)
     problems = [load_problem(rng, 9, 3, 2, memory_bytes=9) for _ in range(12)]
-    by_value = [best_pipeline(p, SEARCH).cost_s for p in problems]
+    by_value = [best(p, SEARCH).cost_s for p in problems]
     monkeypatch.setattr(module, "_FEW_SETS", 0)
-    assert [best_pipeline(p, SEARCH).cost_s for p in problems] == by_value
+    assert [best(p, SEARCH).cost_s for p in problems] == by_value
 
 
 def test_more_states_than_one_word_holds() -> None:
@@ -108,20 +108,20 @@ def test_more_states_than_one_word_holds() -> None:
     devices += [Device(f"c{i}", "cpu", {"default": 1.0}, 1.0) for i in range(7)]
     compute_s = np.repeat([[1.0] * 8 + [2.0] * 7], 10, axis=0)
     problem = make_problem(
-        graph, make_cluster("many", devices), compute_s, "max_load", tensor_s=np.full(10, 0.75)
+        graph, make_cluster("many", devices), compute_s, "max_load", sent_s=np.full(10, 0.75)
     )
     # Ten ops on ten devices: an accelerator pays 1 + 0.75 (ends) or 1 + 1.5, a CPU 2. All at most
     # 2 s with the ends on accelerators and CPUs between: nothing below 2 s, as only the ends may
     # be alone on an accelerator for less and two ops cost more.
-    pipeline = best_pipeline(problem, SEARCH)
+    pipeline = best(problem, SEARCH)
     assert pipeline.is_optimal
     assert pipeline.assignment is not None
     assert pipeline.cost_s == host_load.values(problem, pipeline.assignment.device[None])[0][0]
     graph = plain_graph(9, [(i, i + 1) for i in range(8)])
     problem = make_problem(
-        graph, problem.cluster, compute_s[:9], "max_load", tensor_s=np.full(9, 0.75)
+        graph, problem.cluster, compute_s[:9], "max_load", sent_s=np.full(9, 0.75)
     )
-    assert best_pipeline(problem, SEARCH).cost_s == 2.0
+    assert best(problem, SEARCH).cost_s == 2.0
 
 
 def test_contraction_by_hand() -> None:
@@ -140,7 +140,7 @@ def test_contraction_by_hand() -> None:
     devices = [Device("a0", "accelerator", {"default": 1.0}, 1.0)]
     problem = make_problem(
         graph, make_cluster("one", devices), compute_s, "max_load",
-        tensor_s=np.ones(graph.num_tensors),
+        sent_s=np.ones(graph.num_tensors),
     )  # fmt: skip
     contraction = contract(problem)
     element = {name: contraction.element[graph.op_index[name]] for name in names}
@@ -270,7 +270,7 @@ def test_what_is_known_when_time_ends_is_a_pipeline(monkeypatch: pytest.MonkeyPa
     contraction = contract(problem)
     costs = stage_costs(problem, contraction)
     program = make_stage_program(make_lattice(problem, contraction, costs), costs)
-    best_s = best_pipeline(problem, SEARCH).cost_s
+    best_s = best(problem, SEARCH).cost_s
     stopped = known = 0
     for looks in range(0, 400, 5):
         limits = down_sets.Limits(StopsAt(looks), 10**6, 10**8)
@@ -292,15 +292,15 @@ def test_long_orders_are_cut_coarsely_first(monkeypatch: pytest.MonkeyPatch) -> 
     rng = np.random.default_rng(1)
     graph = plain_graph(300, [(i, i + 1) for i in range(299)])
     devices = [Device(f"a{i}", "accelerator", {"default": 1.0}, 1.0) for i in range(3)]
-    tensor_s = np.where(np.arange(300) % 50 == 7, 0.0, rng.uniform(3.0, 9.0, 300))
+    sent_s = np.where(np.arange(300) % 50 == 7, 0.0, rng.uniform(3.0, 9.0, 300))
     compute_s = np.repeat(rng.uniform(0.5, 1.0, (300, 1)), 3, axis=1)
     cluster = make_cluster("chain", devices)
-    problem = make_problem(graph, cluster, compute_s, "max_load", tensor_s=tensor_s)
-    exact = best_pipeline(problem, SEARCH)
+    problem = make_problem(graph, cluster, compute_s, "max_load", sent_s=sent_s)
+    exact = best(problem, SEARCH)
     assert exact.is_optimal
     assert exact.down_sets == 301
     monkeypatch.setattr(orders, "_QUICK_STEPS", 1)
-    assert best_pipeline(problem, SEARCH, linear_only=True).cost_s == exact.cost_s
+    assert best(problem, SEARCH, linear_only=True).cost_s == exact.cost_s
     contraction = contract(problem)
     costs = stage_costs(problem, contraction)
     program = make_stage_program(make_lattice(problem, contraction, costs), costs)
@@ -379,7 +379,7 @@ def test_published_values_are_reproduced(tmp_path: Path) -> None:
         if wanted is None or "latency" in name:
             continue
         problem = load_dnn_partitioning(DNN_PARTITIONING / name, "max_load")
-        pipeline = best_pipeline(problem, SEARCH)
+        pipeline = best(problem, SEARCH)
         assert pipeline.is_optimal
         assert pipeline.down_sets == entry["ideals"]
         assert pipeline.assignment is not None

@@ -30,8 +30,8 @@ def three(objective: str = "latency", memory_bytes: int = 100, **fields) -> Prob
     devices = [replace(device, memory_bytes=memory_bytes) for device in devices]
     cluster = make_cluster("three", devices, default_bytes_per_s=1.0, default_latency_s=0.0)
     graph = plain_graph(3, [], 0, weight_bytes=[10, 20, 40], cache_bytes=[1, 2, 4], **fields)
-    tensor_s = np.zeros(3) if objective == "max_load" else None
-    return make_problem(graph, cluster, np.ones((3, 3)), objective, tensor_s=tensor_s)
+    sent_s = np.zeros(3) if objective == "max_load" else None
+    return make_problem(graph, cluster, np.ones((3, 3)), objective, sent_s=sent_s)
 
 
 @pytest.mark.parametrize("objective", ["latency", "throughput", "max_load"])

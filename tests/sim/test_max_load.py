@@ -9,8 +9,8 @@ from host_memory import load_problem
 from tiny import plain_graph, unit_cluster
 
 from gdp.cluster.types import Cluster, Device, Link, make_cluster
+from gdp.host_memory import load as host_load
 from gdp.problem.problem import Problem, make_problem
-from gdp.sim import host_load
 from gdp.sim.memory import weights_held
 from gdp.sim.score import score, values
 
@@ -30,7 +30,7 @@ def chain_problem(objective: str) -> Problem:
         make_cluster("three", devices),
         np.stack([fast, fast, 10 * fast], axis=1),
         objective,
-        tensor_s=np.array([1.0, 10.0, 100.0, 1000.0]),
+        sent_s=np.array([1.0, 10.0, 100.0, 1000.0]),
     )
 
 
@@ -86,7 +86,7 @@ def test_blocks_that_need_each_other_have_no_latency() -> None:
     devices = [Device(f"d{i}", "accelerator", {"default": 1.0}, 1.0) for i in range(2)]
     problem = make_problem(
         graph, make_cluster("two", devices), np.ones((4, 2)), "block_latency",
-        tensor_s=np.zeros(4),
+        sent_s=np.zeros(4),
     )  # fmt: skip
     value_s, overflow = host_load.block_values(problem, np.array([[0, 1, 0, 1], [0, 1, 1, 0]]))
     assert value_s.tolist() == [np.inf, 2.0]
@@ -98,7 +98,7 @@ def test_a_tied_weight_is_as_large_as_its_largest_reader_says() -> None:
     graph = plain_graph(2, [(0, 1)], 1, weight_bytes=[9, 4])
     graph = replace(graph, weight_id=np.zeros(2, dtype=np.int64))
     cluster = unit_cluster(2, memory_bytes=8)
-    problem = make_problem(graph, cluster, np.ones((2, 2)), "max_load", tensor_s=np.ones(2))
+    problem = make_problem(graph, cluster, np.ones((2, 2)), "max_load", sent_s=np.ones(2))
     for values_of in (host_load.values, host_load.block_values):
         overflow = values_of(problem, np.array([[0, 0], [0, 1], [1, 0]]))[1]
         assert overflow.tolist() == [1, 1, 1]
@@ -141,7 +141,7 @@ def test_loads_equal_the_sum_over_cut_edges(training: bool) -> None:
                     for t, op in zip(graph.use_tensor, graph.use_op, strict=True)
                     if (device[graph.producer[t]] == d) != (device[op] == d)
                 }
-                load += sum(problem.tensor_s[t] for t in cut)
+                load += sum(problem.sent_s[t] for t in cut)
             wanted.append(load)
         np.testing.assert_allclose(host_load.loads(problem, device), wanted, rtol=1e-12)
 
@@ -168,7 +168,7 @@ def test_convex_parts_are_one_block_each() -> None:
             uses = list(zip(graph.use_tensor, graph.use_op, strict=True))
             into = {t for t, op in uses if op in ops and graph.producer[t] not in ops}
             out = {t for t, op in uses if op not in ops and graph.producer[t] in ops}
-            seconds += sum(problem.tensor_s[t] for t in into | out)
+            seconds += sum(problem.sent_s[t] for t in into | out)
             finish[b] = seconds + max((finish[a] for a in quotient.predecessors(b)), default=0.0)
         value_s = host_load.block_values(problem, device[None])[0][0]
         assert value_s == pytest.approx(max(finish.values()), rel=1e-12)
@@ -178,7 +178,7 @@ def test_without_transfer_times_the_objective_is_refused() -> None:
     graph = plain_graph(1, [])
     devices = [Device("a", "accelerator", {"default": 1.0}, 1.0)]
     problem = make_problem(graph, make_cluster("one", devices), np.ones((1, 1)), "max_load")
-    with pytest.raises(ValueError, match="max_load needs tensor_s"):
+    with pytest.raises(ValueError, match="max_load needs sent_s"):
         host_load.values(problem, np.zeros((1, 1), int))
 
 
@@ -220,7 +220,7 @@ def test_every_kind_of_cpu_pays_for_no_transfer() -> None:
     graph = plain_graph(4, [(0, 1), (1, 2), (2, 3)], sizes=1000)
     assert host_load.host_transfer_s(graph, cluster).tolist() == [0.0] * 4
     compute_s = np.repeat(np.arange(1.0, 5.0)[:, None], 2, axis=1)
-    problem = make_problem(graph, cluster, compute_s, "max_load", tensor_s=np.ones(4))
+    problem = make_problem(graph, cluster, compute_s, "max_load", sent_s=np.ones(4))
     assert host_load.loads(problem, np.array([0, 0, 1, 1])).tolist() == [3.0, 7.0]
     mixed = Cluster.load("1xcpu-core+1xa100")
     assert [device.is_cpu for device in mixed.devices] == [True, False]

@@ -181,9 +181,9 @@ def test_teams_that_cannot_serve_are_refused(teams: Teams, message: str) -> None
 
 def test_other_objectives_know_no_teams() -> None:
     problem = make_problem(
-        plain_graph(1, []), unit_cluster(), np.ones((1, 2)), "max_load", tensor_s=np.ones(1)
+        plain_graph(1, []), unit_cluster(), np.ones((1, 2)), "max_load", sent_s=np.ones(1)
     )
     with pytest.raises(ValueError, match="'max_load' knows no replicated stages"):
         score(problem, np.zeros(1, np.int64), None, ((0, 1),))
-    latency = dataclasses.replace(problem, objective="latency", tensor_s=None)
+    latency = dataclasses.replace(problem, objective="latency", sent_s=None)
     assert score(latency, np.zeros(1, np.int64), None, ((0, 1),)).value_s == 1.0

@@ -19,18 +19,18 @@ BY_MODULE = [name for name, row in PLANNERS.items() if row.by_module]
 
 
 class ObjectiveChoice(click.Choice):
-    """Objectives of the event simulator, and others; the table is imported at the first use."""
+    """Objectives of the table, which is imported at the first use."""
 
-    def __init__(self, *others: str) -> None:
+    def __init__(self, *, general: bool) -> None:
         super().__init__(())
-        self.others = others
+        self.general = general  # those alone that every method may place for
 
     @property
     def choices(self) -> tuple[str, ...]:
         """Names that the user may write."""
-        from gdp.sim.objectives import link_objectives
+        from gdp.sim.objectives import OBJECTIVES, general_objectives
 
-        return (*link_objectives(), *self.others)
+        return general_objectives() if self.general else tuple(OBJECTIVES)
 
     @choices.setter  # click.Choice sets it
     def choices(  # pyright: ignore[reportIncompatibleVariableOverride]
@@ -39,16 +39,15 @@ class ObjectiveChoice(click.Choice):
 
 
 objective = click.option(
-    "--objective", type=ObjectiveChoice(), default="latency", show_default=True
+    "--objective", type=ObjectiveChoice(general=True), default="latency", show_default=True
 )
 own_objective = click.option(
-    "--objective", type=ObjectiveChoice(), default=None,
+    "--objective", type=ObjectiveChoice(general=True), default=None,
     help="Default: the one that the placement was made for, else latency.",
 )  # fmt: skip
 place_objective = click.option(
-    "--objective", type=ObjectiveChoice("max_load"), default="latency", show_default=True,
-    help="max_load: seconds per sample where devices meet in host memory and compute and "
-    "transfers do not overlap.",
+    "--objective", type=ObjectiveChoice(general=False), default="latency", show_default=True,
+    help="docs/explanation/simulator.md says what each of them means.",
 )  # fmt: skip
 
 

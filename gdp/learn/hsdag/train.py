@@ -38,7 +38,7 @@ from gdp.learn.hsdag.network import (
 from gdp.learn.ppo import advantages
 from gdp.methods.base import Answer, Assignment, Search
 from gdp.methods.repair import repair_and_select
-from gdp.methods.scoring import Evaluated, unsupported
+from gdp.methods.scoring import Evaluated
 from gdp.policy.model.config import Params
 from gdp.policy.view.features import DEVICE_SIZES, bucket
 from gdp.problem.problem import Problem
@@ -365,8 +365,6 @@ def hsdag(
     seconds are those of the training here. `search.start` is not read. Where memory overflows
     everywhere, its best placement is repaired.
     """
-    if (refusal := unsupported(problem, "hsdag")) is not None:
-        return refusal
     clock = search.budget()
     report = search.progress
 

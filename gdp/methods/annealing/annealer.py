@@ -20,7 +20,8 @@ from gdp.methods.base import Assignment
 from gdp.methods.scoring import OP_S, Evaluated, score_all
 from gdp.problem.arrays import arrays_of
 from gdp.problem.problem import Problem
-from gdp.sim.objectives import memory_binds
+from gdp.rows import imported
+from gdp.sim.objectives import memory_binds, objective_of
 from gdp.sim.score import values
 
 if TYPE_CHECKING:  # the kernels load numba
@@ -174,7 +175,8 @@ class Annealer:
 
 def annealer_of(problem: Problem) -> type[Annealer]:
     """The annealer of the problem's objective: compiled, or else one that simulates each step."""
-    return ANNEALERS.get(problem.objective, SimulatingAnnealer)
+    name = objective_of(problem).annealer
+    return imported(name) if name else SimulatingAnnealer
 
 
 def make_annealer(problem: Problem, start: Evaluated, seed: int) -> Annealer:
@@ -350,7 +352,3 @@ class PeriodAnnealer(Annealer):
         super().restart()
         make_loads(self.methods, self._loads, self.chain.device)
         self._guides[0] = self._guides[1]
-
-
-ANNEALERS: dict[str, type[Annealer]] = {"latency": LatencyAnnealer, "throughput": PeriodAnnealer}
-"""The compiled annealers."""

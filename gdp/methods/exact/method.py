@@ -2,10 +2,9 @@
 
 | objective | program | solver |
 | --- | --- | --- |
-| max_load | `gdp.methods.exact.max_load`, contiguous or not | HiGHS |
 | throughput | `gdp.methods.fix_and_optimise.period`, memory row by row as it binds | HiGHS |
-| block_latency | `gdp.methods.exact.blocks`, one block per accelerator | CP-SAT |
 | latency | `gdp.methods.exact.schedule`, a relaxation of the event simulator's | CP-SAT |
+| others | those of their rows (`Objective.programs`), an `ExactProgram` each | |
 
 A good placement comes first; it is the solver's cutoff or hint. The placement always comes with the
 simulator's own value. Where the program is a relaxation, an optimum is proven only when the
@@ -33,7 +32,6 @@ from gdp.bounds.work import work_over_speed_s
 from gdp.clock import Clock, WorkClock
 from gdp.errors import MissingExtraError
 from gdp.methods.base import Answer, Assignment, Method, Search
-from gdp.methods.exact.max_load import least_load
 from gdp.methods.exact.targets import CLOSE, ProofState, close_gap
 from gdp.methods.scoring import (
     Evaluated,
@@ -45,14 +43,14 @@ from gdp.methods.scoring import (
     score_of,
 )
 from gdp.methods.shares import (
-    EXACT_BLOCK_START_SHARE,
     EXACT_BOUND_SHARE,
     EXACT_PIPELINE_SHARE,
     EXACT_START_SHARE,
     EXACT_VALUE_SHARE,
 )
 from gdp.problem.problem import Problem
-from gdp.sim.objectives import objective_of
+from gdp.rows import imported
+from gdp.sim.objectives import OBJECTIVES, objective_of
 from gdp.sim.score import may_replicate
 
 MOST_VARIABLES = 150_000
@@ -61,19 +59,19 @@ COUNTED_VARIABLES = 10_000
 """`MOST_VARIABLES` where work is counted: up to here the linear relaxation takes seconds."""
 MOST_INTERVALS = 8000
 """Above this CP-SAT's bound is no better than the critical path within minutes."""
-_BLOCK_START_S = 10.0  # for a first answer where no limit is given
 _EVALUATIONS = 20_000  # of the portfolio where no limit is given
 _COUNTED_S = 10.0  # work of a pipeline's program, where work is counted
 _COUNTED_NODES = 2000  # of a round's search tree, likewise
-_NO_TIME = "no schedule takes less than no time"
-_PROVEN_MISFIT = "no placement fits the devices' memories (proven)"
-_NO_FIT = "no placement was found that fits the devices' memories; none is ruled out"
+NO_TIME = "no schedule takes less than no time"
+PROVEN_MISFIT = "no placement fits the devices' memories (proven)"
+NO_FIT = "no placement was found that fits the devices' memories; none is ruled out"
 
 
 def exact(problem: Problem, search: Search) -> Answer:
     """The best placement of the program's solver; the notes say how good it is proven to be."""
-    if problem.objective not in PROGRAMS:
-        return refusal(problem, "exact", PROGRAMS)
+    if "exact" not in objective_of(problem).programs:
+        known = [name for name, row in OBJECTIVES.items() if "exact" in row.programs]
+        return refusal(problem, "exact", known)
     if is_counted(search):
         search = dataclasses.replace(search, seconds=None)
     clock = Clock(search.seconds)
@@ -134,13 +132,13 @@ def without_replicas(problem: Problem) -> Problem:
 
 def _solved(problem: Problem, search: Search) -> tuple[str, Answer]:
     """(which solver and why, its answer)."""
-    program = PROGRAMS[problem.objective]
+    program: ExactProgram = imported(objective_of(problem).programs["exact"])
     if size := program.too_large(problem, is_counted(search)):
         return _heuristic(problem, search, size)
     try:
         return f"mip, {program.solver}", program.solve(problem, search)
     except MissingExtraError as error:
-        if not objective_of(problem).on_links:
+        if not objective_of(problem).general:
             raise  # which no heuristic knows
         how, answer = _heuristic(problem, search, "no CP-SAT")
         return f"{how}; {error}", answer
@@ -168,9 +166,7 @@ def _heuristic(problem: Problem, search: Search, why: str) -> tuple[str, Answer]
 
 
 def _with_bound(problem: Problem, answer: Answer, clock: Clock) -> Answer:
-    """The answer with the combinatorial bounds of the event simulator, where they are higher."""
-    if not objective_of(problem).on_links:
-        return answer
+    """The answer with the objective's combinatorial bounds, where they are higher."""
     from gdp.bounds.best import best_bound
 
     if clock.seconds is None:
@@ -187,84 +183,6 @@ def _with_bound(problem: Problem, answer: Answer, clock: Clock) -> Answer:
 def _value_s(problem: Problem, assignment: Assignment) -> float:
     """The value by the problem's own evaluator."""
     return score_of(problem, assignment).value_s
-
-
-def _least_load(problem: Problem, search: Search) -> Answer:
-    """The placement of least largest load, contiguous or not."""
-    state = least_load(problem, search)
-    assignment = None if state.best is None else Assignment(state.best)
-    return _cut_short(assignment, state.value_s, state.bound_s, state.by, state.is_complete)
-
-
-def least_block_latency(problem: Problem, search: Search, blocks_per_device: int = 1) -> Answer:
-    """The placement of least latency with at most some blocks on every accelerator."""
-    from gdp.methods.exact.blocks import contiguous_start, solve_blocks
-    from gdp.sim.host_load import block_values
-
-    clock = Clock(search.seconds)
-    if search.start is not None:
-        start = np.array(search.start.device)
-    else:
-        share_s = EXACT_BLOCK_START_SHARE * search.seconds if search.seconds is not None else None
-        start = contiguous_start(
-            problem, Clock(_BLOCK_START_S if share_s is None else share_s), search.seed
-        )
-
-    def latency_s(device: np.ndarray | None, rank: np.ndarray | None) -> float:
-        if device is None:
-            return np.inf
-        value_s, overflow = block_values(problem, device[None], rank)
-        return float(value_s[0]) if overflow[0] == 0 else np.inf
-
-    best, best_s = start, latency_s(start, None)
-    if best is not None and best_s == 0.0:
-        return _cut_short(Assignment(best), 0.0, 0.0, _NO_TIME, complete=True)
-    rank: Int[np.ndarray, "N"] | None = None
-    upper_s = best_s if np.isfinite(best_s) else _everything_s(problem)
-    left_s = None if search.seconds is None else clock.remaining_s()
-    limits = left_s, search.seed
-    solution = solve_blocks(
-        problem, blocks_per_device, upper_s, *limits, hint=start, counted=is_counted(search)
-    )
-    if (solved_s := latency_s(solution.device, solution.rank)) < best_s:
-        best, rank, best_s = solution.device, solution.rank, solved_s
-    calls = f"at most {blocks_per_device} calls each"
-    by = (
-        f"CP-SAT; {'every accelerator is called at most once' if blocks_per_device == 1 else calls}"
-    )
-    assignment = None if best is None or np.isinf(best_s) else Assignment(best, rank)
-    bound_s = min(solution.bound_s, best_s)
-    overflows = solution.device is not None and np.isinf(solved_s)
-    return _cut_short(assignment, best_s, bound_s, by, solution.is_complete and not overflows)
-
-
-def _everything_s(problem: Problem) -> float:
-    """Upper bound of a latency without idling: all work where it is slowest, all tensors twice."""
-    compute_s = np.where(np.isfinite(problem.compute_s), problem.compute_s, 0.0).max(axis=1)
-    sent_s = np.zeros(problem.graph.num_tensors)
-    np.add.at(sent_s, problem.graph.use_tensor, 1.0)
-    tensor_s = np.array(problem.tensor_s, dtype=float)
-    return float(compute_s.sum() + ((sent_s + 1.0) * tensor_s).sum()) or 1.0
-
-
-def _cut_short(
-    best: Assignment | None, value_s: float, bound_s: float, by: str, complete: bool
-) -> Answer:
-    """The answer of a solver of host loads, with a reason that says how certain it is."""
-    if best is None:
-        if complete:
-            return Answer(None, reason=_PROVEN_MISFIT, bound_by=by, proven_misfit=True)
-        return Answer(None, reason=_NO_FIT, bound_s=bound_s, bound_by=by)
-    optimal = bound_s >= value_s * CLOSE
-    reason = "" if optimal else f"cut short: at most {1 - bound_s / value_s:.2%} from the optimum"
-    return Answer(
-        best,
-        reason=reason,
-        bound_s=min(bound_s, value_s),
-        bound_by=by,
-        proven_optimal=optimal,
-        evaluations=1,
-    )
 
 
 def least_period(problem: Problem, search: Search) -> Answer:
@@ -291,7 +209,7 @@ def least_period(problem: Problem, search: Search) -> Answer:
         ProofState(first, _fitting_s(first), bound_s, work), below, clock, EXACT_VALUE_SHARE
     )
     if np.isinf(state.bound_s):
-        return Answer(None, reason=_PROVEN_MISFIT, proven_misfit=True)
+        return Answer(None, reason=PROVEN_MISFIT, proven_misfit=True)
     return _simulated(state.best, state.bound_s, state.by)
 
 
@@ -309,7 +227,7 @@ def least_latency(problem: Problem, search: Search) -> Answer:
         return first
     fits = first.overflow_bytes == 0
     if fits and first.value_s == 0.0:  # which no unit of the solver divides
-        return _simulated(first, 0.0, _NO_TIME)
+        return _simulated(first, 0.0, NO_TIME)
     upper_s = first.value_s if fits else _serial_s(problem)
     left_s = None if search.seconds is None else clock.remaining_s()
     hint = first.assignment.device if fits else None
@@ -321,7 +239,7 @@ def least_latency(problem: Problem, search: Search) -> Answer:
         placements = [Assignment(solution.device, rank) for rank in ranks]
         best = min(best, *score_all(problem, placements))
     elif solution.is_complete and not fits:
-        return Answer(None, reason=_PROVEN_MISFIT, proven_misfit=True)
+        return Answer(None, reason=PROVEN_MISFIT, proven_misfit=True)
     return _simulated(best, solution.bound_s, "CP-SAT over all schedules")
 
 
@@ -357,7 +275,7 @@ def _serial_s(problem: Problem) -> float:
 def _simulated(best: Evaluated, bound_s: float, by: str) -> Answer:
     """The answer of the event simulator's best placement, and how certain it is."""
     if best.overflow_bytes > 0:
-        return Answer(None, reason=_NO_FIT, bound_s=bound_s, bound_by=by)
+        return Answer(None, reason=NO_FIT, bound_s=bound_s, bound_by=by)
     optimal = bound_s >= best.value_s * CLOSE
     share = 1 - bound_s / best.value_s if best.value_s > 0 else 0.0
     reason = f"optimum not proven: at most {share:.2%} better"
@@ -398,10 +316,5 @@ class ExactProgram:
     too_large: Callable[[Problem, bool], str] = lambda problem, counted: ""
 
 
-PROGRAMS: dict[str, ExactProgram] = {
-    "max_load": ExactProgram(_least_load, "HiGHS"),
-    "block_latency": ExactProgram(least_block_latency, "CP-SAT"),
-    "throughput": ExactProgram(least_period, "HiGHS", _variables),
-    "latency": ExactProgram(least_latency, "CP-SAT", _intervals),
-}
-"""The exact program of each objective that has one."""
+LEAST_PERIOD = ExactProgram(least_period, "HiGHS", _variables)
+LEAST_LATENCY = ExactProgram(least_latency, "CP-SAT", _intervals)

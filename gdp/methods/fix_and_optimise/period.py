@@ -88,7 +88,6 @@ def applies(problem: Problem) -> bool:
     goal = objective_of(problem)
     return (
         goal.pipelined
-        and goal.on_links
         and problem.num_devices > 1
         and memory_binds(problem)
         and load_program_size(problem) <= _MOST_ENTRIES

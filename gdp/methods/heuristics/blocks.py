@@ -16,7 +16,6 @@ from gdp.methods.scoring import (
     group_seconds,
     group_weight_bytes,
     nearest_allowed,
-    unsupported,
 )
 from gdp.problem.arrays import arrays_of
 from gdp.problem.problem import Problem
@@ -39,8 +38,6 @@ def blocks(problem: Problem, search: Search) -> Answer:
     Unlike devices are tried in several orders. In training steps the sequence also runs over the
     forward ops alone, with each backward op beside the forward op it belongs to.
     """
-    if (refusal := unsupported(problem, "blocks")) is not None:
-        return refusal
     compile_once("blocks", blocks, problem.objective)
     clock = search.budget()
     return repair_and_select(problem, search, block_assignments(problem), "blocks", clock)

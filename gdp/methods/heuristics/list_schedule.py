@@ -11,7 +11,7 @@ from gdp.graph.groups import inverse
 from gdp.methods.base import Answer, Assignment, Search
 from gdp.methods.priorities import as_rank, longest_s, mean_compute_s, mean_send_s, upward_rank
 from gdp.methods.repair import repair_and_select
-from gdp.methods.scoring import compile_once, unsupported
+from gdp.methods.scoring import compile_once
 from gdp.problem.arrays import Arrays, arrays_of
 from gdp.problem.problem import Problem
 from gdp.sim.objectives import memory_binds, peaks
@@ -44,8 +44,6 @@ def heft(problem: Problem, search: Search) -> Answer:
     Where memory is short, the last form is planned again under limits lowered by the bytes that its
     run missed, until it fits (`reserved_assignments`). O(E D).
     """
-    if (refusal := unsupported(problem, "heft")) is not None:
-        return refusal
     compile_once("heft", heft, problem.objective)
     clock = search.budget()
     return repair_and_select(problem, search, heft_assignments(problem), "heft", clock)
@@ -58,8 +56,6 @@ def etf(problem: Problem, search: Search) -> Answer:
     in order of time, so no op could ever use an earlier gap: the insertion form is the append form,
     and the two forms tried are free links (as published) and queueing links. O(E D + N D log N).
     """
-    if (refusal := unsupported(problem, "etf")) is not None:
-        return refusal
     compile_once("etf", etf, problem.objective)
     clock = search.budget()
     return repair_and_select(problem, search, etf_assignments(problem), "etf", clock)
@@ -77,8 +73,6 @@ def critical_path(problem: Problem, search: Search) -> Answer:
     order again under limits lowered by their runs' missing bytes, as in `heft`. O(k (E D + N D
     gaps)) for k schedules, each simulated twice.
     """
-    if (refusal := unsupported(problem, "critical_path")) is not None:
-        return refusal
     compile_once("critical_path", critical_path, problem.objective)
     clock = search.budget()
     candidates = critical_path_assignments(problem, search.seed)

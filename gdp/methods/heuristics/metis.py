@@ -16,7 +16,6 @@ from gdp.methods.scoring import (
     group_seconds,
     group_weight_bytes,
     nearest_allowed,
-    unsupported,
 )
 from gdp.problem.problem import Problem
 from gdp.sim.objectives import objective_of
@@ -35,8 +34,6 @@ def metis(problem: Problem, search: Search) -> Answer:
     blind to direction, so it suits throughput more than latency. Tried with 2 to D parts, shares by
     the devices' speed or memory. Needs pymetis, else raises `MissingExtraError`.
     """
-    if (refusal := unsupported(problem, "metis")) is not None:
-        return refusal
     library = pymetis_library()
     compile_once("metis", metis, problem.objective)
     clock = search.budget()

@@ -21,7 +21,6 @@ from gdp.methods.scoring import (
     expand,
     group_seconds,
     nearest_allowed,
-    unsupported,
 )
 from gdp.problem.arrays import arrays_of
 from gdp.problem.problem import Problem, cached_on_problem
@@ -53,8 +52,6 @@ def modules(problem: Problem, search: Search) -> Answer:
     layers and a decoder's, side by side); and modules in turn. A short annealing at each level goes
     on from the best. Where layers run at once, as in recurrent models, this is what people place.
     """
-    if (refusal := unsupported(problem, "modules")) is not None:
-        return refusal
     if not levels(problem):
         return Answer(None, reason=f"the model has no level of 2 to {MOST} modules")
     compile_once("modules", modules, problem.objective)

@@ -26,7 +26,7 @@ from gdp.methods.heuristics.list_schedule import (
 from gdp.methods.heuristics.metis import metis_assignments, pymetis_library
 from gdp.methods.priorities import evaluate_rules, upward_rank
 from gdp.methods.repair import repair_and_select
-from gdp.methods.scoring import Evaluated, compile_once, is_compiling, score_all, unsupported
+from gdp.methods.scoring import Evaluated, compile_once, is_compiling, score_all
 from gdp.problem.arrays import arrays_of
 from gdp.problem.problem import Problem, cached_on_problem, contracted
 from gdp.sim.objectives import memory_binds, objective_of
@@ -135,8 +135,6 @@ def multilevel(problem: Problem, search: Search) -> Answer:
     As many levels as the clock allows, from the finest on, or from 1/8 where seconds are too few
     for that (`LEVEL_OP_S`); a graph that has no coarser one is its own level.
     """
-    if (refusal := unsupported(problem, "multilevel")) is not None:
-        return refusal
     compile_once("multilevel", multilevel, problem.objective)
     clock, spent = search.budget(), 0
     least = 1 if is_compiling() else LEAST

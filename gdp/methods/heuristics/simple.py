@@ -19,7 +19,6 @@ from gdp.methods.scoring import (
     group_weight_bytes,
     missing_text,
     nearest_allowed,
-    unsupported,
 )
 from gdp.problem.arrays import arrays_of
 from gdp.problem.problem import Problem
@@ -31,8 +30,6 @@ def single(problem: Problem, search: Search) -> Answer:
     Ops that are pinned to or only supported by other devices go to the fastest of those.
     O(D) simulations.
     """
-    if (refusal := unsupported(problem, "single")) is not None:
-        return refusal
     del search  # D simulations: nothing to cut short
     best = best_priority_rule(problem, best_of(problem, single_assignments(problem)))
     if best.overflow_bytes > 0:
@@ -58,8 +55,6 @@ def round_robin(problem: Problem, search: Search) -> Answer:
     A device that a group may not use, or that its weights would overfill, is passed over. A
     baseline that ignores both work and traffic. O(N + G D).
     """
-    if (refusal := unsupported(problem, "round_robin")) is not None:
-        return refusal
     dealt = Assignment(expand(problem, _deal(problem)))
     return repair_and_select(problem, search, [dealt], "round_robin")
 

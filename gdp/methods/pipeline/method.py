@@ -3,9 +3,10 @@
 Tarnawski et al., NeurIPS 2020, arXiv 2006.16423, section 5.1: stages are the differences of a chain
 of down-sets of the contracted graph, each on one device; a stage's memory, colocation and kernels
 are hard. What a stage costs must not depend on where the others are, so the method is exact for
-`max_load`, and for `throughput` where channels belong to one device
-(`gdp.methods.pipeline.stage_costs`); it says where it is a heuristic. Where the down-sets are too
-many, the same program runs along some linear orders of the elements (the paper's DPL).
+`throughput` where channels belong to one device (`gdp.methods.pipeline.stage_costs`), and for an
+objective whose own program prices stages otherwise; it says where it is a heuristic. Where the
+down-sets are too many, the same program runs along some linear orders of the elements (the paper's
+DPL).
 
 The best linear order gives a first pipeline, whose cost is the target: few down-sets can lie
 between stages below it, and only pairs of those are looked at.
@@ -35,11 +36,15 @@ from gdp.methods.pipeline.lattice import (
     make_stage_program,
     work_bound_s,
 )
-from gdp.methods.pipeline.stage_costs import op_group_costs, stage_costs, with_few_states
+from gdp.methods.pipeline.stage_costs import (
+    Pricing,
+    op_group_costs,
+    stage_costs,
+    with_few_states,
+)
 from gdp.methods.repair import repair_and_select
 from gdp.methods.scoring import (
     Evaluated,
-    missing_text,
     proven_misfit,
     score_all,
     score_of,
@@ -47,8 +52,9 @@ from gdp.methods.scoring import (
 )
 from gdp.methods.shares import DOWN_SETS_SHARE, REPLICATED_SHARE
 from gdp.problem.problem import Problem
+from gdp.rows import imported
 from gdp.sim.latency import shares_processor
-from gdp.sim.objectives import Objective, objective_of
+from gdp.sim.objectives import objective_of
 from gdp.sim.score import MAX_CYCLE, cycle_length, may_replicate
 
 _MOST_SEEN = 20_000_000  # down-sets; a million takes about half a second
@@ -56,9 +62,11 @@ _MOST_BYTES = 500_000_000
 _MOST_ORDERS = 50
 _TARGETS = (1.03, 1.1)  # over the work bound; a run costs more than its preparation
 _FEW_SETS = 4000
-_WORK_S = 10.0  # counted, where evaluations are given
 _LINEAR_STEPS = 4e8  # of a linear order, where no seconds say how many are too many
-_MEMORY_SHARES = (0.85, 0.6, 0.35)  # tried for weights, when the simulator needs more than all
+MEMORY_SHARES = (0.85, 0.6, 0.35)
+"""Tried for weights, where a pipeline needs more than all memory."""
+WORK_S = 10.0
+"""Counted, where evaluations are given."""
 SAME = 1.0 + 1e-9  # values this close are equal: sums are added up in different orders
 
 
@@ -94,8 +102,10 @@ def pipeline_dp(problem: Problem, search: Search) -> Answer:
     Where stages may be replicated, the better of the best with and without: never worse than
     without, given the time. Half of the seconds go to each.
     """
+    if own := objective_of(problem).programs.get("pipeline_dp"):
+        return imported(own)(problem, search)
     compile_pipelines()
-    search = dataclasses.replace(search, clock=search.budget(_WORK_S))
+    search = dataclasses.replace(search, clock=search.budget(WORK_S))
     if not may_replicate(problem):
         return _plain_pipeline(problem, search)
     clock = search.budget()
@@ -122,7 +132,7 @@ def pipeline_dp(problem: Problem, search: Search) -> Answer:
 def replicated_pipeline(problem: Problem, search: Search, linear_only: bool = False) -> Answer:
     """The best pipeline whose stages may be served by several devices in turn."""
     clock = search.budget()
-    for share in (1.0, *_MEMORY_SHARES):
+    for share in (1.0, *MEMORY_SHARES):
         rest = dataclasses.replace(search, clock=clock)
         quick = linear_only or clock.is_over()
         pipeline = best_pipeline(problem, rest, quick, share, replicas=True)
@@ -131,7 +141,7 @@ def replicated_pipeline(problem: Problem, search: Search, linear_only: bool = Fa
         if placed is None and share < 1.0:
             continue  # other stages may fit into even less, with room for activations
         if placed is None:
-            return _without(problem, pipeline, **bound)
+            return _misfit(problem, pipeline, **bound)
         if cycle_length(placed.teams) > MAX_CYCLE:
             return Answer(None, reason="the replicas' ways repeat after too many samples", **bound)
         judged = score_of(problem, placed)
@@ -139,7 +149,7 @@ def replicated_pipeline(problem: Problem, search: Search, linear_only: bool = Fa
             break
     else:
         return Answer(None, reason="no pipeline with replicated stages was found that fits")
-    why = _certainty(problem, pipeline, judged.value_s)
+    why = certainty(problem, pipeline, judged.value_s)
     if share < 1.0:
         why = "heuristic: stages of less memory than devices have, as activations take the rest"
     return Answer(
@@ -155,24 +165,13 @@ def _plain_pipeline(problem: Problem, search: Search) -> Answer:
     """The best contiguous pipeline of single devices."""
     clock = search.budget()
     objective = objective_of(problem)
-    pipeline = best_pipeline(problem, search, linear_only=_is_quick(objective))
+    pipeline = best_pipeline(problem, search, linear_only=not objective.pipelined)
     bound = {"bound_s": pipeline.bound_s, "bound_by": "work over the speed of all devices"}
     if not objective.pipelined:
-        bound = {}  # a latency is no load, and `block_latency` knows CPUs without number
+        bound = {}  # a latency is no load
     if pipeline.assignment is None:
-        return _without(problem, pipeline, **bound)
-    if objective.on_links:
-        return dataclasses.replace(_simulated(problem, search, clock, pipeline), **bound)
-    placed = _evaluated(problem, pipeline.assignment)
-    if placed.overflow_bytes > 0:
-        return dataclasses.replace(_within_memory(problem, search, clock, pipeline), **bound)
-    return Answer(
-        placed.assignment,
-        reason=_certainty(problem, pipeline, placed.value_s),
-        proven_optimal=objective.pipelined and placed.value_s <= pipeline.bound_s * SAME,
-        evaluations=1,
-        **bound,
-    )
+        return _misfit(problem, pipeline, **bound)
+    return dataclasses.replace(_simulated(problem, search, clock, pipeline), **bound)
 
 
 def best_pipeline(
@@ -181,6 +180,7 @@ def best_pipeline(
     linear_only: bool = False,
     memory_share: float = 1.0,
     replicas: bool = False,
+    costs_of: Pricing = stage_costs,
 ) -> PipelineResult:
     """The contiguous pipeline whose dearest stage costs least.
 
@@ -192,11 +192,12 @@ def best_pipeline(
         linear_only: Look along a few linear orders alone.
         memory_share: Share of the devices' memory that weights may fill.
         replicas: Several devices may serve a stage in turn.
+        costs_of: The costs of stages over the contracted graph.
     """
     from gdp.methods.pipeline.orders import best_linear
 
     clock = search.budget()
-    task = _prepare(problem, memory_share, replicas)
+    task = _prepare(problem, memory_share, replicas, costs_of)
     orders = linear_orders(task.contraction)
     most = _LINEAR_STEPS if linear_only and clock.left_s() is None else np.inf
     stages = best_linear(task.program, orders, task.pipeline_bound_s, clock, whole_steps=most)
@@ -239,9 +240,11 @@ def _targets(task: _Task, known_s: float) -> list[float]:
     return [*low, known_s]
 
 
-def _prepare(problem: Problem, memory_share: float, replicas: bool = False) -> _Task:
+def _prepare(
+    problem: Problem, memory_share: float, replicas: bool = False, costs_of: Pricing = stage_costs
+) -> _Task:
     contraction = contract(problem)
-    costs = stage_costs(problem, contraction, replicas)
+    costs = costs_of(problem, contraction, replicas)
     bound_s = work_bound_s(op_group_costs(problem, costs), of_any_group=replicas)
     costs = with_few_states(costs)
     if memory_share < 1.0:
@@ -305,7 +308,7 @@ def _simulated(problem: Problem, search: Search, clock: Clock, pipeline: Pipelin
     value_s = _evaluated(problem, tries[0]).value_s
     optimal = objective_of(problem).pipelined and value_s <= pipeline.bound_s * SAME
     return dataclasses.replace(
-        answer, reason=_certainty(problem, pipeline, value_s), proven_optimal=optimal
+        answer, reason=certainty(problem, pipeline, value_s), proven_optimal=optimal
     )
 
 
@@ -314,30 +317,16 @@ def _with_less_memory(
 ) -> list[Assignment]:
     """The pipeline, then others in a share of the memory, up to the first that fits."""
     tries = [pipeline]
-    for share in _MEMORY_SHARES:
+    for share in MEMORY_SHARES:
         placed = tries[-1].assignment
         if placed is None or _evaluated(problem, placed).overflow_bytes == 0:
             break
         if clock.is_over() and len(tries) > 1:
             break
         rest = dataclasses.replace(search, clock=clock)
-        quick = _is_quick(objective_of(problem)) or clock.is_over()
+        quick = not objective_of(problem).pipelined or clock.is_over()
         tries.append(best_pipeline(problem, rest, linear_only=quick, memory_share=share))
     return [p.assignment for p in tries if p.assignment is not None]
-
-
-def _within_memory(
-    problem: Problem, search: Search, clock: Clock, pipeline: PipelineResult
-) -> Answer:
-    """A pipeline in less memory, where weights of inputs and outputs fill the host besides."""
-    tries = _with_less_memory(problem, search, clock, pipeline)
-    if _evaluated(problem, tries[-1]).overflow_bytes > 0:
-        missing = missing_text(problem, tries[-1])
-        return Answer(None, reason=f"pipeline_dp found no pipeline that fits: {missing}")
-    why = (
-        "heuristic: stages of less memory than devices have, as the host holds more than its stage"
-    )
-    return Answer(tries[-1], reason=why, evaluations=len(tries))
 
 
 def _evaluated(problem: Problem, assignment: Assignment) -> Evaluated:
@@ -345,12 +334,7 @@ def _evaluated(problem: Problem, assignment: Assignment) -> Evaluated:
     return score_all(problem, [assignment])[0]
 
 
-def _is_quick(objective: Objective) -> bool:
-    """True where linear orders suffice, as the objective is not the dearest stage."""
-    return objective.on_links and not objective.pipelined
-
-
-def _certainty(problem: Problem, pipeline: PipelineResult, value_s: float) -> str:
+def certainty(problem: Problem, pipeline: PipelineResult, value_s: float) -> str:
     """The certainty of a pipeline, in one line."""
     if not objective_of(problem).pipelined:
         return f"heuristic: stages of least load, which is not {objective_of(problem).quantity}"
@@ -372,10 +356,15 @@ def _certainty(problem: Problem, pipeline: PipelineResult, value_s: float) -> st
     return f"no contiguous pipeline is better ({how}); others may be"
 
 
-def _without(problem: Problem, pipeline: PipelineResult, **bound: Any) -> Answer:
+def _misfit(problem: Problem, pipeline: PipelineResult, **bound: Any) -> Answer:
     """The answer without a pipeline, which says why."""
-    if objective_of(problem).on_links and (proof := proven_misfit(problem)) is not None:
+    if (proof := proven_misfit(problem)) is not None:
         return Answer(None, reason=f"infeasible: {proof}", proven_misfit=True, **bound)
+    return no_pipeline(pipeline, **bound)
+
+
+def no_pipeline(pipeline: PipelineResult, **bound: Any) -> Answer:
+    """The answer without a pipeline, which says how certain it is that none fits."""
     reason = (
         "no contiguous pipeline was found that fits the devices' memories, but there may be one"
     )

@@ -1,15 +1,13 @@
-"""Costs of the stages of a pipeline on each class of devices, for every objective.
+"""Costs of the stages of a pipeline on each class of devices.
 
 A lane is something that is busy for every sample: a device, or a channel. A stage S costs the
-busiest of its class's lanes, and each lane adds up the work of S or not, and one row of payments of
-S for the tensors it cuts:
-
-* max_load: one lane, work plus every cut tensor in and out (CPUs: work alone);
-* throughput: a lane for the device, one for tensors that come in and one for tensors that go out,
-  or one for both where they share a channel. The simulator's period is the largest over devices and
-  channels, so the dearest stage is a lower bound of it where these lanes are parts of one channel
-  each. It is exact where a tensor has readers on one other device at most, or channels belong to
-  readers.
+busiest of its class's lanes, and each lane adds up the work of S or not, and one row of payments
+of S for the tensors it cuts. On links these are a lane for the device, one for tensors that come in
+and one for tensors that go out, or one for both where they share a channel. The simulator's period
+is the largest over devices and channels, so the dearest stage is a lower bound of it where these
+lanes are parts of one channel each. It is exact where a tensor has readers on one other device at
+most, or channels belong to readers. An objective with another `Pricing` has its own program
+(`Objective.programs`).
 
 A stage has one device, or a group of like devices that take samples in turn. Tarnawski et al.,
 NeurIPS 2020, arXiv 2006.16423, extend the program over down-sets to such replicated stages, as
@@ -22,7 +20,7 @@ lanes.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
@@ -34,7 +32,6 @@ from gdp.graph.op_graph import INPUT
 from gdp.methods.pipeline.elements import Contraction
 from gdp.problem.problem import Problem
 from gdp.problem.symmetry import classes_of, is_host, same
-from gdp.sim.host_load import is_cpu
 from gdp.sim.objectives import objective_of
 
 _MOST_STATES = 1024
@@ -89,18 +86,27 @@ class StageCosts:
     has_all_groups: bool = True  # else some groups were left out
 
 
+Pricing = Callable[[Problem, Contraction, bool], StageCosts]
+"""(problem, contracted graph, whether several devices may serve a stage): what stages cost."""
+
+
 def stage_costs(problem: Problem, contraction: Contraction, replicas: bool = False) -> StageCosts:
-    """The costs of a problem's stages; latency objectives get those of the matching pipeline.
+    """The costs of a problem's stages on links; a latency gets those of the matching pipeline.
 
     With `replicas` a stage may be given several devices of a class, which take samples in turn.
     """
     classes = device_classes(problem)
-    objective = objective_of(problem)
-    if objective.on_links:
-        lanes, rows, edges, is_bound = _pipeline_edges(problem, contraction, classes)
-    else:
-        lanes, rows, edges = _host_edges(problem, contraction, classes)
-        is_bound = True
+    lanes, rows, edges, is_bound = _pipeline_edges(problem, contraction, classes)
+    is_bound &= objective_of(problem).pipelined
+    return costs_of_lanes(problem, contraction, lanes, rows, edges, is_bound, replicas)
+
+
+def costs_of_lanes(
+    problem: Problem, contraction: Contraction, lanes: tuple[tuple[Lane, ...], ...], rows: int,
+    edges: list[Hyperedge], is_bound: bool, replicas: bool = False,
+) -> StageCosts:  # fmt: skip
+    """The costs of stages by the lanes of each class of devices and the payments of their rows."""
+    classes = device_classes(problem)
     m = contraction.num_elements
     work_s, barred = _work(problem, contraction.element, m, classes)
     groups, has_all = (
@@ -114,7 +120,7 @@ def stage_costs(problem: Problem, contraction: Contraction, replicas: bool = Fal
         lanes=lanes,
         num_rows=rows,
         edges=_merge_equal(edges),
-        is_bound=is_bound and objective.pipelined,
+        is_bound=is_bound,
         groups=groups,
         has_all_groups=has_all,
     )
@@ -154,10 +160,9 @@ def _work(
     opens = _always_opens(problem)
     for c, devices in enumerate(classes):
         seconds = problem.compute_s[:, devices[0]].copy()
-        if problem.tensor_s is None:
-            device = problem.cluster.devices[devices[0]]
-            pays = ~problem.graph.is_io if device.dispatch_per == "op" else opens
-            seconds[pays] += device.dispatch_s
+        device = problem.cluster.devices[devices[0]]
+        pays = ~problem.graph.is_io if device.dispatch_per == "op" else opens
+        seconds[pays] += device.dispatch_s
         allowed = problem.allowed[:, devices[0]] & np.isfinite(seconds)
         np.add.at(work_s[c], owner, np.where(allowed, seconds, 0.0))
         barred[c, owner[~allowed]] = True
@@ -175,7 +180,7 @@ def _always_opens(problem: Problem) -> Bool[np.ndarray, "N"]:
     return opens & ~graph.is_io
 
 
-def _tensor_pins(
+def tensor_pins(
     problem: Problem, contraction: Contraction
 ) -> list[tuple[int, tuple[int, ...], int, bool]]:
     """(tensor, pins, tail, read outside) of every tensor that more than one element knows."""
@@ -192,27 +197,6 @@ def _tensor_pins(
     return rows
 
 
-def _host_edges(
-    problem: Problem, contraction: Contraction, classes: tuple[tuple[int, ...], ...]
-) -> tuple[tuple[tuple[Lane, ...], ...], int, list[Hyperedge]]:
-    if problem.tensor_s is None:
-        raise ValueError(f"objective {problem.objective} needs tensor_s; give it to make_problem")
-    on_cpu = is_cpu(problem)
-    host = problem.cluster.host
-    has_io = bool(problem.graph.is_io.any())
-    lanes, edges = [], []
-    for devices in classes:
-        own_row = 1 if has_io and devices[0] == host else 0
-        lanes.append((Lane(True, -1 if on_cpu[devices[0]] else own_row),))
-    for t, pins, tail, read_outside in _tensor_pins(problem, contraction):
-        seconds = float(problem.tensor_s[t])
-        w_out = 0.0 if tail < 0 else seconds
-        edges.append(Hyperedge(0, pins, tail, read_outside, seconds, w_out))
-        if has_io and len(pins) > 1 and tail >= 0:
-            edges.append(Hyperedge(1, pins, tail, False, seconds, seconds))
-    return tuple(lanes), 2 if has_io else 1, edges
-
-
 def _pipeline_edges(
     problem: Problem, contraction: Contraction, classes: tuple[tuple[int, ...], ...]
 ) -> tuple[tuple[tuple[Lane, ...], ...], int, list[Hyperedge], bool]:
@@ -221,7 +205,7 @@ def _pipeline_edges(
     edges: list[Hyperedge] = []
     rows: dict[tuple, int] = {}
     is_bound = True
-    tensors = _tensor_pins(problem, contraction)
+    tensors = tensor_pins(problem, contraction)
     host, has_io = problem.cluster.host, bool(problem.graph.is_io.any())
     for devices in classes:
         d = devices[0]
@@ -340,7 +324,7 @@ def device_classes(problem: Problem) -> tuple[tuple[int, ...], ...]:
 
 def link_prices(problem: Problem, d: int) -> tuple[float, float, float, float]:
     """The cheapest (latency, seconds per byte) out of a device and into it."""
-    if problem.tensor_s is not None or problem.num_devices == 1:
+    if problem.num_devices == 1:
         return (0.0, 0.0, 0.0, 0.0)
     others = np.arange(problem.num_devices) != d
     latency, speed = problem.cluster.link_latency_s, problem.cluster.link_bytes_per_s
@@ -416,7 +400,7 @@ def _alike(problem: Problem) -> np.ndarray:
         problem.cluster.memory_bytes,
         np.array([device.dispatch_s for device in devices]),
         np.array([device.dispatch_per == "op" for device in devices]),
-        is_cpu(problem),
+        np.array([device.is_cpu for device in devices]),
         np.array([link_prices(problem, d) for d in range(len(devices))]).T,
         problem.cluster.queues.sum(axis=1),
         problem.cluster.queues.sum(axis=0),

@@ -10,7 +10,6 @@ import numpy as np
 
 from gdp.clock import Clock
 from gdp.methods.annealing.annealer import (
-    ANNEALERS,
     AnnealConfig,
     Annealer,
     anneal,
@@ -32,7 +31,6 @@ from gdp.methods.scoring import (
     compile_once,
     proven_misfit,
     score_all,
-    unsupported,
 )
 from gdp.methods.search.budget import Budget, SearchConfig
 from gdp.methods.search.windows import WindowSearch, search_windows
@@ -59,8 +57,6 @@ def local_search(problem: Problem, search: Search) -> Answer:
     begin from the best so far. Large graphs are first searched on a coarse graph. Ctrl-C ends the
     search with the best so far.
     """
-    if (refusal := unsupported(problem, "local_search")) is not None:
-        return refusal
     compile_once("local_search", local_search, problem.objective)
     compile_for_large(problem)
     clock = search.budget()
@@ -225,7 +221,7 @@ def _search(
     """Rounds of annealing from every start, then from the chains that keep up."""
     config = config or annealer_of(problem).default
     # Python's steps take turns: of an objective without kernels more chains are shorter ones.
-    side = budget.chains if problem.objective in ANNEALERS else budget.chains_asked
+    side = budget.chains if objective_of(problem).annealer else budget.chains_asked
     count = max(len(starts), side)
     given = [starts[k % len(starts)] for k in range(count)]
     chains = [make_annealer(problem, start, inner_seed(seed, k)) for k, start in enumerate(given)]

@@ -1,7 +1,7 @@
 """Simulated annealing on max-load. Loads numba: import it inside functions.
 
 A move of one node changes the loads of two devices, by its work and by the hyperedges whose pins it
-takes from one to the other: O(degree). Axes as in `gdp.methods.exact.hypergraph`; R moves of one
+takes from one to the other: O(degree). Axes as in `gdp.host_memory.hypergraph`; R moves of one
 step.
 """
 
@@ -14,10 +14,10 @@ from jaxtyping import Int
 
 from gdp.clock import Clock
 from gdp.graph.groups import lists, starts
+from gdp.host_memory.hypergraph import LoadHypergraph
 from gdp.kernels.options import BARE, INLINE
 from gdp.kernels.struct import as_struct
 from gdp.methods.annealing.moves_kernels import below, length_up_to, uniform
-from gdp.methods.exact.hypergraph import LoadHypergraph
 
 _STEPS_PER_NODE = 6000
 _MOST_STEPS = 1_000_000  # of the first rounds

@@ -13,7 +13,7 @@ A good placement comes first, from the pipeline's dynamic program, annealing, an
 that are not near borders stay where they are and become one node per device, and the solver
 balances all devices at once, which single moves cannot (large neighbourhood search: Shaw 1998,
 doi 10.1007/3-540-49481-2_30). Its value is the solver's cutoff; the model is reduced by rules that
-keep every better placement (`gdp.methods.exact.hypergraph`).
+keep every better placement (`gdp.host_memory.hypergraph`).
 
 Axes: N ops, G groups, V nodes, D devices, H hyperedges.
 """
@@ -35,8 +35,7 @@ from gdp.bounds.linear_program import (
 )
 from gdp.bounds.work import work_over_speed_s
 from gdp.clock import Clock
-from gdp.methods.base import Search
-from gdp.methods.exact.hypergraph import (
+from gdp.host_memory.hypergraph import (
     LoadHypergraph,
     absorb,
     equal_devices,
@@ -44,7 +43,11 @@ from gdp.methods.exact.hypergraph import (
     merge,
     reduce_model,
 )
-from gdp.methods.exact.targets import ProofState, close_gap
+from gdp.host_memory.load import values
+from gdp.host_memory.pipelines import best
+from gdp.methods.base import Answer, Assignment, Search
+from gdp.methods.exact.method import NO_FIT, PROVEN_MISFIT, ExactProgram, is_counted
+from gdp.methods.exact.targets import CLOSE, ProofState, close_gap
 from gdp.methods.shares import (
     LOAD_PIPELINE_SHARE,
     LOAD_POLISH_ROUND_SHARE,
@@ -65,8 +68,8 @@ _COUNTED_NODES = 2000  # of a search tree, where work is counted
 _MOST_FAILURES = 16  # rounds in a row without a better assignment
 
 
-def least_load(problem: Problem, search: Search) -> ProofState:
-    """The placement of least largest load, contiguous or not; `best` is the device of each op."""
+def least_load(problem: Problem, search: Search) -> Answer:
+    """The placement of least largest load, contiguous or not."""
     clock = Clock(search.seconds)
     model = load_model(problem)
     groups = _good_groups(problem, model, search)
@@ -74,13 +77,30 @@ def least_load(problem: Problem, search: Search) -> ProofState:
     value_s, bound_s = load_value_s(problem, device), work_over_speed_s(model.work_s)
     device = device if np.isfinite(value_s) else None
     state = ProofState(device, value_s, bound_s, "work over the speed of all devices")
-
-    nodes = None if search.evaluations is None else _COUNTED_NODES
+    nodes = _COUNTED_NODES if is_counted(search) else None
 
     def below(state: ProofState, target_s: float, seconds: float | None) -> ProofState:
         return _solve_below(problem, model, state, target_s, seconds, nodes)
 
-    return close_gap(state, below, clock, LOAD_VALUE_SHARE)
+    state = close_gap(state, below, clock, LOAD_VALUE_SHARE)
+    assignment = None if state.best is None else Assignment(state.best)
+    return answered(assignment, state.value_s, state.bound_s, state.by, state.is_complete)
+
+
+LEAST_LOAD = ExactProgram(least_load, "HiGHS")
+
+
+def answered(
+    best: Assignment | None, value_s: float, bound_s: float, by: str, complete: bool
+) -> Answer:
+    """The answer of a solver of host loads, with a reason that says how certain it is."""
+    if best is None:
+        if complete:
+            return Answer(None, PROVEN_MISFIT, bound_by=by, proven_misfit=True)
+        return Answer(None, NO_FIT, bound_s, by)
+    optimal = bound_s >= value_s * CLOSE
+    reason = "" if optimal else f"cut short: at most {1 - bound_s / value_s:.2%} from the optimum"
+    return Answer(best, reason, min(bound_s, value_s), by, optimal, evaluations=1)
 
 
 def _solve_below(
@@ -111,8 +131,6 @@ def _solve_below(
 
 def load_value_s(problem: Problem, device: Int[np.ndarray, "N"] | None) -> float:
     """The largest load; inf where memory overflows or there is no placement."""
-    from gdp.sim.host_load import values
-
     if device is None:
         return np.inf
     value_s, overflow = values(problem, device[None])
@@ -123,15 +141,14 @@ def _good_groups(
     problem: Problem, model: LoadHypergraph, search: Search
 ) -> Int[np.ndarray, "G"] | None:
     """A good device for each group, by the pipelines' program and annealing; None: none fits."""
-    from gdp.methods.exact.load_search import search_loads
-    from gdp.methods.pipeline.method import best_pipeline
+    from gdp.host_memory.search import search_loads
 
     seconds = search.seconds if search.seconds is None else search.seconds * LOAD_PIPELINE_SHARE
     if search.start is not None:
         first = np.array(search.start.device)
     else:
         few = dataclasses.replace(search, clock=Clock(seconds))
-        placed = best_pipeline(problem, few).assignment
+        placed = best(problem, few).assignment
         first = None if placed is None else placed.device
     upper_s = load_value_s(problem, first)
     small = absorb(model, upper_s)

@@ -6,7 +6,7 @@ on CPUs are at even positions, and positions never fall along an edge: that make
 prevents deadlock. Along the ladder
 
     start(b) >= finish(u) for every tensor that b reads and op u outside b makes
-    finish(b) = start(b) + tensor_s of b's inputs + compute_s + tensor_s of the outputs others read
+    finish(b) = start(b) + sent_s of b's inputs + compute_s + sent_s of the outputs others read
 
 (Tarnawski et al. 2020, arXiv 2006.16423, appendix: contiguous with one block per accelerator, which
 is an accelerator's position; with more, each block has an owner that it waits for.)
@@ -28,6 +28,9 @@ from gdp.bounds.linear_program import PlacementSolution
 from gdp.bounds.work import earliest_ends
 from gdp.clock import Clock
 from gdp.graph.op_graph import topological_order
+from gdp.host_memory.load import block_latency_s, block_values, blocks, is_cpu, overflow, sent_s
+from gdp.host_memory.program import answered
+from gdp.methods.base import Answer, Assignment, Search
 from gdp.methods.exact.cp_sat import (
     TICKS,
     cp_model_library,
@@ -35,11 +38,57 @@ from gdp.methods.exact.cp_sat import (
     run_cp,
     ticks,
 )
+from gdp.methods.exact.method import NO_TIME, ExactProgram, is_counted
 from gdp.methods.intervals import best_row
 from gdp.methods.pipeline.elements import Contraction, contract, linear_orders, random_order
+from gdp.methods.shares import EXACT_BLOCK_START_SHARE
 from gdp.problem.problem import Problem
 from gdp.problem.symmetry import same
-from gdp.sim.host_load import is_cpu
+
+
+def least_block_latency(problem: Problem, search: Search, blocks_per_device: int = 1) -> Answer:
+    """The placement of least latency with at most some blocks on every accelerator."""
+    clock = Clock(search.seconds)
+    if search.start is not None:
+        start = np.array(search.start.device)
+    else:
+        first = Clock(_START_S) if search.seconds is None else clock.part(EXACT_BLOCK_START_SHARE)
+        start = contiguous_start(problem, first, search.seed)
+
+    def latency_s(device: np.ndarray | None, rank: np.ndarray | None) -> float:
+        if device is None:
+            return np.inf
+        value_s, overflow = block_values(problem, device[None], rank)
+        return float(value_s[0]) if overflow[0] == 0 else np.inf
+
+    best, best_s = start, latency_s(start, None)
+    if best is not None and best_s == 0.0:
+        return answered(Assignment(best), 0.0, 0.0, NO_TIME, complete=True)
+    rank: Int[np.ndarray, "N"] | None = None
+    upper_s = best_s if np.isfinite(best_s) else _everything_s(problem)
+    left_s = None if search.seconds is None else clock.remaining_s()
+    limits = left_s, search.seed
+    solution = solve_blocks(
+        problem, blocks_per_device, upper_s, *limits, hint=start, counted=is_counted(search)
+    )
+    if (solved_s := latency_s(solution.device, solution.rank)) < best_s:
+        best, rank, best_s = solution.device, solution.rank, solved_s
+    calls = "once" if blocks_per_device == 1 else f"{blocks_per_device} times"
+    by = f"CP-SAT; every accelerator is called at most {calls}"
+    assignment = None if best is None or np.isinf(best_s) else Assignment(best, rank)
+    bound_s = min(solution.bound_s, best_s)
+    overflows = solution.device is not None and np.isinf(solved_s)
+    return answered(assignment, best_s, bound_s, by, solution.is_complete and not overflows)
+
+
+LEAST_BLOCK_LATENCY = ExactProgram(least_block_latency, "CP-SAT")
+
+
+def _everything_s(problem: Problem) -> float:
+    """Upper bound of a latency without idling: all work where it is slowest, all tensors twice."""
+    compute_s = np.where(np.isfinite(problem.compute_s), problem.compute_s, 0.0).max(axis=1)
+    sent = np.bincount(problem.graph.use_tensor, minlength=problem.graph.num_tensors)
+    return float(compute_s.sum() + ((sent + 1.0) * sent_s(problem)).sum()) or 1.0
 
 
 def solve_blocks(
@@ -85,7 +134,7 @@ class _Model:
         self.accelerators = np.flatnonzero(~cpu)
         self.cpus = np.flatnonzero(cpu)
         self.work = ticks(np.where(problem.allowed, problem.compute_s, np.inf), unit_s)
-        self.send = ticks(np.array(problem.tensor_s, dtype=float), unit_s)
+        self.send = ticks(sent_s(problem), unit_s)
         self.num_blocks = blocks_per_device * len(self.accelerators)
         self.owned = blocks_per_device == 1 and self._are_equal()
         self._ladder()
@@ -305,8 +354,6 @@ def ladder_positions(
     problem: Problem, device: Int[np.ndarray, "N"]
 ) -> tuple[Int[np.ndarray, "N"], Int[np.ndarray, "B"]]:
     """(position of each op, device of each block): 2b + 1 in block b, even on a CPU."""
-    from gdp.sim.host_load import blocks
-
     block = blocks(problem, device)
     src, dst = (block[ends] for ends in problem.graph.edges)
     cut = src != dst
@@ -329,6 +376,7 @@ def ladder_positions(
     return at[block], np.array(block_device, dtype=np.int64)
 
 
+_START_S = 10.0  # where no limit is given
 _MOST_ORDERS = 40
 _CPUS = -1  # in an order of calls: the CPUs together, each element on its fastest
 _STEPS_PER_OP, _MOST_STEPS = 1000, 200_000
@@ -353,18 +401,12 @@ def contiguous_start(problem: Problem, clock: Clock, seed: int) -> Int[np.ndarra
 
 def _called_once_s(problem: Problem, device: Int[np.ndarray, "N"]) -> float:
     """Latency; inf where memory overflows or an accelerator is called more than once."""
-    from gdp.sim.host_load import load_arrays
-    from gdp.sim.kernels.host_load import batch_overflow, block_finish, block_ids
-
-    flat = load_arrays(problem)
-    rows = device[None]
-    if batch_overflow(flat, rows)[0] > 0:
+    if overflow(problem, device[None])[0] > 0:
         return np.inf
-    block = block_ids(flat, rows, rows)[0]
-    called = np.unique(block[~flat.is_cpu[device]])
-    if len(called) > len(np.unique(device[~flat.is_cpu[device]])):
+    block, called = blocks(problem, device), ~is_cpu(problem)[device]
+    if len(np.unique(block[called])) > len(np.unique(device[called])):
         return np.inf
-    return float(block_finish(flat, device, block).max())
+    return block_latency_s(problem, device, block)
 
 
 def _serial_plan(
@@ -413,7 +455,7 @@ def _moved_s(problem: Problem, at: Int[np.ndarray, "N"], m: int) -> Float[np.nda
     is none."""
     graph = problem.graph
     made = at[graph.producer]
-    send_s = np.array(problem.tensor_s, dtype=float)
+    send_s = sent_s(problem)
     last = made.copy()
     np.maximum.at(last, graph.use_tensor, at[graph.use_op])
     by_reader = np.argsort(-at[graph.use_op], kind="stable")

@@ -33,9 +33,9 @@ from jaxtyping import Bool, Float, Int
 from gdp.bounds.loads import owned_weights
 from gdp.bounds.work import fastest_work
 from gdp.clock import Clock
+from gdp.host_memory.load import is_cpu, sent_s
 from gdp.problem.problem import Problem
 from gdp.problem.symmetry import classes_of, same
-from gdp.sim.host_load import is_cpu
 
 
 @dataclass(frozen=True, eq=False)
@@ -90,9 +90,7 @@ class LoadHypergraph:
 
 
 def load_model(problem: Problem) -> LoadHypergraph:
-    """The model of a problem with `tensor_s`, with one node per group."""
-    if problem.tensor_s is None:
-        raise ValueError(f"objective {problem.objective} needs tensor_s; give it to make_problem")
+    """The model of a problem, with one node per group."""
     graph, group = problem.graph, problem.group
     work_s = np.zeros((problem.num_groups, problem.num_devices))
     np.add.at(work_s, group, np.where(problem.allowed, problem.compute_s, 0.0))
@@ -106,7 +104,7 @@ def load_model(problem: Problem) -> LoadHypergraph:
         work_s=np.where(problem.group_allowed, work_s, np.inf),
         pays=~is_cpu(problem),
         pins=tuple(tuple(sorted(known)) for known in touched),
-        weight_s=np.array(problem.tensor_s, dtype=float),
+        weight_s=sent_s(problem),
         held_bytes=held_bytes,
         shared=shared,
         cached_bytes=cached_bytes,

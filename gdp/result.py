@@ -10,9 +10,9 @@ from jaxtyping import Int
 
 from gdp.cluster.links import links_line
 from gdp.graph.groups import first_members
-from gdp.graph.op_graph import OpGraph
 from gdp.methods.base import Candidate as Candidate
 from gdp.placement import Placement
+from gdp.prepare import fused_of
 from gdp.question import Question
 from gdp.sim.objectives import Score
 from gdp.terminal import html_table
@@ -26,9 +26,9 @@ class Counts(NamedTuple):
     kernels: tuple[int, ...]  # that a runtime fuses them to
 
 
-def counts_of(graph: OpGraph, placement: Placement) -> Counts:
+def counts_of(question: Question, placement: Placement) -> Counts:
     """Ops and kernels of each device, as runtimes fuse what is on one device."""
-    from gdp.graph.fuse import fuse
+    graph = question.graph
 
     def per_device(devices: Int[np.ndarray, "K"]) -> tuple[int, ...]:
         """Ops of a replica group, or of a split, count on each of its devices."""
@@ -39,7 +39,7 @@ def counts_of(graph: OpGraph, placement: Placement) -> Counts:
         return tuple(counts.tolist())
 
     works = ~graph.is_io
-    lead = first_members(fuse(graph, apart=placement.device).group_of)
+    lead = first_members(fused_of(question, graph, placement.device).group_of)
     return Counts(*(per_device(placement.device[ops]) for ops in (works, lead[works[lead]])))
 
 

@@ -25,7 +25,7 @@ from gdp.errors import ArgumentError, InfeasibleError
 from gdp.methods.base import Answer, Assignment, Method, Search
 from gdp.methods.shares import BOUND_SHARE, DEVIATION_SHARE, SIMPLIFY_SHARE
 from gdp.placement import Placement, require
-from gdp.prepare import drawn_problems, prepare_placement, prepare_problem
+from gdp.prepare import drawn_problems, prepare_placement, prepare_problem, problem_of
 from gdp.problem.problem import Problem
 from gdp.problem.ticks import in_ticks
 from gdp.question import Question
@@ -73,7 +73,7 @@ def solve(question: Question, planners: Mapping[str, Plans] = MappingProxyType({
     start_up(question.objective)
     clock, started_s = search.budget(), time.perf_counter()
     began_s = time.process_time() - waited_cpu_s(COMPILE)
-    problem = prepare_problem(question, replicas=True)
+    problem = problem_of(question, replicas=True)
     costs_cpu_s = time.process_time() - waited_cpu_s(COMPILE) - began_s
     phases.ended("costs")
     op_s = _load(clock.elapsed_s(), costs_cpu_s) * problem.num_ops
@@ -341,7 +341,7 @@ def _result(
         seed=question.search.seed,
         costs=problem.origin.costs,
         notes=(*answer.messages, *_nearly_full(question.cluster, placed)),
-        counts=counts_of(question.graph, placement),
+        counts=counts_of(question, placement),
     )
 
 
@@ -394,7 +394,7 @@ def evaluate(
         bound = 0.0, ""  # bounds are those of whole ops
     if bound is None:
         # The bound holds for every placement, whatever the constraints.
-        free = prepare_problem(replace(question, constraints=Constraints()), replicas=True)
+        free = problem_of(replace(question, constraints=Constraints()), replicas=True)
         bound = _bound(free, Answer(None), Search().budget(), value_s)
     bound_s, bound_by = bound
     return Result(
@@ -416,7 +416,7 @@ def evaluate(
             *filter(None, [shared_overflow(cluster, scored.peak_bytes)]),
             *_nearly_full(cluster, scored),
         )[:1],
-        counts=counts_of(question.graph, placement),
+        counts=counts_of(question, placement),
     )
 
 

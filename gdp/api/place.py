@@ -22,7 +22,7 @@ from gdp.measure.plan import make_plan
 from gdp.methods.base import Search
 from gdp.models import HF_PREFIX, Model, asks_longest, at_context, load, spec_of
 from gdp.prepare import prepare_placement, room_bytes
-from gdp.question import Question
+from gdp.question import Kept, Question
 from gdp.result import Result
 from gdp.sim.objectives import find_objective
 from gdp.targets.contexts import plan_longest
@@ -140,7 +140,7 @@ def ask(
     if target is not None:
         model = PLANNERS[target].model(model, machine)
     graph = load(model, parts.get("dims"), room_bytes=room)
-    return Question(graph, machine, model, longest=longest, **parts)
+    return Question(graph, machine, model, longest=longest, kept=Kept(), **parts)
 
 
 def answer(question: Question, phases: Phases | None = None) -> Result:

@@ -231,7 +231,7 @@ def _pipelined(result: Result, plans: Iterable[Placement]) -> Result:
         full = nearly_full(cluster, score.peak_bytes.tolist())
         other = replace(
             result, placement=placement, score=score, deviation_s=None,
-            counts=counts_of(question.graph, placement),
+            counts=counts_of(question, placement),
             notes=(*_other_notes(result), *([full] if full else [])),
         )  # fmt: skip
         result = with_bound(other, result.bound_s, result.bound_by)

@@ -59,7 +59,7 @@ def solve(question: Question, planners: Mapping[str, Plans] = MappingProxyType({
 
     Args:
         question: Of a graph; its target, granularity and offload are heeded by who asks
-            (`gdp.api.place`).
+            (`gdp.api.answer`).
         planners: Makers of placements that `auto` knows, too, by name.
 
     Raises:
@@ -69,7 +69,7 @@ def solve(question: Question, planners: Mapping[str, Plans] = MappingProxyType({
 
     search, phases = question.search, Phases()
     require_method(question)
-    _require_time(question)
+    require_time(question)
     start_up(question.objective)
     clock, started_s = search.budget(), time.perf_counter()
     began_s = time.process_time() - waited_cpu_s(COMPILE)
@@ -118,7 +118,7 @@ def solve(question: Question, planners: Mapping[str, Plans] = MappingProxyType({
     )  # fmt: skip
 
 
-def _require_time(question: Question) -> None:
+def require_time(question: Question) -> None:
     """Raise `ArgumentError` where the requested seconds are fewer than the quickest answer takes on
     an idle core."""
     search, num_ops = question.search, question.graph.num_ops
@@ -255,25 +255,6 @@ def require_method(question: Question) -> None:
     table = methods(question.checkpoint)
     if not isinstance(question.method, str) or question.method not in table:
         raise ArgumentError(f"no method {question.method!r}; there are {', '.join(table)}")
-
-
-def require_answerable(question: Question) -> None:
-    """Raise the errors of `solve` on a question before anything is compiled or searched."""
-    from gdp.constraints import allowed_mask, together_ids
-
-    graph, cluster, checkpoint = question.graph, question.cluster, question.checkpoint
-    require_method(question)
-    _require_time(question)
-    allowed_mask(question.constraints, graph, cluster)
-    together_ids(question.constraints, graph)
-    if question.costs is not None:
-        from gdp.costs.default import resolve_costs
-
-        resolve_costs(question.costs, cluster, graph)
-    if checkpoint is not None:
-        from gdp.policy.method import load as load_policy
-
-        load_policy(checkpoint)
 
 
 def _recorded(

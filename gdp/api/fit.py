@@ -9,8 +9,8 @@ from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 
-from gdp.api.generation import generation_answer
-from gdp.api.place import answer, ask, loading_note, planned
+from gdp.api.answer import answer, loading_note, planned
+from gdp.api.ask import ask
 from gdp.cluster.file import Machine, load_cluster
 from gdp.cluster.links import links_line
 from gdp.cluster.types import UNLIMITED_BYTES, fullness
@@ -191,7 +191,7 @@ def _longest(question: Question, result: Result) -> int:
 
 def _with_answer(row: FitRow, result: Result) -> FitRow:
     """The row of a request with the figures of its result."""
-    found = generation_answer(result.question, result.placement, result.score)
+    found = result.generation
     if found is None:
         return row
     full = fullness(result.question.cluster, result.score.peak_bytes.tolist())

@@ -169,6 +169,6 @@ def test_its_values_are_told_in_its_unit() -> None:
     result = gdp.place(
         problem.graph, unit_cluster(3), objective="energy", method="heft", search=SEARCH
     )
-    lines = result_text(problem.graph, unit_cluster(3), result).splitlines()
+    lines = result_text(result).splitlines()
     assert f"energy   {result.value_s:.4g} J" in lines
     assert "bound    none is known of energy" in lines

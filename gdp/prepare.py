@@ -13,7 +13,7 @@ from gdp.costs.base import CostModel, RuntimeOverheads
 from gdp.costs.offload import is_offload
 from gdp.errors import PlacementError, of_kind
 from gdp.graph.fuse import Fused, class_parts, fuse, group_seconds
-from gdp.graph.generation import request_of, steps_of
+from gdp.graph.generation import request_of, run_once, steps_of
 from gdp.graph.groups import alike, all_per_group, first_members, joined, merge_ids, sum_per_group
 from gdp.graph.op_graph import OpGraph
 from gdp.placement import Assignment, Placement
@@ -93,6 +93,11 @@ def problem_of(
     return question.kept.once("problem", key, lambda: prepare_problem(
         question, keep_apart=keep_apart, replicas=replicas, parts=parts
     ))  # fmt: skip
+
+
+def once_of(question: Question) -> OpGraph:
+    """The graph of a request that runs each phase once."""
+    return question.kept.once("single", (question.graph,), lambda: run_once(question.graph))
 
 
 def costs_of(question: Question) -> tuple[CostModel, str]:

@@ -38,13 +38,13 @@ SIMPLICITY = 0.02
 """Share of the best value that fewer transfers and cuts may cost, where a user says none."""
 
 
-MOST_KEPT = 8
+MOST_KEPT = 16
 """Graphs, costs and problems of each kind that an answer keeps: those of a few plans."""
 Made = TypeVar("Made")
 
 
 class Kept:
-    """What was prepared for a question, so that it is made once: of each kind the newest few.
+    """Parts of an answer that are prepared once: of each kind the newest few.
 
     Answers make one (`gdp.api.answer`) and pass it on with the copies of their question; frozen
     parts such as graphs and clusters are told apart by identity, text and bytes by value.

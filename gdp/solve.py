@@ -22,13 +22,14 @@ from gdp.cluster.types import Cluster, nearly_full, shared_overflow
 from gdp.constraints import Constraints
 from gdp.costs.adapt import AdaptedCosts
 from gdp.errors import ArgumentError, InfeasibleError
+from gdp.graph.fuse import fuse
 from gdp.methods.base import Answer, Assignment, Method, Search
 from gdp.methods.shares import BOUND_SHARE, DEVIATION_SHARE, SIMPLIFY_SHARE
 from gdp.placement import Placement, require
-from gdp.prepare import drawn_problems, prepare_placement, prepare_problem, problem_of
+from gdp.prepare import costs_of, drawn_problems, prepare_placement, problem_of
 from gdp.problem.problem import Problem
 from gdp.problem.ticks import in_ticks
-from gdp.question import Question
+from gdp.question import SIMPLICITY, Question
 from gdp.reports.view import PlacementView
 from gdp.result import DIVIDED_OPS, WHOLE_OPS, Result, counts_of
 from gdp.sim.objectives import Score, find_objective
@@ -68,9 +69,11 @@ def solve(question: Question, planners: Mapping[str, Plans] = MappingProxyType({
     from gdp.methods.simplify import simpler
 
     search, phases = question.search, Phases()
-    require_method(question)
+    table = methods_of(question, planners)
     require_time(question)
     start_up(question.objective)
+    with waiting_for(COMPILE):  # costs that ship are read once per process
+        costs_of(question)
     clock, started_s = search.budget(), time.perf_counter()
     began_s = time.process_time() - waited_cpu_s(COMPILE)
     problem = problem_of(question, replicas=True)
@@ -88,8 +91,6 @@ def solve(question: Question, planners: Mapping[str, Plans] = MappingProxyType({
         search = replace(search, seconds=limit.seconds, clock=limit)
     curve: list[tuple[float, float]] = []
     ticks = in_ticks(problem)
-    planned = [(k, planned_method(question.graph, plan)) for k, plan in planners.items()]
-    table = methods(question.checkpoint, planned)
     began_s = time.process_time() - waited_cpu_s(COMPILE)
     answer = table[question.method](ticks, _recorded(search, curve, started_s, ticks.unit.seconds))
     search_cpu_s = time.process_time() - waited_cpu_s(COMPILE) - began_s
@@ -210,10 +211,10 @@ def start_up(objective: str) -> None:
 
     with waiting_for(COMPILE):
         tiny = tiny_problem(objective if find_objective(objective).on_links else "latency")
-        question = Question(tiny.graph, tiny.cluster, objective=tiny.objective)
-        problem = in_ticks(prepare_problem(question))
+        fuse(tiny.graph)
+        problem = in_ticks(tiny)
         alone = Assignment(np.zeros(problem.num_ops, dtype=np.int64))
-        simpler(problem, Answer(alone), question.simplicity, 1)
+        simpler(problem, Answer(alone), SIMPLICITY, 1)
         best_bound(problem, COUNTED_BOUND_S)
 
 
@@ -250,11 +251,15 @@ def _deviation_s(
     return float(np.hypot(np.std(drawn), own * value_s))
 
 
-def require_method(question: Question) -> None:
-    """Raise `ArgumentError` where there is no such method."""
-    table = methods(question.checkpoint)
+def methods_of(
+    question: Question, planners: Mapping[str, Plans] = MappingProxyType({})
+) -> dict[str, Method]:  # fmt: skip
+    """The methods for a question by name; raises `ArgumentError` where its own is none of them."""
+    planned = [(k, planned_method(question.graph, plan)) for k, plan in planners.items()]
+    table = methods(question.checkpoint, planned)
     if not isinstance(question.method, str) or question.method not in table:
         raise ArgumentError(f"no method {question.method!r}; there are {', '.join(table)}")
+    return table
 
 
 def _recorded(

@@ -1,6 +1,7 @@
 """The question of a call, made once: files are read, and what cannot be answered is refused."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 from gdp.clock import Phases
@@ -12,10 +13,10 @@ from gdp.costs.offload import resident
 from gdp.errors import ArgumentError, of_kind
 from gdp.graph.op_graph import OpGraph
 from gdp.methods.base import Search
-from gdp.models import Model, asks_longest, at_context, load
+from gdp.models import Model, asks_longest, at_context, load, spec_of
 from gdp.prepare import costs_of, room_bytes
 from gdp.question import Kept, Question
-from gdp.solve import require_method, require_time
+from gdp.solve import methods_of, require_time
 from gdp.targets.hf_accelerate.plan import cluster_with_offload
 from gdp.targets.table import PLANNERS
 
@@ -57,13 +58,27 @@ def ask(
     room = _room_bytes(target, machine, offload, parts["constraints"])
     if target is not None:
         model = PLANNERS[target].model(model, machine)
-    graph = load(model, parts["dims"], room_bytes=room)
     kept = Kept() if kept is None else kept
+    graph = _loaded(kept, model, parts["dims"], partial(load, room_bytes=room), room)
     question = Question(graph, machine, model, longest=longest, kept=kept, **parts)
     require_answerable(question)
     if phases is not None:
         phases.ended("read")
     return question
+
+
+def _loaded(
+    kept: Kept, model: Model, dims: Mapping[str, int], load: Callable[..., OpGraph], room: int
+) -> OpGraph:
+    """The graph of a model, loaded once for each specification: again where the weights of the
+    first have no room, as loading refuses what does not fit."""
+    spec = spec_of(model)
+    if not spec:
+        return load(model, dims)
+    bound = ",".join(f"{name}={size}" for name, size in sorted(dims.items()))
+    graph = kept.once("model", (spec, bound), partial(load, model, dims))
+    weights = (graph.weight_bytes - graph.cache_bytes)[graph.weight_holders()].sum()
+    return graph if weights <= room else load(model, dims)
 
 
 def require_answerable(question: Question) -> None:
@@ -79,7 +94,8 @@ def require_answerable(question: Question) -> None:
                 "--method"
             )
         return
-    require_method(question)
+    if question.method != "auto":
+        methods_of(question)
     require_time(question)
     allowed_mask(question.constraints, question.graph, question.cluster)
     together_ids(question.constraints, question.graph)

@@ -17,13 +17,12 @@ from gdp.graph.generation import (
     cached_share,
     grows,
     request_of,
-    run_once,
 )
 from gdp.graph.op_graph import OpGraph
 from gdp.models import spec_of
 from gdp.ops.llamacpp import DRAFT
 from gdp.placement import DraftModel, Placement
-from gdp.prepare import prepare_placement, requests_in_flight
+from gdp.prepare import once_of, prepare_placement, requests_in_flight
 from gdp.question import Question
 from gdp.result import CAUSES, DeviceMemory, GenerationAnswer, TimePart
 from gdp.sim.latency import simulate
@@ -67,7 +66,7 @@ def generation_answer(
     request = request_of(graph)
     if request is None:
         return None
-    once = run_once(graph)
+    once = once_of(question)
     predicted = prepare_placement(replace(question, graph=once, objective="latency"), placement)
     problem, placed = predicted
     group_of = problem.origin.group_of

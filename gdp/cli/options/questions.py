@@ -52,7 +52,7 @@ class Asking:
         return question
 
     def parts(self) -> dict[str, Any]:
-        """What is asked apart from the model, as `gdp.api.ask` takes it."""
+        """The question without its model, as the arguments of `gdp.api.ask`."""
         return {
             "cluster": self.cluster.load(), "dims": self.model.bound(),
             "objective": self.objective or "latency", "costs": self.trained.costs,

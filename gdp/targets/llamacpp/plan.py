@@ -171,7 +171,7 @@ def with_settings(question: Question, **settings: str | None) -> Question | None
     parts = [part for part in query.split("&") if part and part.split("=")[0] not in settings]
     parts += [f"{key}={value}" for key, value in settings.items() if value is not None]
     spec = "?".join([path, *(["&".join(parts)] if parts else [])])
-    request, other = request_of(graph), load(spec)
+    request, other = request_of(graph), question.kept.once("model", (spec, ""), lambda: load(spec))
     if request is not None and request.context:
         other = with_context(other, request.context)
     if request is not None:

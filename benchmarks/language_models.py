@@ -28,8 +28,9 @@ import numpy as np
 
 import gdp
 from benchmarks.tables import head
+from gdp.api.answer import answer
+from gdp.api.ask import ask
 from gdp.api.generation import generation_answer
-from gdp.api.place import answer, ask
 from gdp.clock import Phases
 from gdp.cluster.presets import cluster_preset
 from gdp.errors import GdpError, InfeasibleError

@@ -13,7 +13,7 @@ from gdp.costs.base import CostModel, RuntimeOverheads
 from gdp.costs.offload import is_offload
 from gdp.errors import PlacementError, of_kind
 from gdp.graph.fuse import Fused, class_parts, fuse, group_seconds
-from gdp.graph.generation import request_of, steps_of
+from gdp.graph.generation import request_of, run_once, steps_of
 from gdp.graph.groups import alike, all_per_group, first_members, joined, merge_ids, sum_per_group
 from gdp.graph.op_graph import OpGraph
 from gdp.placement import Assignment, Placement
@@ -40,28 +40,25 @@ def prepare_problem(
     Raises:
         InfeasibleError: The constraints leave an op, or ops that must share a device, no device.
     """
-    from gdp.costs.default import resolve_costs
-
-    graph, cluster, objective = question.graph, question.cluster, question.objective
-    constraints = question.constraints
-    allowed = allowed_mask(constraints, graph, cluster)
-    together = together_ids(constraints, graph)
+    cluster, objective, constraints = question.cluster, question.objective, question.constraints
+    allowed = allowed_mask(constraints, question.graph, cluster)
+    together = together_ids(constraints, question.graph)
     labels = _apart(question, allowed, keep_apart)
     graph = _with_all_caches(question if parts is None else replace(question, graph=parts.graph))
-    kernels = fused = fuse(graph, apart=labels)
+    kernels = fused = fused_of(question, graph, labels)
     if keep_apart is None and (graph.repeats != 1).any():
         apart = class_parts(graph, fused, merge_ids(graph.colocate, together))
         fused = fused if apart is None else fuse(graph, apart=apart)
-    model, label = resolve_costs(question.costs, cluster, graph)
+    model, label = costs_of(question)
     if isinstance(model, AdaptedCosts):
         model = model.for_pipelines(find_objective(objective).pipelined and cluster.num_devices > 1)
-    seconds = _fused_seconds(model, fused, graph, cluster)
+    seconds = _fused_seconds(question, model, fused)
     exchange_s, members = None, dict[int, OpGraph]()
     if parts is not None:
         exchange_s = sum_per_group(parts.exchange_s, fused.group_of)
         seconds, members = _of_members(question, parts, model, fused, seconds)
         seconds = parts.of_slowest(seconds, fused.graph.is_io) + exchange_s
-    kernel_s = seconds if kernels is fused else _fused_seconds(model, kernels, graph, cluster)
+    kernel_s = seconds if kernels is fused else _fused_seconds(question, model, kernels)
     ties = None if together is None else joined(fused.group_of, together)
     if isinstance(model, RuntimeOverheads):
         cluster = model.with_runtime_overheads(cluster)
@@ -87,6 +84,31 @@ def prepare_problem(
     )
 
 
+def problem_of(
+    question: Question, *, keep_apart: Int[np.ndarray, "N"] | None = None, replicas: bool = False,
+    parts: Divided | None = None,
+) -> Problem:  # fmt: skip
+    """The prepared problem of a question, made once; see `prepare_problem`."""
+    q, labels = question, b"" if keep_apart is None else alike(keep_apart)[1].tobytes()
+    key = q.graph, q.cluster, q.objective, q.costs, repr(q.constraints), labels, replicas, parts
+    return question.kept.once("problem", key, lambda: prepare_problem(
+        question, keep_apart=keep_apart, replicas=replicas, parts=parts
+    ))  # fmt: skip
+
+
+def once_of(question: Question) -> OpGraph:
+    """The graph of a request that runs each phase once."""
+    return question.kept.once("single", (question.graph,), lambda: run_once(question.graph))
+
+
+def costs_of(question: Question) -> tuple[CostModel, str]:
+    """The cost model of a question on its machine, and a line that says which and why."""
+    from gdp.costs.default import resolve_costs
+
+    parts = question.costs, question.cluster, question.graph
+    return question.kept.once("costs", parts, lambda: resolve_costs(*parts))
+
+
 def _apart(
     question: Question, allowed: Bool[np.ndarray, "N D"],
     keep_apart: Int[np.ndarray, "N"] | None = None,
@@ -109,7 +131,7 @@ def _of_members(
     for d, graph in parts.others.items():
         own = _with_all_caches(replace(question, graph=graph))
         as_member = Fused(own, fused.group_of)
-        seconds[:, d] = _fused_seconds(model, as_member, own, question.cluster)[:, d]
+        seconds[:, d] = _fused_seconds(question, model, as_member)[:, d]
         members[d] = as_member.graph
     return seconds, members
 
@@ -135,14 +157,22 @@ def drawn_problems(question: Question, problem: Problem, seeds: Iterable[int]) -
         yield replace(problem, cluster=machine, compute_s=seconds, sent_s=sent_s)
 
 
+def fused_of(question: Question, graph: OpGraph, labels: Int[np.ndarray, "N"]) -> Fused:
+    """The graph as runtimes fuse it, where ops of different labels are not merged."""
+    apart = alike(labels)[1]
+    return question.kept.once("fused", (graph, apart.tobytes()), lambda: fuse(graph, apart=apart))
+
+
 def _fused_seconds(
-    model: CostModel, fused: Fused, graph: OpGraph, cluster: Cluster
-) -> Float[np.ndarray, "M D"]:
+    question: Question, model: CostModel, fused: Fused
+) -> Float[np.ndarray, "M D"]:  # fmt: skip
     """Seconds of fused ops. A learned model knows what a runtime fuses and reads the model's own
     ops; a roofline is right for a fused op as a whole, whose inner tensors cost no traffic."""
-    if getattr(model, "reads_unfused", False):
-        return group_seconds(fused, model(graph, cluster))
-    return model(fused.graph, cluster)
+    graph, cluster = fused.of, question.cluster
+    if not getattr(model, "reads_unfused", False):
+        return model(fused.graph, cluster)
+    parts = model, graph, cluster
+    return group_seconds(fused, question.kept.once("seconds", parts, lambda: model(graph, cluster)))
 
 
 def _as_one_kernel(
@@ -190,9 +220,8 @@ def _with_all_caches(question: Question) -> OpGraph:
     if count < 2 or not graph.cache_bytes.any():
         return graph
     more = (count - 1) * graph.cache_bytes
-    return replace(
-        graph, weight_bytes=graph.weight_bytes + more, cache_bytes=graph.cache_bytes + more
-    )
+    held = {"weight_bytes": graph.weight_bytes + more, "cache_bytes": graph.cache_bytes + more}
+    return question.kept.once("graph", (graph, str(count)), lambda: replace(graph, **held))
 
 
 def _all_runs(
@@ -253,7 +282,7 @@ def prepare_placement(question: Question, placement: Placement) -> Prediction:
         apart = alike(apart, borders)[1]
     if placement.splits:
         parts = divided(question.graph, question.cluster, placement.splits, placement.device)
-    problem = prepare_problem(free, keep_apart=apart, parts=parts)
+    problem = problem_of(free, keep_apart=apart, parts=parts)
     origin, size = problem.origin, problem.num_ops
     device, rank = np.zeros(size, np.int64), np.zeros(size, np.int64)
     device[origin.group_of] = placement.device

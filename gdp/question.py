@@ -9,6 +9,7 @@ import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any, TypeVar
 
 from gdp.cluster.file import Machine, cluster_toml, load_cluster
 from gdp.cluster.reserve import for_runtime
@@ -37,6 +38,52 @@ SIMPLICITY = 0.02
 """Share of the best value that fewer transfers and cuts may cost, where a user says none."""
 
 
+MOST_KEPT = 16
+"""Graphs, costs and problems of each kind that an answer keeps: those of a few plans."""
+Made = TypeVar("Made")
+
+
+class Kept:
+    """Parts of an answer that are prepared once: of each kind the newest few.
+
+    Answers make one (`gdp.api.answer`) and pass it on with the copies of their question; frozen
+    parts such as graphs and clusters are told apart by identity, text and bytes by value.
+    """
+
+    def __init__(self, most: int = MOST_KEPT) -> None:
+        self._most = most
+        self._rows: dict[str, dict[tuple[object, ...], Any]] = {}
+
+    def once(self, kind: str, parts: tuple[object, ...], make: Callable[[], Made]) -> Made:
+        """The value of a kind that is made of some parts."""
+        rows = self._rows.setdefault(kind, {})
+        key = tuple(x if isinstance(x, str | bytes | bool | None) else _Same(x) for x in parts)
+        if key in rows:
+            return rows[key]
+        made = make()
+        if self._most:
+            rows[key] = made
+        if len(rows) > self._most:
+            del rows[next(iter(rows))]
+        return made
+
+
+@dataclass(frozen=True, eq=False)
+class _Same:
+    """An object by its identity, which lives as long as its key does."""
+
+    of: object
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Same) and self.of is other.of
+
+    def __hash__(self) -> int:
+        return id(self.of)
+
+
+NOTHING_KEPT = Kept(0)
+
+
 @dataclass(frozen=True, eq=False)
 class Question:
     """On which device of a cluster each op of a graph runs, and how that is found out.
@@ -62,6 +109,7 @@ class Question:
     copies: int = 0  # of a decoder, each for requests of its own; 0: as the objective wants them
     serves: str = ""  # of requests "prompts" or "tokens" alone; "": both
     draft: DraftModel | None = None  # a small model beside it
+    kept: Kept = field(default=NOTHING_KEPT, repr=False)  # what was prepared for its answer
 
     def __post_init__(self) -> None:
         find_objective(self.objective)

@@ -1,18 +1,21 @@
 """Result of a placement: the placement, its score, and how far from the optimum it can be."""
 
 import html
+import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any, NamedTuple
 
+import msgspec
 import numpy as np
 from jaxtyping import Int
 
 from gdp.cluster.links import links_line
+from gdp.graph.generation import Request
 from gdp.graph.groups import first_members
-from gdp.graph.op_graph import OpGraph
 from gdp.methods.base import Candidate as Candidate
-from gdp.placement import Placement
+from gdp.placement import DraftModel, Placement
+from gdp.prepare import fused_of
 from gdp.question import Question
 from gdp.sim.objectives import Score, find_objective
 from gdp.terminal import html_table
@@ -26,9 +29,9 @@ class Counts(NamedTuple):
     kernels: tuple[int, ...]  # that a runtime fuses them to
 
 
-def counts_of(graph: OpGraph, placement: Placement) -> Counts:
+def counts_of(question: Question, placement: Placement) -> Counts:
     """Ops and kernels of each device, as runtimes fuse what is on one device."""
-    from gdp.graph.fuse import fuse
+    graph = question.graph
 
     def per_device(devices: Int[np.ndarray, "K"]) -> tuple[int, ...]:
         """Ops of a replica group, or of a split, count on each of its devices."""
@@ -39,8 +42,102 @@ def counts_of(graph: OpGraph, placement: Placement) -> Counts:
         return tuple(counts.tolist())
 
     works = ~graph.is_io
-    lead = first_members(fuse(graph, apart=placement.device).group_of)
+    lead = first_members(fused_of(question, graph, placement.device).group_of)
     return Counts(*(per_device(placement.device[ops]) for ops in (works, lead[works[lead]])))
+
+
+CAUSES = {
+    "bandwidth": "reading weights and caches",
+    "arithmetic": "computing",
+    "sending": "sending weights to a GPU and computing there",
+    "dispatch": "launching kernels",
+    "streaming": "streaming weights",
+    "transfers": "moving tensors between devices",
+    "collectives": "adding up parts of ops",
+}
+"""Parts of the time of a phase, and their words."""
+
+
+class TimePart(NamedTuple):
+    """A part of the time of a phase."""
+
+    cause: str  # of `CAUSES`
+    device: str  # "" for tensors between devices
+    share: float
+    together: tuple[str, ...] = ()  # devices that compute each op with it, itself among them
+
+    @property
+    def text(self) -> str:
+        """Work and place in words."""
+        return CAUSES[self.cause] + (f" on {self.place}" if self.device else "")
+
+    @property
+    def place(self) -> str:
+        """The device, or all of the group that computes each op together."""
+        return " and ".join(self.together) or self.device
+
+
+@dataclass(frozen=True)
+class DeviceMemory:
+    """Bytes on one device; `free_bytes` is None where it has no limit."""
+
+    device: str
+    weights_bytes: int
+    cache_bytes: int  # at the end of the request, of all requests in flight
+    activations_bytes: int  # the most at once, beside weights and caches
+    reserve_bytes: int  # kept beside all these for the system, drivers and runtimes
+    free_bytes: int | None
+    draft_bytes: int = 0  # weights and caches of a small model that drafts
+    draft_cache_bytes: int = 0  # its caches, a part of these
+
+    @property
+    def growing_bytes(self) -> int:
+        """All that grows with the tokens that requests hold."""
+        return self.cache_bytes + self.draft_cache_bytes
+
+
+@dataclass(frozen=True)
+class GenerationAnswer:
+    """Seconds and bytes of one request. Times are predictions of the simulator."""
+
+    request: Request
+    first_token_s: float  # from the prompt to the first token
+    token_s: float  # of one step at the mean context, which writes several tokens of drafts
+    caches_s: float  # of it, in ops that read caches
+    request_s: float  # the prompt and all steps
+    in_flight: int  # requests at once
+    all_tokens_per_s: float  # written by all of them
+    useful: int  # requests at once from which on more are no faster: some device never waits
+    room: int | None  # requests whose caches the memory has room for; None: no limit
+    shares: tuple[tuple[TimePart, ...], tuple[TimePart, ...]]  # of the prompt and of a step
+    limits: tuple[str, str]  # what most of the time of the prompt and of the steps goes to
+    memory: tuple[DeviceMemory, ...]
+    is_pipeline: bool  # requests at once were asked for
+    context: int  # tokens of each sequence that caches are reserved for
+    longest_context: int | None  # that these devices have room for; None where that is not known
+    stages: int  # devices with caches, or groups of them that compute each op together
+    copies: int  # of the model, each with a batch of its own
+    draft: DraftModel | None = None  # whose bytes are in `memory`
+    # Of decode once all tokens of the context are used, where these are more than the request's.
+    full_tokens_per_s: float | None = None
+
+    @property
+    def tokens_per_s(self) -> float:
+        """Tokens of one request per second while it decodes, those of its batch together."""
+        written = self.request.batch * self.request.new / self.request.steps
+        return written / self.token_s if self.token_s > 0 else math.inf
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain data with the field names of the command line's `--json`."""
+        draft = None if self.draft is None else msgspec.structs.asdict(self.draft)
+        plain = asdict(self) | {"request": self.request.asked(), "draft": draft}
+        for name in ("limits", "shares"):
+            plain[name] = dict(zip(("prompt", "decode"), plain[name], strict=True))
+        plain["shares"] = {
+            phase: [share._asdict() | {"text": share.text} for share in rows]
+            for phase, rows in plain["shares"].items()
+        }
+        return plain | {"tokens_per_s": self.tokens_per_s}
 
 
 WHOLE_OPS, DIVIDED_OPS = "whole ops", "ops, divided or whole,"
@@ -72,6 +169,7 @@ class Result:
     bound_over: str = WHOLE_OPS  # pieces of the placements that the bound holds for
     search_cpu_s: float = 0.0  # CPU seconds of the method, of which `evaluations` are a part
     deviation_s: float | None = None  # standard deviation of the value; None: costs say nothing
+    generation: GenerationAnswer | None = None  # of a request to a language model
 
     @property
     def value_s(self) -> float:
@@ -107,6 +205,7 @@ class Result:
         """Plain data with the field names of the command line's `--json`."""
         names = self.placement.device_names
         teams = [[names[d] for d in team] for team in self.placement.teams]
+        generation = self.generation
         return {
             "method": self.method,
             "objective": self.objective,
@@ -144,7 +243,7 @@ class Result:
             "candidates": [vars(candidate) for candidate in self.candidates],
             "notes": list(self.notes),
             "curve": [list(point) for point in self.curve],
-        }
+        } | ({} if generation is None else {"generation": generation.to_json()})
 
 
 def with_bound(result: Result, bound_s: float, bound_by: str) -> Result:

@@ -22,13 +22,14 @@ from gdp.cluster.types import Cluster, nearly_full, shared_overflow
 from gdp.constraints import Constraints
 from gdp.costs.adapt import AdaptedCosts
 from gdp.errors import ArgumentError, InfeasibleError
+from gdp.graph.fuse import fuse
 from gdp.methods.base import Answer, Assignment, Method, Search
 from gdp.methods.shares import BOUND_SHARE, DEVIATION_SHARE, SIMPLIFY_SHARE
 from gdp.placement import Placement, require
-from gdp.prepare import drawn_problems, prepare_placement, prepare_problem
+from gdp.prepare import costs_of, drawn_problems, prepare_placement, problem_of
 from gdp.problem.problem import Problem
 from gdp.problem.ticks import in_ticks
-from gdp.question import Question
+from gdp.question import SIMPLICITY, Question
 from gdp.reports.view import PlacementView
 from gdp.result import DIVIDED_OPS, WHOLE_OPS, Result, counts_of
 from gdp.rows import later
@@ -62,7 +63,7 @@ def solve(question: Question, planners: Mapping[str, Plans] = MappingProxyType({
 
     Args:
         question: Of a graph; its target, granularity and offload are heeded by who asks
-            (`gdp.api.place`).
+            (`gdp.api.answer`).
         planners: Makers of placements that `auto` knows, too, by name.
 
     Raises:
@@ -71,12 +72,14 @@ def solve(question: Question, planners: Mapping[str, Plans] = MappingProxyType({
     from gdp.methods.simplify import simpler
 
     search, phases = question.search, Phases()
-    require_method(question)
-    _require_time(question)
+    table = methods_of(question, planners)
+    require_time(question)
     start_up(question.objective)
+    with waiting_for(COMPILE):  # costs that ship are read once per process
+        costs_of(question)
     clock, started_s = search.budget(), time.perf_counter()
     began_s = time.process_time() - waited_cpu_s(COMPILE)
-    problem = prepare_problem(question, replicas=True)
+    problem = problem_of(question, replicas=True)
     costs_cpu_s = time.process_time() - waited_cpu_s(COMPILE) - began_s
     phases.ended("costs")
     op_s = _load(clock.elapsed_s(), costs_cpu_s) * problem.num_ops
@@ -91,8 +94,6 @@ def solve(question: Question, planners: Mapping[str, Plans] = MappingProxyType({
         search = replace(search, seconds=limit.seconds, clock=limit)
     curve: list[tuple[float, float]] = []
     ticks = in_ticks(problem)
-    planned = [(k, planned_method(question.graph, plan)) for k, plan in planners.items()]
-    table = methods(question.checkpoint, planned)
     began_s = time.process_time() - waited_cpu_s(COMPILE)
     value_unit = find_objective(question.objective).scale(ticks.unit.seconds)
     answer = table[question.method](ticks, _recorded(search, curve, started_s, value_unit))
@@ -122,7 +123,7 @@ def solve(question: Question, planners: Mapping[str, Plans] = MappingProxyType({
     )  # fmt: skip
 
 
-def _require_time(question: Question) -> None:
+def require_time(question: Question) -> None:
     """Raise `ArgumentError` where the requested seconds are fewer than the quickest answer takes on
     an idle core."""
     search, num_ops = question.search, question.graph.num_ops
@@ -205,10 +206,10 @@ def start_up(objective: str) -> None:
 
     with waiting_for(COMPILE):
         tiny = tiny_problem(objective if find_objective(objective).general else "latency")
-        question = Question(tiny.graph, tiny.cluster, objective=tiny.objective)
-        problem = in_ticks(prepare_problem(question))
+        fuse(tiny.graph)
+        problem = in_ticks(tiny)
         alone = Assignment(np.zeros(problem.num_ops, dtype=np.int64))
-        simpler(problem, Answer(alone), question.simplicity, 1)
+        simpler(problem, Answer(alone), SIMPLICITY, 1)
         best_bound(problem, COUNTED_BOUND_S)
 
 
@@ -245,30 +246,15 @@ def _deviation_s(
     return float(np.hypot(np.std(drawn), own * value_s))
 
 
-def require_method(question: Question) -> None:
-    """Raise `ArgumentError` where there is no such method."""
-    table = methods(question.checkpoint)
+def methods_of(
+    question: Question, planners: Mapping[str, Plans] = MappingProxyType({})
+) -> dict[str, Method]:  # fmt: skip
+    """The methods for a question by name; raises `ArgumentError` where its own is none of them."""
+    planned = [(k, planned_method(question.graph, plan)) for k, plan in planners.items()]
+    table = methods(question.checkpoint, planned)
     if not isinstance(question.method, str) or question.method not in table:
         raise ArgumentError(f"no method {question.method!r}; there are {', '.join(table)}")
-
-
-def require_answerable(question: Question) -> None:
-    """Raise the errors of `solve` on a question before anything is compiled or searched."""
-    from gdp.constraints import allowed_mask, together_ids
-
-    graph, cluster, checkpoint = question.graph, question.cluster, question.checkpoint
-    require_method(question)
-    _require_time(question)
-    allowed_mask(question.constraints, graph, cluster)
-    together_ids(question.constraints, graph)
-    if question.costs is not None:
-        from gdp.costs.default import resolve_costs
-
-        resolve_costs(question.costs, cluster, graph)
-    if checkpoint is not None:
-        from gdp.policy.method import load as load_policy
-
-        load_policy(checkpoint)
+    return table
 
 
 def _recorded(
@@ -336,7 +322,7 @@ def _result(
         seed=question.search.seed,
         costs=problem.origin.costs,
         notes=(*answer.messages, *_nearly_full(question.cluster, placed)),
-        counts=counts_of(question.graph, placement),
+        counts=counts_of(question, placement),
     )
 
 
@@ -390,7 +376,7 @@ def evaluate(
         bound = 0.0, ""  # bounds are those of whole ops
     if bound is None:
         # The bound holds for every placement, whatever the constraints.
-        free = prepare_problem(replace(question, constraints=Constraints()), replicas=True)
+        free = problem_of(replace(question, constraints=Constraints()), replicas=True)
         bound = _bound(free, Answer(None), Search().budget(), value_s)
     bound_s, bound_by = bound
     return Result(
@@ -412,7 +398,7 @@ def evaluate(
             *filter(None, [shared_overflow(cluster, scored.peak_bytes)]),
             *_nearly_full(cluster, scored),
         )[:1],
-        counts=counts_of(question.graph, placement),
+        counts=counts_of(question, placement),
     )
 
 

@@ -73,7 +73,7 @@ def test_an_answer_says_what_its_evaluations_cost(monkeypatch: pytest.MonkeyPatc
     result = gdp.place(graph, cluster, method="single", costs=roofline)
     assert result.search_cpu_s == pytest.approx(0.25)
     assert result.to_json()["search_cpu_s"] == result.search_cpu_s
-    assert f"{result.evaluations} evaluations in 0.25 CPU s" in result_text(graph, cluster, result)
+    assert f"{result.evaluations} evaluations in 0.25 CPU s" in result_text(result)
 
 
 def test_an_unknown_name_is_found_before_any_method_runs() -> None:

@@ -46,7 +46,7 @@ def test_terminal_json_and_page_count_the_same() -> None:
     plain = result.to_json()
     assert sum(plain["devices"].values()) == 4
     assert sum(plain["kernels"].values()) == 2
-    assert "plain: 4 ops, run as 2 kernels, on two" in result_text(graph, cluster, result)
+    assert "plain: 4 ops, run as 2 kernels, on two" in result_text(result)
     again = solve.evaluate(Question(graph, cluster, costs=roofline), result.placement)
     assert again.counts == result.counts
 

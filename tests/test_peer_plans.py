@@ -11,7 +11,7 @@ import pytest
 from click.testing import CliRunner
 
 import gdp
-from gdp.api.place import answer
+from gdp.api.answer import answer
 from gdp.cli.main import cli
 from gdp.cluster.presets import cluster_preset
 from gdp.costs.base import roofline

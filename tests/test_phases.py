@@ -11,7 +11,8 @@ import pytest
 
 import gdp
 from gdp import clock, prepare, solve
-from gdp.api.place import answer
+from gdp.api.answer import answer
+from gdp.api.ask import require_answerable
 from gdp.clock import Phases
 from gdp.costs.adapt import AdaptedCosts, Piece, Run, Share, adapt
 from gdp.costs.base import roofline
@@ -130,7 +131,7 @@ def test_a_problem_is_prepared_once_where_costs_are_learned(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     made: list[object] = []
-    monkeypatch.setattr("gdp.solve.prepare_problem", lambda *args, **kwargs: made.append(args) or
+    monkeypatch.setattr("gdp.solve.problem_of", lambda *args, **kwargs: made.append(args) or
                         prepare.prepare_problem(*args, **kwargs))  # fmt: skip
     result = solve.solve(
         Question(
@@ -187,7 +188,7 @@ def test_seconds_that_no_answer_keeps_are_refused_with_the_least() -> None:
     graph = layers(100_000)
     with pytest.raises(gdp.ArgumentError, match=r"1.2 s are too few for 100,000 ops.* about 1.5 s"):
         gdp.place(graph, "2xt4-pcie4", search=gdp.Search(seconds=1.2))
-    solve.require_answerable(
+    require_answerable(
         Question(graph, gdp.Cluster.load("2xt4-pcie4"), search=gdp.Search(evaluations=1))
     )
 

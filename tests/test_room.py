@@ -3,7 +3,7 @@
 import pytest
 
 import gdp
-from gdp.api.place import _room_bytes
+from gdp.api.ask import _room_bytes
 from gdp.cluster.presets import cluster_preset, device_preset
 from gdp.cluster.reserve import for_runtime
 from gdp.cluster.types import Cluster, make_cluster

@@ -54,7 +54,7 @@ from benchmarks.measured_world.servers import (
 from benchmarks.measured_world.serving_runs import Predicted, Run, measured_runs
 from benchmarks.tables import head
 from gdp import solve
-from gdp.api.generation import GenerationAnswer, generation_answer
+from gdp.api.generation import generation_answer
 from gdp.api.traffic.plan import engine_of
 from gdp.cluster.file import load_cluster
 from gdp.cluster.presets import device_names
@@ -67,6 +67,7 @@ from gdp.graph.generation import STEP
 from gdp.models import Generation, Model, load
 from gdp.placement import Placement, Split, make_placement
 from gdp.question import Question
+from gdp.result import GenerationAnswer
 from gdp.sim.traffic import ServingEngine, serve
 from gdp.splits.members import held_graphs, known_division
 from gdp.splits.sharding import exchanges

@@ -5,7 +5,8 @@ from dataclasses import replace
 from pathlib import Path
 
 from gdp import solve
-from gdp.api.place import ask
+from gdp.api.answer import compile_once
+from gdp.api.ask import ask, require_answerable
 from gdp.cluster.file import Machine
 from gdp.constraints import Constraints
 from gdp.costs.base import CostModel
@@ -67,7 +68,8 @@ def compared(
         for name in names or solve.methods(question.checkpoint)
     }
     for asked in questions.values():
-        solve.require_method(asked)
+        require_answerable(asked)
+    compile_once("auto", question.objective)
     rows: dict[str, Result | str] = {}
     for name, asked in questions.items():
         if progress is not None:

@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from gdp.api.place import ask
+from gdp.api.ask import ask
 from gdp.cluster.file import Machine
 from gdp.constraints import Constraints
 from gdp.costs.base import CostModel

@@ -2,25 +2,25 @@
 
 import itertools
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 
-from gdp.api.generation import generation_answer
-from gdp.api.place import answer, ask, loading_note, planned
+from gdp.api.answer import answer, loading_note, planned
+from gdp.api.ask import ask
 from gdp.cluster.file import Machine, load_cluster
 from gdp.cluster.links import links_line
-from gdp.cluster.types import UNLIMITED_BYTES, fullness
+from gdp.cluster.types import UNLIMITED_BYTES, Cluster, fullness
 from gdp.costs.base import CostModel
 from gdp.errors import InfeasibleError, PlacementError
 from gdp.graph.generation import grows, longest_of_model, request_of
 from gdp.methods.base import Search
 from gdp.models import Generation, is_gguf, spec_of, with_options
 from gdp.placement import Placement
-from gdp.question import Question
+from gdp.question import Kept, Question
 from gdp.result import Result
 from gdp.targets.contexts import longest_found, longest_of_plan
 from gdp.targets.llamacpp.plan import PROPOSAL
@@ -107,9 +107,9 @@ def fit(
         ModelError, ClusterError: A file cannot be read, or a scheme is unknown.
         ArgumentError: A scheme is given for a model of another kind.
     """
-    search = search or Search(seconds=1.0)
     models = [models] if isinstance(models, str | os.PathLike) else list(models)
     machines = [load_cluster(cluster) for cluster in clusters]
+    parts = {"costs": costs, "search": search or Search(seconds=1.0), "kept": Kept()}
     asked = [*itertools.product(models, machines, quantize, prompts, batches)]
     rows, longest = list[FitRow](), dict[tuple[object, ...], int]()
     for i, (model, machine, scheme, prompt, batch) in enumerate(asked):
@@ -119,21 +119,13 @@ def fit(
             progress(row.label, i / len(asked))
         spec = with_options(os.fspath(model), quantize=scheme) if scheme else model
         request = Generation(spec, prompt=prompt, new=new, batch=batch, context=context)
-        runtime = target or ("llamacpp" if is_gguf(model) else None)
-        key = (model, machine.name, scheme, batch)
-        question = None
         try:
-            question = ask(request, machine, target=runtime, costs=costs, search=search)
-            result = _answered(question, target)
+            question, result = _answered(request, machine, target, parts)
         except InfeasibleError as error:
-            parts = [str(error), *([] if question is None else [_needed(question)])]
-            rows.append(replace(row, limit="; ".join(parts)))
+            rows.append(replace(row, limit=str(error)))
             continue
-        notes = [loading_note(request, result.question.graph)]
-        notes += [note for note in result.notes if note.startswith(PROPOSAL)]
-        note = "; ".join(filter(None, notes))
-        row = replace(row, note=note, costs=result.costs, links=links_line(machine))
-        rows.append(_with_answer(row, result))
+        rows.append(_with_answer(row, question, result))
+        key = (model, machine.name, scheme, batch)
         if key not in longest:
             longest[key] = _longest(question, result)
         longest[key] = max(longest[key], rows[-1].longest_context or 0)
@@ -147,15 +139,26 @@ def fit(
     ]
 
 
-def _answered(question: Question, target: str | None) -> Result:
-    """The answer; a free one where the runtime that was not named cannot run, such as llama.cpp
-    without a processor."""
+def _answered(
+    request: Generation, machine: Cluster, target: str | None, parts: Mapping[str, Any]
+) -> tuple[Question, Result]:
+    """A question with its answer; a free one where the runtime that was not named cannot run, such
+    as llama.cpp without a processor.
+
+    Raises:
+        InfeasibleError: It does not fit; what it needs is said.
+    """
+    runtime = target or ("llamacpp" if is_gguf(request) else None)
+    question = ask(request, machine, target=runtime, **parts)
     try:
-        return answer(question)
-    except PlacementError:
-        if target is not None or question.target is None:
-            raise
-        return answer(replace(question, target=None))
+        try:
+            return question, answer(question)
+        except PlacementError:
+            if target is not None or runtime is None:
+                raise
+            return question, answer(replace(question, target=None))
+    except InfeasibleError as error:
+        raise InfeasibleError(f"{error}; {_needed(question)}") from None
 
 
 def _needed(question: Question) -> str:
@@ -189,17 +192,20 @@ def _longest(question: Question, result: Result) -> int:
     return max(longest_found(question, planned)[0], own)
 
 
-def _with_answer(row: FitRow, result: Result) -> FitRow:
+def _with_answer(row: FitRow, question: Question, result: Result) -> FitRow:
     """The row of a request with the figures of its result."""
-    found = generation_answer(result.question, result.placement, result.score)
+    found = result.generation
     if found is None:
         return row
+    notes = [loading_note(question.model, result.question.graph)]
+    notes += [note for note in result.notes if note.startswith(PROPOSAL)]
     full = fullness(result.question.cluster, result.score.peak_bytes.tolist())
     return replace(
         row, fits=True, tokens_per_s=found.tokens_per_s, first_token_s=found.first_token_s,
         request_s=found.request_s, fullest=max(full), limit=found.limits[1], context=found.context,
         longest_context=found.longest_context,
         full_tokens_per_s=found.full_tokens_per_s, gap=result.gap if result.bound_by else None,
+        note="; ".join(filter(None, notes)), costs=result.costs, links=links_line(question.cluster),
         layout=_layout(result.placement, found.stages),
     )  # fmt: skip
 

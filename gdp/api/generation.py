@@ -2,10 +2,8 @@
 
 import math
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
-from typing import Any, NamedTuple
+from dataclasses import replace
 
-import msgspec
 import numpy as np
 from jaxtyping import Bool, Float
 
@@ -16,18 +14,17 @@ from gdp.costs.op_offload import is_sent, offloads
 from gdp.errors import ArgumentError, ModelError
 from gdp.graph.generation import (
     NEXT_TOKEN,
-    Request,
     cached_share,
     grows,
     request_of,
-    run_once,
 )
 from gdp.graph.op_graph import OpGraph
 from gdp.models import spec_of
 from gdp.ops.llamacpp import DRAFT
 from gdp.placement import DraftModel, Placement
-from gdp.prepare import prepare_placement, requests_in_flight
+from gdp.prepare import once_of, prepare_placement, requests_in_flight
 from gdp.question import Question
+from gdp.result import CAUSES, DeviceMemory, GenerationAnswer, TimePart
 from gdp.sim.latency import simulate
 from gdp.sim.objectives import Score, find_objective
 from gdp.sim.prediction import Prediction
@@ -39,98 +36,6 @@ from gdp.targets.vllm.draft import beside
 
 LAUNCHED = 0.15
 """Share of an op's seconds that arithmetic or bytes account for: below, it waits for its launch."""
-CAUSES = {
-    "bandwidth": "reading weights and caches",
-    "arithmetic": "computing",
-    "sending": "sending weights to a GPU and computing there",
-    "dispatch": "launching kernels",
-    "streaming": "streaming weights",
-    "transfers": "moving tensors between devices",
-    "collectives": "adding up parts of ops",
-}
-"""Parts of the time of a phase, and their words."""
-
-
-class TimePart(NamedTuple):
-    """A part of the time of a phase."""
-
-    cause: str  # of `CAUSES`
-    device: str  # "" for tensors between devices
-    share: float
-    together: tuple[str, ...] = ()  # devices that compute each op with it, itself among them
-
-    @property
-    def text(self) -> str:
-        """Work and place in words."""
-        return CAUSES[self.cause] + (f" on {self.place}" if self.device else "")
-
-    @property
-    def place(self) -> str:
-        """The device, or all of the group that computes each op together."""
-        return " and ".join(self.together) or self.device
-
-
-@dataclass(frozen=True)
-class DeviceMemory:
-    """Bytes on one device; `free_bytes` is None where it has no limit."""
-
-    device: str
-    weights_bytes: int
-    cache_bytes: int  # at the end of the request, of all requests in flight
-    activations_bytes: int  # the most at once, beside weights and caches
-    reserve_bytes: int  # kept beside all these for the system, drivers and runtimes
-    free_bytes: int | None
-    draft_bytes: int = 0  # weights and caches of a small model that drafts
-    draft_cache_bytes: int = 0  # its caches, a part of these
-
-    @property
-    def growing_bytes(self) -> int:
-        """All that grows with the tokens that requests hold."""
-        return self.cache_bytes + self.draft_cache_bytes
-
-
-@dataclass(frozen=True)
-class GenerationAnswer:
-    """Seconds and bytes of one request. Times are predictions of the simulator."""
-
-    request: Request
-    first_token_s: float  # from the prompt to the first token
-    token_s: float  # of one step at the mean context, which writes several tokens of drafts
-    caches_s: float  # of it, in ops that read caches
-    request_s: float  # the prompt and all steps
-    in_flight: int  # requests at once
-    all_tokens_per_s: float  # written by all of them
-    useful: int  # requests at once from which on more are no faster: some device never waits
-    room: int | None  # requests whose caches the memory has room for; None: no limit
-    shares: tuple[tuple[TimePart, ...], tuple[TimePart, ...]]  # of the prompt and of a step
-    limits: tuple[str, str]  # what most of the time of the prompt and of the steps goes to
-    memory: tuple[DeviceMemory, ...]
-    is_pipeline: bool  # requests at once were asked for
-    context: int  # tokens of each sequence that caches are reserved for
-    longest_context: int | None  # that these devices have room for; None where that is not known
-    stages: int  # devices with caches, or groups of them that compute each op together
-    copies: int  # of the model, each with a batch of its own
-    draft: DraftModel | None = None  # whose bytes are in `memory`
-    # Of decode once all tokens of the context are used, where these are more than the request's.
-    full_tokens_per_s: float | None = None
-
-    @property
-    def tokens_per_s(self) -> float:
-        """Tokens of one request per second while it decodes, those of its batch together."""
-        written = self.request.batch * self.request.new / self.request.steps
-        return written / self.token_s if self.token_s > 0 else math.inf
-
-    def to_json(self) -> dict[str, Any]:
-        """Plain data with the field names of the command line's `--json`."""
-        draft = None if self.draft is None else msgspec.structs.asdict(self.draft)
-        plain = asdict(self) | {"request": self.request.asked(), "draft": draft}
-        for name in ("limits", "shares"):
-            plain[name] = dict(zip(("prompt", "decode"), plain[name], strict=True))
-        plain["shares"] = {
-            phase: [share._asdict() | {"text": share.text} for share in rows]
-            for phase, rows in plain["shares"].items()
-        }
-        return plain | {"tokens_per_s": self.tokens_per_s}
 
 
 def generation_of(question: Question, placement: Placement) -> GenerationAnswer:
@@ -161,7 +66,7 @@ def generation_answer(
     request = request_of(graph)
     if request is None:
         return None
-    once = run_once(graph)
+    once = once_of(question)
     predicted = prepare_placement(replace(question, graph=once, objective="latency"), placement)
     problem, placed = predicted
     group_of = problem.origin.group_of

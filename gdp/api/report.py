@@ -79,7 +79,7 @@ def write_page(
     if find_objective(result.objective).pipelined:
         drawn = steady_state(Prediction(view.problem, Assignment(view.device, None, view.teams)))
         steady = None if drawn is None else asdict(drawn)
-    answer = generation_answer(question, result.placement, result.score)
+    answer = result.generation or generation_answer(question, result.placement, result.score)
     generation = None if answer is None else answer.to_json()
     write_report(view, result.to_json(), path, measured, steady, generation, traffic)
 

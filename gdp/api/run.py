@@ -3,10 +3,10 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from gdp import solve
-from gdp.api.place import ask
+from gdp.api.answer import answer
+from gdp.api.ask import ask
 from gdp.cluster.file import Machine
 from gdp.constraints import Constraints
 from gdp.costs.adapt import AdaptedCosts
@@ -36,13 +36,9 @@ from gdp.models import (
 from gdp.placement import DIVIDED, Placed, Placement, require
 from gdp.prepare import prepare_placement
 from gdp.question import Question, question_about
-from gdp.result import Result
 from gdp.sim.prediction import Prediction
-from gdp.targets.table import EXPORTERS, RUNTIMES
+from gdp.targets.table import EXPORTERS, PLANNERS, RUNTIMES
 from gdp.targets.target import ExportJob, Runtime
-
-if TYPE_CHECKING:
-    pass
 
 
 def run(
@@ -115,7 +111,7 @@ def execute(
     """Execute a placement of a question, or without one the answer to it; see `run`."""
     executor = Executor.of(question, runtime)
     if placed is None:
-        placed = executor.place().placement
+        placed = answer(executor.question).placement
     prediction = executor.predict(placed)
     seed = question.search.seed
     report = executor.run(placed, prediction, measuring or Measuring(seed=seed))
@@ -144,10 +140,6 @@ class Executor:
         kind, executable = executable_model(model)
         row = _runtime(model, (kind,), runtime)
         return cls(runnable(question, row), row, executable)
-
-    def place(self) -> Result:
-        """A placement that the runtime executes."""
-        return place_runnable(self.question, self.runtime)
 
     def predict(self, placed: Placement, costs: CostModel | str | Path | None = None) -> Prediction:
         """The prediction of a placement by some costs, by default those of the question.
@@ -237,8 +229,11 @@ def _runtime(model: Model, kinds: Sequence[str], name: str | None) -> Runtime:
 
 
 def runnable(question: Question, runtime: Runtime) -> Question:
-    """The question whose answers a runtime executes."""
-    if question.method == "auto":
+    """The question whose answers a runtime executes: those of its own program, where it has one."""
+    if runtime.planner is not None:
+        target = next(name for name, row in PLANNERS.items() if row is runtime.planner)
+        question = replace(question, target=target, method="auto")
+    elif question.method == "auto":
         question = replace(question, method=runtime.method)
     if runtime.replicates:
         return question
@@ -252,13 +247,6 @@ def runtime_of(model: Model, name: str | None = None) -> Runtime:
     require_executable(model)
     kinds = importer_of(spec_of(model)).executables or ("jax", "torch")
     return _runtime(model, kinds, name)
-
-
-def place_runnable(question: Question, runtime: Runtime) -> Result:
-    """An answer that a runtime executes: of a free search, or of the program of its target."""
-    if runtime.planner is None:
-        return solve.solve(question)
-    return runtime.planner.plan(replace(question, method="auto"))
 
 
 def _replicated(placement: Placement) -> str:

@@ -9,8 +9,9 @@ import msgspec
 import numpy as np
 
 from gdp import solve
-from gdp.api.place import ask
-from gdp.api.run import Executor, place_runnable
+from gdp.api.answer import planned
+from gdp.api.ask import ask
+from gdp.api.run import Executor
 from gdp.cluster.file import Machine
 from gdp.constraints import Constraints
 from gdp.costs import machine
@@ -163,7 +164,7 @@ class _Session:
             begin = Assignment(start.device[first], start.rank[first], start.teams)
             search, method = replace(search, start=begin), "local_search"
         question = replace(question, search=search, method=method, costs=self.costs(adaptation))
-        return self.planned(place_runnable(question, runtime).placement, adaptation)
+        return self.planned(planned(question).placement, adaptation)
 
     def planned(self, placed: Placement, adaptation: Adaptation) -> Planned:
         """A placement with its prediction."""

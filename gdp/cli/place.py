@@ -16,16 +16,13 @@ from gdp.cli.traffic import (
     traffic_option,
     traffic_options,
 )
-from gdp.clock import COMPILE, Phases, waiting_for
+from gdp.clock import Phases
 from gdp.errors import InfeasibleError
-from gdp.targets.table import PLANNERS
-from gdp.terminal import printable_lines
+from gdp.terminal import listening, printable_lines
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Mapping
 
-    from gdp.models import Model
-    from gdp.question import Question
     from gdp.result import Result
 
 
@@ -45,89 +42,60 @@ def place(
     serving: TrafficOptions, outputs: options.Outputs,
 ) -> None:  # fmt: skip
     """Place a model on a cluster."""
-    from gdp.api.generation import generation_answer
-    from gdp.api.place import answer
-    from gdp.cli import first_run
+    from gdp.api.answer import answer
     from gdp.cli.text import result_text
     from gdp.models import spec_of
-    from gdp.solve import require_answerable
 
     phases = Phases(STARTED_S)
     phases.ended("import")
-
-    def asked(model: "Model | None" = None) -> "Question":
-        phases.ended("planning")  # of the questions before this one
-        question = asking.question(
-            model, target=destination.runtime, granularity=destination.granularity,
-            offload=destination.offload, method=search.method, search=search.search(),
-        )  # fmt: skip
-        phases.ended("read")
-        return question
-
-    def answered(question: "Question") -> "Result":
-        with stages(lines=False) as say:
-            return answer(replace(question, search=search.search(placing(say))))
-
+    parts = {
+        "target": destination.runtime, "granularity": destination.granularity,
+        "offload": destination.offload, "method": search.method, "phases": phases,
+    }  # fmt: skip
     if serving.traffic is not None:
-        _place_for_traffic(
-            asking, destination.runtime, serving, asked, answered, outputs, phases
-        )  # fmt: skip
+        _place_for_traffic(asking, parts, search, serving, outputs)
         return
     serving.require_none()
-    question = asked(drafted(asking.model.spec, serving.draft))
+    model = drafted(asking.model.spec, serving.draft)
+    question = asking.question(model, search=search.search(), **parts)
     outputs.require(spec_of(question.model or ""), *asking.files)
-    if destination.runtime is None:
-        require_answerable(question)
-    with waiting_for(COMPILE):
-        searches = destination.runtime is None or PLANNERS[destination.runtime].searches
-        first_run.prepare(search.method if searches else None, question.objective)
-    phases.ended("read")
-    result = _all_waited(phases, answered(question))
+    with stages() as say, listening(say):
+        watched = search.search(placing(say))
+        result = answer(replace(question, search=watched), phases)
     _write(result, outputs)
-    question = result.question
-    generation = generation_answer(question, result.placement, result.score)
-    plain = result.to_json()
-    plain |= {} if generation is None else {"generation": generation.to_json()}
-    show(plain, lambda: result_text(question.graph, question.cluster, result, generation))
+    show(result.to_json(), lambda: result_text(result))
 
 
 def _place_for_traffic(
-    asking: options.Asking, runtime: str | None, serving: TrafficOptions,
-    asked: "Callable[..., Question]", answered: "Callable[[Question], Result]",
-    outputs: options.Outputs, phases: Phases,
+    asking: options.Asking, parts: dict[str, Any], search: options.MethodOptions,
+    serving: TrafficOptions, outputs: options.Outputs,
 ) -> None:  # fmt: skip
     """Place a language model for an engine that serves traffic."""
     from gdp.api.traffic.serve import served_plan
-    from gdp.cli import first_run
     from gdp.cli.text import result_text
     from gdp.files.writing import check_file_writable, is_stream
     from gdp.models import HF_PREFIX
     from gdp.placement import save_placement
 
     spec = asking.model.spec
-    if runtime != "vllm" or not spec.startswith(HF_PREFIX):
+    if parts["target"] != "vllm" or not spec.startswith(HF_PREFIX):
         raise click.UsageError("--traffic is for hf: models --for vllm")
     asking.model.require_no_sizes("--traffic")
+    asking.cluster.require_backend(None)
     traffic, limits, draft = serving.parsed()
     overwrite = outputs.require(spec, *asking.files)
-    with waiting_for(COMPILE):
-        first_run.prepare(None, asking.objective or "latency")
-    plan = served_plan(
-        asked, spec, traffic, answered, within=limits, disaggregated=not serving.joint, draft=draft
-    )
-    phases.ended("planning")
-    seconds = phases.seconds
-    waited = replace(plan.result, phases=seconds, seconds=sum(seconds.values()))
-    plan = replace(plan, result=waited)
+    with stages() as say, listening(say):
+        parts |= asking.parts() | {"search": search.search(placing(say))}
+        plan = served_plan(
+            parts, spec, traffic, within=limits, disaggregated=not serving.joint, draft=draft
+        )
     path = outputs.paths.get("placement")
     if plan.prompts is not None and path and not is_stream(path):
         of_prompts = beside(path)
         check_file_writable(of_prompts, "placement", overwrite)
         save_placement(plan.prompts.result.placement, of_prompts)
     _write(plan.result, outputs, plan.traffic_json())
-    question, result = plan.result.question, plan.result
-    lines = result_text(question.graph, question.cluster, result, plan.generation, plan.lines())
-    show(plan.to_json(), lambda: lines)
+    show(plan.to_json(), lambda: result_text(plan.result, plan.lines()))
 
 
 def beside(path: str) -> str:
@@ -155,15 +123,6 @@ def _write(
         reporting.write_page(result.question, result, path, traffic=traffic)
 
 
-def _all_waited(phases: Phases, result: "Result") -> "Result":
-    """The result with the seconds that the program waited before it searched."""
-    seconds = {
-        name: phases.seconds.get(name, 0.0) + result.phases.get(name, 0.0)
-        for name in (*phases.seconds, *result.phases)
-    }
-    return replace(result, phases=seconds, seconds=sum(seconds.values()))
-
-
 @click.command()
 @options.asking(options.place_objective)
 @options.search
@@ -172,9 +131,7 @@ def _all_waited(phases: Phases, result: "Result") -> "Result":
 def compare(asking: options.Asking, search: options.SearchOptions, methods: str | None) -> None:
     """Run every method and print one table."""
     from gdp.api.compare import compared
-    from gdp.cli import first_run
     from gdp.cli.text import compare_text
-    from gdp.solve import require_answerable
 
     def say(name: str) -> None:
         if sys.stderr.isatty():
@@ -182,10 +139,8 @@ def compare(asking: options.Asking, search: options.SearchOptions, methods: str 
 
     question = asking.question(search=search.search())
     names = methods.split(",") if methods else None
-    for name in names or ["auto"]:
-        require_answerable(replace(question, method=name))
-    first_run.prepare("auto", question.objective)
-    rows = compared(question, names, say)
+    with stages() as told, listening(told):
+        rows = compared(question, names, say)
     plain = [
         {"method": name, "feasible": False, "reason": row}
         if isinstance(row, str)

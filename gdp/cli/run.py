@@ -13,7 +13,7 @@ from gdp.cli.show import Say, placing, show, stages
 from gdp.clock import MEASURE_SECONDS
 from gdp.files.writing import write_atomic
 from gdp.targets.table import EXPORTERS, RUNTIMES
-from gdp.terminal import printable_lines
+from gdp.terminal import listening, printable_lines
 
 if TYPE_CHECKING:
     from gdp.api.tune import Round, Tuned
@@ -53,8 +53,8 @@ def run(
     Without PLACEMENT the model is placed first; a placement that remembers its model is enough.
     """
     from gdp.api import report as reporting
+    from gdp.api.answer import compile_once
     from gdp.api.run import execute
-    from gdp.cli import first_run
     from gdp.cli.text import run_text
     from gdp.measure.measuring import Measuring
     from gdp.models import spec_of
@@ -68,7 +68,7 @@ def run(
         spec = spec_of(model_asked(options.read_placement(placement), given)[0])
     outputs.require(spec, placement, *asking.files)
     page, result = outputs.paths.get("report"), None
-    with stages() as say:
+    with stages() as say, listening(say):
         measuring = Measuring(timing.measure_seconds, search.seed, progress=say)
         say(f"loading {spec}", 0.0)  # no line: one that cannot be loaded is refused in one
         if placement is None:
@@ -80,7 +80,7 @@ def run(
             costs = asking.trained.costs
             about = options.About(model, asking.cluster, asking.objective, costs)
             question, placed = about.question(placement, given, asking.constraints.read())
-            first_run.prepare(None, question.objective, say)
+            compile_once(None, question.objective)
         report = execute(question, placed, measuring, timing.runtime)
     if page:
         result = result or evaluate(question, placed)
@@ -94,19 +94,15 @@ def _placed(
     question: "Question", runtime: str | None, search: options.MethodOptions, say: Say
 ) -> "Result":
     """An answer that the runtime executes; the stages of finding it are told."""
-    from gdp.api.run import place_runnable, runnable, runtime_of
-    from gdp.cli import first_run
-    from gdp.solve import require_answerable
+    from gdp.api.answer import answer
+    from gdp.api.run import runnable, runtime_of
 
-    row = runtime_of(question.model or question.graph, runtime)
-    question = runnable(question, row)
-    require_answerable(question)
-    first_run.prepare(search.method, question.objective, say)
+    question = runnable(question, runtime_of(question.model or question.graph, runtime))
     limit = f"{search.seconds:g} s"
     if search.evaluations is not None:
         limit = f"{search.evaluations} evaluations"
     say(f"placing on {question.cluster.name}, at most {limit} of search")
-    return place_runnable(question, row)
+    return answer(question)
 
 
 @click.command()

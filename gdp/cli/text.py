@@ -16,7 +16,7 @@ from gdp.cluster.types import UNLIMITED_BYTES, Cluster, Device
 from gdp.costs.default import source_of
 from gdp.graph.op_graph import OpGraph
 from gdp.placement import Split
-from gdp.result import Result
+from gdp.result import GenerationAnswer, Result
 from gdp.sim.objectives import find_objective
 from gdp.splits.members import held_graphs
 from gdp.terminal import printable
@@ -24,7 +24,6 @@ from gdp.units import format_bytes, format_seconds
 
 if TYPE_CHECKING:
     from gdp.api.faster import Faster
-    from gdp.api.generation import GenerationAnswer
 
 
 class Shown(str):
@@ -66,12 +65,9 @@ def _share(part: float, whole: float) -> str:
     return "-" if whole >= UNLIMITED_BYTES else f"{part / whole:.0%}"
 
 
-def result_text(
-    graph: OpGraph, cluster: Cluster, result: Result, answer: "GenerationAnswer | None" = None,
-    traffic: Sequence[str] = (),
-) -> str:  # fmt: skip
-    """Text of `gdp place`; `answer` is what a placed generation takes, `traffic` lines on the
-    requests that share its engine."""
+def result_text(result: Result, traffic: Sequence[str] = ()) -> str:
+    """Text of `gdp place`, with lines on the traffic that the engine serves."""
+    graph, cluster, answer = result.question.graph, result.question.cluster, result.generation
     device = result.placement.device
     real = ~graph.is_io
     rows = []
@@ -119,7 +115,7 @@ def result_text(
     return shown(lines)
 
 
-def _alone(answer: "GenerationAnswer") -> list[str]:
+def _alone(answer: GenerationAnswer) -> list[str]:
     """A heading above the figures of one batch, where those of traffic stand before them."""
     count = answer.request.batch
     what = f"{count} requests that start together" if count > 1 else "one request"
@@ -153,7 +149,7 @@ def _times(result: Result) -> list[str]:
     ]
 
 
-def generation_lines(answer: "GenerationAnswer") -> list[str]:
+def generation_lines(answer: GenerationAnswer) -> list[str]:
     """First token, tokens per second, the whole request, and what limits either phase."""
     request = answer.request
     side = f", {request.batch} sequences side by side" if request.batch > 1 else ""
@@ -194,7 +190,7 @@ def generation_lines(answer: "GenerationAnswer") -> list[str]:
 
 
 def generation_text(
-    answer: "GenerationAnswer", cluster: Cluster, faster: "Sequence[Faster]" = ()
+    answer: GenerationAnswer, cluster: Cluster, faster: "Sequence[Faster]" = ()
 ) -> Shown:  # fmt: skip
     """Text of `gdp explain` for a whole request."""
     parts = {
@@ -221,7 +217,7 @@ def generation_text(
     return shown([*lines, memory_table(answer)])
 
 
-def memory_table(answer: "GenerationAnswer") -> Shown:
+def memory_table(answer: GenerationAnswer) -> Shown:
     """A row per device: weights, cache, activations, a model that drafts, reserve, free."""
     drafts = ["draft"] if answer.draft is not None else []
     rows = [

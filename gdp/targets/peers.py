@@ -68,7 +68,7 @@ def _instead(result: Result, peer: Peer, placement: Placement, score: Score) -> 
     note = f"{peer.title}, {ratio:.{1 if ratio >= 1.1 else 3}f} times as fast as the searched plan"
     answer = replace(
         result, placement=placement, score=score, method=peer.name, notes=(note,),
-        counts=counts_of(result.question.graph, placement), deviation_s=None,
+        counts=counts_of(result.question, placement), deviation_s=None,
     )  # fmt: skip
     return with_bound(answer, result.bound_s, result.bound_by)
 

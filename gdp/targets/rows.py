@@ -22,7 +22,7 @@ from gdp.errors import InfeasibleError
 from gdp.graph.op_graph import OpGraph
 from gdp.methods.intervals import Join, Row, best_rows
 from gdp.placement import Placement, Split, Teams, make_placement
-from gdp.prepare import prepare_problem
+from gdp.prepare import problem_of
 from gdp.problem.arrays import arrays_of
 from gdp.question import Question
 from gdp.result import Result, counts_of, with_bound
@@ -175,9 +175,7 @@ def module_blocks(
     """
     whole, cluster = question.graph, question.cluster
     # Stretches pay their dispatch as the stages of a pipeline do.
-    problem = prepare_problem(
-        replace(question, objective="throughput"), keep_apart=block, parts=parts
-    )
+    problem = problem_of(replace(question, objective="throughput"), keep_apart=block, parts=parts)
     graph = whole if parts is None else parts.graph
     if usable is None:
         usable = [d for d, own in enumerate(cluster.devices) if own.supported != frozenset()]
@@ -257,7 +255,7 @@ def evened(result: Result, placements: Iterable[Placement | None]) -> Result:
     full = nearly_full(cluster, best.score.peak_bytes.tolist())
     best = replace(
         best, notes=(*told, note, *([full] if full else [])), deviation_s=None,
-        counts=counts_of(graph, best.placement),
+        counts=counts_of(question, best.placement),
     )  # fmt: skip
     return with_bound(best, result.bound_s, result.bound_by)
 

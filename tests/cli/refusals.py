@@ -5,7 +5,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from gdp.cli.first_run import MESSAGE
+from gdp.api.first_run import MESSAGE
 from gdp.graph.op_graph import OpGraph, make_graph
 
 Run = Callable[..., tuple[int, str, str]]

@@ -11,7 +11,7 @@ import pytest
 from refusals import CLUSTER, DEVICE, Run, changed, refused, small
 
 from gdp import solve
-from gdp.cli import first_run
+from gdp.api import first_run
 from gdp.cluster.types import Cluster
 from gdp.errors import GdpError
 from gdp.models import load

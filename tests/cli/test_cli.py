@@ -10,7 +10,7 @@ import pytest
 from refusals import Run
 from tiny import TOY, branches
 
-from gdp.cli.first_run import MESSAGE
+from gdp.api.first_run import MESSAGE
 from gdp.graph.file import save_graph
 
 

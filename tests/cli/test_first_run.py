@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from gdp.cli import first_run
+from gdp.api import first_run
 from gdp.sim.score import score
 
 REPOSITORY = str(Path(first_run.__file__).resolve().parents[2])
@@ -18,7 +18,7 @@ REPOSITORY = str(Path(first_run.__file__).resolve().parents[2])
 KERNEL = """
 import sys
 import numba
-from gdp.cli import first_run
+from gdp.api import first_run
 
 class Helper:
     def poll(self): return None
@@ -117,7 +117,7 @@ def test_a_helper_that_fails_changes_nothing() -> None:
 COMPLETE = """
 import sys
 from numba.core.dispatcher import Dispatcher
-from gdp.cli import first_run
+from gdp.api import first_run
 from gdp.cli.main import cli
 
 def ready():
@@ -172,7 +172,8 @@ WRONG = [
 REFUSING = """
 import io, json, sys
 from contextlib import redirect_stderr
-from gdp.cli import first_run, program
+from gdp.api import first_run
+from gdp.cli import program
 program.prepare_process()
 from gdp.cli.main import cli
 from gdp.cli.program import run

@@ -10,7 +10,7 @@ import pytest
 
 import gdp
 from gdp import clock, explain, solve
-from gdp.api.place import answer
+from gdp.api.answer import answer
 from gdp.bounds.best import all_bounds, best_bound
 from gdp.cluster.presets import cluster_preset, device_preset
 from gdp.cluster.types import UNLIMITED_BYTES, Cluster, Device, Link, make_cluster

@@ -170,7 +170,7 @@ def test_its_values_are_told_in_its_unit() -> None:
     assert f"energy {result.value_s:.4g} J" in repr(result)
     assert f"energy {result.value_s:.4g} J" in result._repr_html_()
     assert (result.to_json()["value"], result.to_json()["unit"]) == (result.value_s, "J")
-    lines = result_text(problem.graph, unit_cluster(3), result).splitlines()
+    lines = result_text(result).splitlines()
     assert f"energy   {result.value_s:.4g} J" in lines
     assert "bound    none is known of energy" in lines
 

@@ -13,7 +13,7 @@ from gguf_models import MIB, VOCABULARY, box, sayable, write_gguf
 
 import gdp
 from gdp import solve
-from gdp.api.place import answer
+from gdp.api.answer import answer
 from gdp.api.run import export
 from gdp.cli.main import cli
 from gdp.cluster.file import cluster_of_toml, cluster_toml, load_cluster, read_cluster

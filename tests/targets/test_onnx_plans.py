@@ -8,7 +8,7 @@ import pytest
 from click.testing import CliRunner
 
 from gdp import solve
-from gdp.api.place import answer
+from gdp.api.answer import answer
 from gdp.cli.main import cli
 from gdp.cluster.types import Cluster, Device, make_cluster
 from gdp.constraints import Constraints, Pin

@@ -18,7 +18,7 @@ from tiny import plain_graph, unit_cluster
 
 import gdp
 from gdp import solve, targets
-from gdp.api.place import answer
+from gdp.api.answer import answer
 from gdp.cluster.types import Cluster, Device, make_cluster
 from gdp.costs.base import roofline
 from gdp.errors import InfeasibleError, PlacementError

@@ -8,14 +8,15 @@ planned on its own GPUs and simulated again.
 
 import itertools
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from gdp.api.generation import GenerationAnswer
+from gdp.api.answer import answer
+from gdp.api.ask import ask
 from gdp.api.traffic.plan import PromptsGroup, ServedPlan, engine_on, model_bytes
 from gdp.cluster.types import NO_CHANNEL, Cluster
 from gdp.constraints import Pin, allowed_mask
@@ -23,7 +24,7 @@ from gdp.errors import ArgumentError, InfeasibleError
 from gdp.graph.generation import cached_share
 from gdp.models import Generation
 from gdp.question import Question
-from gdp.result import Result
+from gdp.result import GenerationAnswer, Result
 from gdp.sim.disaggregated import TwoGroups, serve_apart
 from gdp.sim.traffic import ServingEngine, Traffic, in_steady_state
 from gdp.targets.vllm.layouts import usable_gpus
@@ -32,13 +33,17 @@ SIMULATED = 4
 """Pairs of groups that are simulated."""
 
 
-class PlanMaker(NamedTuple):
-    """The way to ask for plans of a model."""
+class Asked(NamedTuple):
+    """What is asked of a model, apart from the requests that run side by side."""
 
-    asked: Callable[[Generation], Question]
-    answered: Callable[[Question], Result]
     model: str | Path
+    parts: Mapping[str, Any]  # of its questions, as `gdp.api.ask` takes them
     requests_at_once: int | None  # None: vLLM's own default
+
+    def question(self, prompt: int, new: int, batch: int) -> Question:
+        """That of so many requests; seconds of reading the model are its own phase."""
+        self.parts["phases"].ended("planning")  # of the questions before this one
+        return ask(Generation(self.model, prompt, new, batch), **self.parts)
 
 
 class GroupPlan(NamedTuple):
@@ -77,16 +82,16 @@ class _Pair(NamedTuple):
         return len(self.prompts) // self.of_prompts, len(self.tokens) // self.of_tokens
 
 
-def plan_apart(planner: PlanMaker, traffic: Traffic, joint: ServedPlan) -> ServedPlan | None:
+def plan_apart(asked: Asked, traffic: Traffic, joint: ServedPlan) -> ServedPlan | None:
     """The best plan with GPUs for prompts and GPUs for tokens; None where there is none.
 
     Args:
-        planner: Asks for plans of the model.
+        asked: What is asked of the model.
         traffic: Requests.
         joint: The best plan in which all GPUs do both; its limits hold, and where traffic has a
             rate, requests are planned side by side as many as run there.
     """
-    search = _Search(planner, traffic, joint)
+    search = _Search(asked, traffic, joint)
     ranked: list[tuple[tuple[float, float], _Pair]] = []
     for pair in search.pairs():
         estimate = search.estimate(pair)
@@ -102,7 +107,7 @@ def plan_apart(planner: PlanMaker, traffic: Traffic, joint: ServedPlan) -> Serve
 class _Search:
     """Plans of groups, kept by the kind of their GPUs."""
 
-    planner: PlanMaker
+    asked: Asked
     traffic: Traffic
     joint: ServedPlan
     known: dict[tuple[object, ...], GroupPlan | None] = field(default_factory=dict)
@@ -167,18 +172,16 @@ class _Search:
         barred = tuple(names[d] for d in usable_gpus(self.cluster) if d not in gpus)
         new = 1 if serves == "prompts" else self.traffic.new
         while batch >= 1 and self._have_room(gpus):
-            question = self.planner.asked(
-                Generation(self.planner.model, self.traffic.prompt, new, batch)
-            )
+            question = self.asked.question(self.traffic.prompt, new, batch)
             rules = question.constraints
             rules = replace(rules, forbid=(*rules.forbid, Pin("*", barred))) if barred else rules
-            asked = replace(question, copies=copies, serves=serves, constraints=rules)
+            question = replace(question, copies=copies, serves=serves, constraints=rules)
             try:
-                result = self.planner.answered(asked)
+                result = answer(question)
             except InfeasibleError:
                 batch //= 2
                 continue
-            return GroupPlan(tuple(gpus), result, *engine_on(result, self.planner.requests_at_once))
+            return GroupPlan(tuple(gpus), result, *engine_on(result, self.asked.requests_at_once))
         return None
 
     def _have_room(self, gpus: Sequence[int]) -> bool:

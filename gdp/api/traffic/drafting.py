@@ -11,12 +11,13 @@ from pathlib import Path
 
 import msgspec
 
-from gdp.api.generation import GenerationAnswer, draft_answer, with_draft_memory
+from gdp.api.generation import draft_answer, with_draft_memory
 from gdp.api.traffic.plan import ServedPlan, engine_of
 from gdp.errors import ArgumentError
 from gdp.models import is_gguf
 from gdp.placement import MOST_DRAFT_TOKENS, DraftModel
 from gdp.prepare import requests_in_flight
+from gdp.result import GenerationAnswer
 from gdp.sim.traffic import Drafting, Traffic, in_steady_state, serve
 from gdp.units import format_bytes, whole_number
 
@@ -110,7 +111,10 @@ def with_draft(traffic: Traffic, plan: ServedPlan, draft: Draft) -> ServedPlan:
     served = serve(in_steady_state(traffic, own), own)
     record = placed.question
     remembered = None if record is None else msgspec.structs.replace(record, draft=model)
-    result = replace(plan.result, question=question, placement=replace(placed, question=remembered))
+    result = replace(
+        plan.result, question=question, placement=replace(placed, question=remembered),
+        generation=generation,
+    )  # fmt: skip
     return replace(plan, result=result, generation=generation, engine=own, served=served)
 
 

@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from gdp.api.place import ask, loading_note
+from gdp.api.answer import loading_note
 from gdp.api.traffic.drafting import Draft
 from gdp.api.traffic.plan import ServedPlan
 from gdp.api.traffic.serve import served_plan
@@ -17,7 +17,6 @@ from gdp.costs.base import CostModel
 from gdp.errors import ArgumentError, InfeasibleError
 from gdp.methods.base import Search
 from gdp.models import Generation, with_options
-from gdp.question import Question
 from gdp.sim.traffic import Spread, Traffic
 from gdp.sim.traffic_text import parse_traffic
 
@@ -94,14 +93,12 @@ def fit_traffic(
             progress(row.label, i / len(asked))
         spec = with_options(os.fspath(model), quantize=scheme) if scheme else model
 
-        def question_of(request: Generation, machine: Machine = machine) -> Question:
-            return ask(
-                request, machine, target="vllm", costs=costs, search=search,
-                constraints=constraints,
-            )  # fmt: skip
-
+        parts = {
+            "cluster": machine, "target": "vllm", "costs": costs, "search": search,
+            "constraints": constraints,
+        }  # fmt: skip
         try:
-            plan = served_plan(question_of, spec, traffic, disaggregated=False, draft=draft)
+            plan = served_plan(parts, spec, traffic, disaggregated=False, draft=draft)
         except (ArgumentError, InfeasibleError) as error:  # not even one request has room
             rows.append(replace(row, limit=str(error)))
             continue

@@ -5,7 +5,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from gdp import solve
-from gdp.api.generation import GenerationAnswer, generation_answer, rooms
+from gdp.api.generation import generation_answer, rooms
 from gdp.costs.measured.costs import prompt_launch_s
 from gdp.errors import ArgumentError, GdpError
 from gdp.graph.generation import longest_of_model
@@ -15,7 +15,7 @@ from gdp.models import load, spec_of
 from gdp.placement import Placement, make_placement
 from gdp.prepare import requests_in_flight
 from gdp.question import Question
-from gdp.result import Result
+from gdp.result import GenerationAnswer, Result
 from gdp.sim.traffic import (
     Scheduling,
     ServedTraffic,
@@ -342,7 +342,9 @@ def engine_on(
     Raises:
         ArgumentError: The plan is of no request or not for vLLM.
     """
-    generation = generation_answer(result.question, result.placement, result.score)
+    generation = result.generation
+    if generation is None:  # of a placement that was read from its file
+        generation = generation_answer(result.question, result.placement, result.score)
     if generation is None:
         raise ArgumentError("traffic is for placements of a request (--generate), for vllm")
     engine = engine_of(generation, result.question)

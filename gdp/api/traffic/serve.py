@@ -4,13 +4,14 @@ several, and with GPUs of their own for prompts."""
 import math
 import os
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
-from gdp.api.place import answer, ask
-from gdp.api.traffic.disaggregated import PlanMaker, plan_apart
+from gdp.api.answer import answer
+from gdp.api.traffic.disaggregated import Asked, plan_apart
 from gdp.api.traffic.drafting import Draft, with_draft
 from gdp.api.traffic.plan import (
     PLANS,
@@ -21,7 +22,8 @@ from gdp.api.traffic.plan import (
     on_its_passes,
     require_context,
 )
-from gdp.cluster.file import Machine
+from gdp.clock import Phases
+from gdp.cluster.file import Machine, load_cluster
 from gdp.constraints import Constraints
 from gdp.costs.base import CostModel
 from gdp.errors import ArgumentError, InfeasibleError
@@ -29,8 +31,7 @@ from gdp.graph.generation import longest_of_model
 from gdp.importers.pytorch.huggingface import longest_named
 from gdp.methods.base import Search
 from gdp.models import Generation
-from gdp.question import Question
-from gdp.result import Result
+from gdp.question import Kept, Question
 from gdp.sim.traffic import Traffic
 from gdp.sim.traffic_text import NO_LIMITS, TrafficLimits, parse_limits, parse_traffic
 from gdp.targets.vllm.layouts import usable_gpus
@@ -89,45 +90,39 @@ def serve(
         >>> traffic = "rate=2,prompt=512,new=128"
         >>> gdp.serve("llama/config.json", "cpu+h100", traffic).lines()  # doctest: +SKIP
     """
-
-    def asked(request: Generation) -> Question:
-        return ask(
-            request, cluster, target="vllm", costs=costs, search=search, constraints=constraints,
-            objective=objective,
-        )  # fmt: skip
-
-    if isinstance(traffic, str):
-        traffic = parse_traffic(traffic)
-    within = parse_limits(within) if isinstance(within, str) else within
     return served_plan(
-        asked,
+        {"cluster": cluster, "target": "vllm", "costs": costs, "search": search,
+         "constraints": constraints, "objective": objective},
         model,
-        traffic,
+        parse_traffic(traffic) if isinstance(traffic, str) else traffic,
         requests_at_once=requests_at_once,
-        within=within,
+        within=parse_limits(within) if isinstance(within, str) else within,
         disaggregated=disaggregated,
         draft=draft,
-    )
+    )  # fmt: skip
 
 
 def served_plan(
-    asked: Callable[[Generation], Question],
+    parts: Mapping[str, Any],
     model: str | Path,
     traffic: Traffic,
-    answered: Callable[[Question], Result] = answer,
     requests_at_once: int | None = None,
     within: TrafficLimits = NO_LIMITS,
     disaggregated: bool = True,
     draft: Draft | None = None,
 ) -> ServedPlan:
     """The plan whose requests take the fewest seconds in the mean, of those that keep the limits;
-    where none does, the one that exceeds them least. See `serve`."""
+    where none does, the one that exceeds them least. See `serve`; `parts` are those of its
+    questions, as `gdp.api.ask` takes them."""
     if draft is not None:
         draft.require_config()
     named = os.fspath(Generation(model, traffic.prompt, traffic.new))
     require_context(longest_named(named), traffic)  # before anything is traced
-    planner = PlanMaker(asked, answered, model, requests_at_once)
-    plans = [_of_copies(planner, traffic, 1, within)]
+    phases = parts.get("phases") or Phases()
+    phases.ended("read")
+    asked = Asked(model, {**parts, "cluster": load_cluster(parts["cluster"]), "phases": phases,
+                          "kept": Kept()}, requests_at_once)  # fmt: skip
+    plans = [_of_copies(asked, traffic, 1, within)]
     rows = [plans[0].compared()]
 
     def compare(name: str, plan: Callable[[], ServedPlan]) -> None:
@@ -138,16 +133,18 @@ def served_plan(
             rows.append(ComparedPlan(name, reason=str(error)))
 
     for copies in numbers_of_copies(plans[0].result.question, traffic):
-        compare(f"data {copies}", partial(_of_copies, planner, traffic, copies, within))
+        compare(f"data {copies}", partial(_of_copies, asked, traffic, copies, within))
     if draft is not None:
         for plan in tuple(plans):
             compare(f"{plan.layout} with drafts", partial(with_draft, traffic, plan, draft))
     best = min(plans, key=lambda plan: plan.value)
-    apart = plan_apart(planner, traffic, best) if disaggregated and draft is None else None
+    apart = plan_apart(asked, traffic, best) if disaggregated and draft is None else None
     if apart is not None:
         rows.append(apart.compared())
         best = apart if is_worth_it(apart, best) else best
-    return replace(best, compared_with=tuple(rows) if len(rows) > 1 else ())
+    phases.ended("planning")
+    waited = replace(best.result, phases=phases.seconds, seconds=sum(phases.seconds.values()))
+    return replace(best, result=waited, compared_with=tuple(rows) if len(rows) > 1 else ())
 
 
 def is_worth_it(apart: ServedPlan, joint: ServedPlan) -> bool:
@@ -172,25 +169,22 @@ def numbers_of_copies(question: Question, traffic: Traffic) -> list[int]:
     return [n for n in range(2, most + 1) if len(gpus) % n == 0 or n & (n - 1) == 0]
 
 
-def _of_copies(
-    planner: PlanMaker, traffic: Traffic, copies: int, within: TrafficLimits
-) -> ServedPlan:
+def _of_copies(asked: Asked, traffic: Traffic, copies: int, within: TrafficLimits) -> ServedPlan:
     """The plan with so many copies, for as many requests side by side as run on one of them."""
     batch, most = math.ceil((traffic.concurrency or FIRST_BATCH) / copies), math.inf
     plan, made = None, 0
     while plan is None or made < PLANS:
         try:
-            request = Generation(planner.model, traffic.prompt, traffic.new, batch)
-            question = planner.asked(request)
+            question = asked.question(traffic.prompt, traffic.new, batch)
             require_context(longest_of_model(question.graph), traffic)
-            result = planner.answered(replace(question, copies=copies))
+            result = answer(replace(question, copies=copies))
         except InfeasibleError:
             if batch == 1:
                 raise
             batch, most = batch // 2, batch - 1
             continue
         made += 1
-        plan = on_its_passes(result, traffic, planner.requests_at_once, within)
+        plan = on_its_passes(result, traffic, asked.requests_at_once, within)
         wanted = int(min(plan.side_by_side, most))
         if near(wanted, batch):
             break

@@ -50,10 +50,10 @@ class ClusterOptions:
 
         return self._limited(Cluster.load(self.cluster))
 
-    def require_backend(self, graph: "OpGraph") -> None:
+    def require_backend(self, graph: "OpGraph | None") -> None:
         """Raise `UsageError` where a backend of llama.cpp is given for a graph that nothing but
-        other runtimes compute."""
-        if self.backend is not None and graph.source != "gguf":
+        other runtimes compute, or for none."""
+        if self.backend is not None and (graph is None or graph.source != "gguf"):
             raise click.UsageError(NO_BACKEND)
 
     def _limited(self, cluster: "Cluster") -> "Cluster":

@@ -38,21 +38,26 @@ class Asking:
 
         Args:
             model: Instead of the one that was given.
-            **parts: As `gdp.api.place.ask` takes them.
+            **parts: As `gdp.api.ask` takes them.
 
         Raises:
             GdpError: A file cannot be read, or a part is bad.
         """
-        from gdp.api.place import ask
+        from gdp.api.ask import ask
 
         question = ask(
-            model or self.model.spec, self.cluster.load(), load=load_with_progress,
-            dims=self.model.bound(), objective=self.objective or "latency",
-            costs=self.trained.costs, checkpoint=self.trained.checkpoint,
-            constraints=self.constraints.read(), **parts,
+            model or self.model.spec, load=load_with_progress, **self.parts(), **parts
         )  # fmt: skip
         self.cluster.require_backend(question.graph)
         return question
+
+    def parts(self) -> dict[str, Any]:
+        """The question without its model, as the arguments of `gdp.api.ask`."""
+        return {
+            "cluster": self.cluster.load(), "dims": self.model.bound(),
+            "objective": self.objective or "latency", "costs": self.trained.costs,
+            "checkpoint": self.trained.checkpoint, "constraints": self.constraints.read(),
+        }  # fmt: skip
 
     @property
     def files(self) -> tuple[str | None, ...]:

@@ -18,7 +18,7 @@ from gdp.errors import InfeasibleError, PlacementError
 from gdp.graph.generation import steps_of
 from gdp.graph.op_graph import OpGraph
 from gdp.methods.intervals import best_row
-from gdp.prepare import prepare_problem, requests_in_flight
+from gdp.prepare import problem_of, requests_in_flight
 from gdp.problem.arrays import arrays_of
 from gdp.question import Question
 from gdp.sim.segments import border_tensors
@@ -113,7 +113,7 @@ def llama_blocks(question: Question, slots: Slots, homes: Sequence[int] = ()) ->
     piece = np.full(graph.num_ops, len(pieces))
     for number, ops in enumerate(pieces):
         piece[ops] = number
-    problem = prepare_problem(replace(question, objective="latency"), keep_apart=piece)
+    problem = problem_of(replace(question, objective="latency"), keep_apart=piece)
     count = len(slots.layers)
     per_op = [d.dispatch_s if d.dispatch_per == "op" else 0.0 for d in problem.cluster.devices]
     of_group = np.zeros(problem.num_ops, dtype=np.int64)

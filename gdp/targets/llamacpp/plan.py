@@ -171,7 +171,7 @@ def with_settings(question: Question, **settings: str | None) -> Question | None
     parts = [part for part in query.split("&") if part and part.split("=")[0] not in settings]
     parts += [f"{key}={value}" for key, value in settings.items() if value is not None]
     spec = "?".join([path, *(["&".join(parts)] if parts else [])])
-    request, other = request_of(graph), load(spec)
+    request, other = request_of(graph), question.kept.once("model", (spec, ""), lambda: load(spec))
     if request is not None and request.context:
         other = with_context(other, request.context)
     if request is not None:
@@ -231,7 +231,7 @@ def _pipelined(result: Result, plans: Iterable[Placement]) -> Result:
         full = nearly_full(cluster, score.peak_bytes.tolist())
         other = replace(
             result, placement=placement, score=score, deviation_s=None,
-            counts=counts_of(question.graph, placement),
+            counts=counts_of(question, placement),
             notes=(*_other_notes(result), *([full] if full else [])),
         )  # fmt: skip
         result = with_bound(other, result.bound_s, result.bound_by)

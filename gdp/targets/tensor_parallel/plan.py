@@ -19,7 +19,7 @@ from gdp.costs.offload import resident
 from gdp.errors import ArgumentError, InfeasibleError, ModelError
 from gdp.methods.base import Candidate
 from gdp.placement import Placement, Split, make_placement
-from gdp.prepare import prepare_problem
+from gdp.prepare import problem_of
 from gdp.question import Question
 from gdp.result import Result
 from gdp.splits.division import Pieces
@@ -46,7 +46,7 @@ def plan_tensor_parallel(question: Question) -> Result:
         )
     question = replace(question, cluster=resident(question.cluster))
     usable = _usable(question)
-    problem = prepare_problem(question)
+    problem = problem_of(question)
     alone_s = np.where(problem.graph.is_io[:, None], 0.0, problem.compute_s).sum(axis=0)
     at, here = machines(question.cluster), question.cluster.host
     order = sorted(usable, key=lambda d: (alone_s[d], at[d] != at[here], at[d], d))

@@ -1,6 +1,7 @@
 """Placing for vLLM: stretches of layers, each on a GPU or divided among several."""
 
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 from gdp import solve
@@ -220,7 +221,9 @@ def _largest(graph: OpGraph) -> int:
 
 def _on(question: Question, machine: Cluster, stages: int = 1) -> Question:
     """The question on the GPUs of one share, less what vLLM takes inside it for so many stages."""
-    return replace(question, cluster=without_kept(machine, question, stages))
+    parts = machine, question.graph, str(stages)
+    make = partial(without_kept, machine, question, stages)
+    return replace(question, cluster=question.kept.once("machine", parts, make))
 
 
 def _layouts(question: Question, known: bool) -> list[Simulated]:
@@ -230,7 +233,7 @@ def _layouts(question: Question, known: bool) -> list[Simulated]:
     most = _on(question, machine, max(1, len(usable_gpus(machine))))
     return simulated(
         question, estimates(most, block, known),
-        lambda stages: without_kept(machine, question, stages),
+        lambda stages: _on(question, machine, stages).cluster,
     )  # fmt: skip
 
 

@@ -1,0 +1,132 @@
+"""The answer to a question: compilation, plan, score, generation, notes, seconds of each phase."""
+
+import functools
+from dataclasses import replace
+
+from msgspec import structs
+
+from gdp.api import first_run
+from gdp.api.generation import generation_answer
+from gdp.api.phases import phases_apart
+from gdp.clock import COMPILE, Phases, waiting_for
+from gdp.cluster.reserve import for_runtime
+from gdp.graph.generation import is_served, request_of
+from gdp.graph.op_graph import OpGraph
+from gdp.measure.plan import make_plan
+from gdp.models import HF_PREFIX, Model, at_context, spec_of
+from gdp.prepare import prepare_placement
+from gdp.question import NOTHING_KEPT, Question
+from gdp.result import Result
+from gdp.sim.objectives import find_objective
+from gdp.targets.contexts import plan_longest
+from gdp.targets.free import plan_freely
+from gdp.targets.table import PLANNERS
+from gdp.targets.vllm.export import tensor_parallel
+from gdp.terminal import stage
+from gdp.units import format_seconds
+
+MOST_CUT_OPS = 5_000
+"""Ops of the largest graph that is cut into pieces only to predict them."""
+WORTH_TELLING = 0.01
+"""Least difference of two predictions of one placement that is told."""
+
+
+def answer(question: Question, phases: Phases | None = None) -> Result:
+    """Answer a question by the program of its target, freely where it has none.
+
+    Args:
+        question: What is asked; the placement remembers it.
+        phases: Seconds of the call so far; by default none.
+    """
+    phases = phases or Phases()
+    searches = question.target is None or PLANNERS[question.target].searches
+    compile_once(question.method if searches else None, question.objective)
+    phases.ended("read")
+    result = plan_longest(question, planned) if question.longest else planned(question)
+    phases.ended("planning", result.phases)
+    # A runtime's plan may be of another size of micro-batches, which its model says.
+    asked, model = result.question, result.question.model
+    request = request_of(asked.graph)
+    if question.longest and model is not None and request is not None:
+        model = at_context(model, request.context)  # so that it is loaded with the same caches
+    notes = *result.notes, *_notes(question, result)
+    generation = generation_answer(asked, result.placement, result.score)
+    kept_whole = set(asked.constraints.whole) - set(question.constraints.whole)
+    record = replace(question, model=model).record()
+    record = structs.replace(record, whole=tuple(sorted(kept_whole)))
+    phases.ended("pieces")
+    return replace(
+        result, question=replace(asked, kept=NOTHING_KEPT), generation=generation,
+        placement=replace(result.placement, question=record),
+        bound_over=_pieces(result, question.target, question.granularity), notes=notes,
+        phases=phases.seconds, seconds=sum(phases.seconds.values()),
+    )  # fmt: skip
+
+
+@functools.cache
+def compile_once(method: str | None, objective: str) -> None:
+    """Compile the kernels that a method runs, None for those that evaluate a placement alone; says
+    so where they are not in the cache."""
+    with waiting_for(COMPILE):
+        first_run.prepare(method, objective, stage)
+
+
+def planned(question: Question) -> Result:
+    """The plan of a question with its score and bound; its placement does not know the question."""
+    target = question.target
+    if target is None:
+        return plan_freely(question)
+    row = PLANNERS[target]
+    granularity = question.granularity or ("module" if row.by_module else "op")
+    cluster = for_runtime(question.cluster, target)
+    return row.plan(replace(question, cluster=cluster, granularity=granularity))
+
+
+def _notes(question: Question, result: Result) -> list[str]:
+    """Sentences on how a plan is executed, on other plans, and on the weights."""
+    graph, target = result.question.graph, question.target
+    request = request_of(graph)
+    notes = _as_executed(result) if target in (None, "onnxruntime") else []
+    if request is not None and (target is None or not PLANNERS[target].divides):
+        notes.append(tensor_parallel(graph, question.cluster))
+    if request is not None and question.objective == "latency" and not is_served(graph):
+        notes.append(phases_apart(result))
+    return [*filter(None, (*notes, loading_note(result.question.model, graph)))]
+
+
+def loading_note(model: Model | None, graph: OpGraph) -> str:
+    """Type that weights are loaded in where the configuration does not name it, and experts that a
+    scheme leaves at 16 bits, in a sentence; "" where there is nothing to tell."""
+    if model is None or not spec_of(model).startswith(HF_PREFIX):
+        return ""
+    from gdp.importers.pytorch.huggingface import loading_note as note
+
+    return note(spec_of(model), graph)
+
+
+def _pieces(result: Result, target: str | None, granularity: str | None) -> str:
+    """Pieces of the placements that the bound of an answer holds for: programs over blocks are
+    bounded by all placements of ops."""
+    row = None if target is None else PLANNERS[target]
+    if row is not None and row.exact:
+        return result.bound_over
+    return f"whole {granularity or ('module' if row is not None and row.by_module else 'op')}s"
+
+
+def _as_executed(result: Result) -> list[str]:
+    """A note where `gdp run` would predict another time, for plans on processors.
+
+    A placement is scored op by op; what is executed are pieces, whose outputs leave together.
+    """
+    question, objective = result.question, find_objective(result.objective)
+    processors = all(device.is_cpu for device in question.cluster.devices)
+    executable = processors and objective.general and result.score.feasible
+    if not executable or question.graph.num_ops > MOST_CUT_OPS:
+        return []
+    plan = make_plan(prepare_placement(question, result.placement), result.objective)
+    executed_s = plan.period_s if objective.pipelined else plan.latency_s
+    before_s = result.score.period_s if objective.pipelined else result.score.latency_s
+    if abs(executed_s - before_s) <= WORTH_TELLING * before_s:
+        return []
+    executed = format_seconds(executed_s)
+    return [f"as gdp run executes it, in sub-models whose outputs leave together: {executed}"]

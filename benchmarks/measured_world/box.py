@@ -28,7 +28,8 @@ from benchmarks.measured_world.serving import GET, installed, kept, planned_or_k
 from benchmarks.measured_world.serving_runs import Run
 from benchmarks.tables import head
 from gdp.cluster.file import load_cluster
-from gdp.sim.traffic import ROUNDS, Arrival, ServingEngine, Traffic, serve
+from gdp.sim.serving import ServingEngine, serve
+from gdp.sim.traffic import ROUNDS, Arrival, Traffic
 
 MODELS = {
     "Qwen3.6-27B": "Qwen/Qwen3.5-27B", "Qwen3.6-35B-A3B": "Qwen/Qwen3.5-35B-A3B",

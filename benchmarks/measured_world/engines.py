@@ -35,7 +35,8 @@ from benchmarks.measured_world.serving_runs import Run
 from benchmarks.tables import head
 from gdp.cluster.file import load_cluster
 from gdp.errors import GdpError
-from gdp.sim.traffic import ROUNDS, Arrival, Traffic, in_steady_state, serve
+from gdp.sim.serving import in_steady_state, serve
+from gdp.sim.traffic import ROUNDS, Arrival, Traffic
 
 PROMPTS = {"lm-arena-chat": 634, "gpqa": 224}
 """Mean tokens of a prompt by task: docs/posts/ml-energy-leaderboard-v3.0.md of ml-energy/blog."""

@@ -31,14 +31,18 @@ the scripts that start the servers and the program that asks them:
 """
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, replace
 from typing import NamedTuple, Protocol
 
 import numpy as np
 
-from gdp.api.traffic.plan import VLLM
 from gdp.costs.measured.kernels import ENGINES
-from gdp.sim.traffic import ROUNDS, Arrival, Scheduling, ServingEngine, Traffic
+from gdp.sim.scheduling import Batch, Scheduler, chunks_of
+from gdp.sim.serving import ServingEngine
+from gdp.sim.traffic import ROUNDS, Arrival, Traffic
+from gdp.targets.sglang.scheduler import SglangScheduler
+from gdp.targets.vllm.scheduler import VllmScheduler
 
 SHORTEST = 0.8
 """InferenceX's `RANDOM_RANGE_RATIO`: shortest over longest prompt, and answer."""
@@ -67,57 +71,75 @@ class Served(Protocol):
     def sweep(self) -> bool: ...
 
 
+@dataclass(frozen=True)
+class TensorRtScheduler(Scheduler):
+    """Whole prompts, which may wait for others before they share an iteration with decoding."""
+
+    async_scheduling: bool = True
+    wait_iterations: int = 0  # `batch_wait_timeout_iters`
+    wait_tokens: int = 0  # `batch_wait_max_tokens_ratio`, of the tokens of an iteration
+
+    def next_batch(self, queue: Iterable[int], running: int, room: int, deferred: int) -> Batch:
+        """Prompts that fit whole; longer ones than an iteration are cut."""
+        chunks = chunks_of(queue, room - running, whole=room)
+        tokens = sum(chunks)
+        few = tokens + running < self.wait_tokens
+        if tokens and running and few and deferred < self.wait_iterations:
+            return Batch([], deferred_iterations=deferred + 1)
+        return Batch(chunks, deferred_iterations=0 if tokens else deferred)
+
+
 class Setup(NamedTuple):
-    """What a script sets."""
+    """Settings of a script."""
 
     tokens_at_once: int
-    scheduling: Scheduling
+    scheduler: Scheduler
     graph_tokens: int = 0  # most tokens of passes that are replayed as graphs
 
 
 def _vllm(run: Served) -> Setup:
     """70b_fp8_h200_slurm.sh and its siblings, minimaxm2.5_*.sh, kimik2.5_*.sh."""
-    scheduling = Scheduling(ahead=not run.sweep, preempts=True)
+    scheduler = VllmScheduler(async_scheduling=not run.sweep)
     if "MiniMax" in run.model and run.system.startswith("h200"):
-        return Setup(16384 if run.batch <= 32 else 32768, scheduling)
+        return Setup(16384 if run.batch <= 32 else 32768, scheduler)
     if "MiniMax" in run.model and run.system.startswith("b300"):
-        return Setup(2 * run.prompt, scheduling, graph_tokens=2048)
-    return Setup(8192, scheduling)
+        return Setup(2 * run.prompt, scheduler, graph_tokens=2048)
+    return Setup(8192, scheduler)
 
 
 def _sglang(run: Served) -> Setup:
     """dsr1_fp8_h200.sh, dsr1_fp8_b200.sh, dsr1_fp4_b200.sh; `sglang.rule` of AIConfigurator."""
     if run.sweep:
-        return Setup(8192, Scheduling(ahead=True))
-    alone = Scheduling(mixed=False, ahead=True)
+        return Setup(8192, Scheduler(async_scheduling=True))
+    alone = SglangScheduler()
     if not run.system.startswith("b"):
         return Setup(32768, alone)
-    looks = alone._replace(look_passes=30 if run.batch >= 16 else 10)
+    looks = SglangScheduler(admission_interval=30 if run.batch >= 16 else 10)
     if run.precision == "fp4":
         return Setup(16384, looks)
     if run.tensor == 4:
-        return Setup(8192, looks._replace(look_passes=10))
+        return Setup(8192, replace(looks, admission_interval=10))
     return Setup(32768, looks)
 
 
 def _trtllm(run: Served) -> Setup:
     """70b_*_trt_slurm.sh, dsr1_*_trt.sh; `trtllm.rule` of AIConfigurator."""
-    scheduling = Scheduling(cuts=False, ahead=True)
+    scheduler = TensorRtScheduler()
     if run.sweep:
-        return Setup(math.ceil((512 + run.prompt + 1500) / 32) * 32, scheduling)
+        return Setup(math.ceil((512 + run.prompt + 1500) / 32) * 32, scheduler)
     short = run.prompt == run.new == 1024
     if "Llama" in run.model:
         tokens = 16384
         if short and run.tensor < 8:
-            scheduling = scheduling._replace(wait_passes=20, wait_tokens=round(0.9 * tokens))
-        return Setup(tokens, scheduling)
+            scheduler = TensorRtScheduler(wait_iterations=20, wait_tokens=round(0.9 * tokens))
+        return Setup(tokens, scheduler)
     tokens = max(8192, math.ceil((run.batch + run.prompt + 64) / 64) * 64)
     blackwell = run.system.startswith("b200") and run.precision == "fp8"
     many = run.batch >= (128 if run.new > 1024 else 64)
     recorded = blackwell and many and (run.batch < 256 or run.prompt > 1024)
     if blackwell and short and 64 <= run.batch < 256:
-        scheduling = scheduling._replace(wait_passes=40, wait_tokens=round(0.8 * tokens))
-    return Setup(tokens, scheduling, tokens if recorded else 0)
+        scheduler = TensorRtScheduler(wait_iterations=40, wait_tokens=round(0.8 * tokens))
+    return Setup(tokens, scheduler, tokens if recorded else 0)
 
 
 SETUPS: Mapping[str, Callable[[Served], Setup]] = {
@@ -157,7 +179,7 @@ def set_up(engine: ServingEngine, run: Served) -> ServingEngine:
     own = SETUPS[run.engine](run)
     return engine._replace(
         tokens_at_once=own.tokens_at_once,
-        scheduling=own.scheduling._replace(request_s=VLLM.request_s),
+        scheduler=replace(own.scheduler, request_s=VllmScheduler.request_s),
         launch_s=0.0 if own.tokens_at_once <= own.graph_tokens else engine.launch_s,
         requests_at_once=max(engine.requests_at_once, run.batch),
     )  # fmt: skip

@@ -68,7 +68,7 @@ from gdp.models import Generation, Model, load
 from gdp.placement import Placement, Split, make_placement
 from gdp.question import Question
 from gdp.result import GenerationAnswer
-from gdp.sim.traffic import ServingEngine, serve
+from gdp.sim.serving import ServingEngine, serve
 from gdp.splits.members import held_graphs, known_division
 from gdp.splits.sharding import exchanges
 from gdp.targets.table import PLANNERS
@@ -432,7 +432,7 @@ def _keep(path: Path | None, key: str, plan: Planned) -> None:
         return
     engine = plan.engine and plan.engine._asdict()
     if engine:
-        del engine["scheduling"]
+        del engine["scheduler"]
     row = {"question": json.loads(key), "batch": plan.batch, "engine": engine, "why": plan.why}
     with path.open("a") as file:
         file.write(json.dumps(row) + "\n")

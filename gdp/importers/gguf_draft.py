@@ -13,7 +13,7 @@ from typing import NamedTuple
 from gdp.errors import ModelError
 from gdp.importers.gguf_header import read_vocabulary
 from gdp.placement import MOST_DRAFT_TOKENS
-from gdp.sim.traffic import written_in_a_pass
+from gdp.sim.serving import written_in_a_pass
 from gdp.units import whole_number
 
 _MOST_APART, _FIRST_COMPARED = 128, 5

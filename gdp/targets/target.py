@@ -167,3 +167,4 @@ class Target:
     runtime: Runtime | None = None  # `gdp run`
     exporter: Exporter | None = None  # `gdp export --to`
     planner: Planner | None = None  # `gdp place --for`
+    scheduler: str = ""  # "module:class" of the `gdp.sim.scheduling.Scheduler` that serves traffic

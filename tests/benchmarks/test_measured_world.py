@@ -11,6 +11,7 @@ from benchmarks.measured_world.box import layouts, tokens_per_s
 from benchmarks.measured_world.box import told as box_told
 from benchmarks.measured_world.per_device import choices, told_per_device
 from benchmarks.measured_world.servers import (
+    TensorRtScheduler,
     asked_of,
     cache_bits,
     collectives_of,
@@ -34,8 +35,12 @@ from gdp.costs.measured.collectives import collective_s
 from gdp.costs.measured.host import HOSTS
 from gdp.graph.op_graph import INPUT, OUTPUT, GraphBuilder
 from gdp.models import load
-from gdp.sim.traffic import Arrival, ServingEngine, Traffic, serve
+from gdp.sim.scheduling import Scheduler
+from gdp.sim.serving import ServingEngine, serve
+from gdp.sim.traffic import Arrival, Traffic
+from gdp.targets.sglang.scheduler import SglangScheduler
 from gdp.targets.table import PLANNERS
+from gdp.targets.vllm.scheduler import VllmScheduler
 
 COLUMNS = (
     "id,backend,model_path,system,precision,mode,isl,osl,batch_size,tp_size,pp_size,"
@@ -175,23 +180,24 @@ def test_clients_ask_as_the_measuring_programs_do() -> None:
 @pytest.mark.parametrize(
     ("changes", "tokens", "expected"),
     [
-        ({"engine": "vllm"}, 8192, {"mixed": True, "cuts": True, "ahead": True}),
-        ({"engine": "vllm", "sweep": True}, 8192, {"ahead": False}),
-        ({"engine": "sglang", "system": "h200_sxm"}, 32768, {"mixed": False, "look_passes": 1}),
+        ({"engine": "vllm"}, 8192, VllmScheduler()),
+        ({"engine": "vllm", "sweep": True}, 8192, VllmScheduler(async_scheduling=False)),
+        ({"engine": "sglang", "system": "h200_sxm"}, 32768, SglangScheduler(request_s=0.02)),
         ({"engine": "sglang", "system": "b200_sxm", "batch": 16, "tensor": 8}, 32768,
-         {"look_passes": 30}),
-        ({"engine": "trtllm"}, 8192, {"cuts": False, "wait_passes": 0}),
+         SglangScheduler(request_s=0.02, admission_interval=30)),
+        ({"engine": "trtllm"}, 8192, TensorRtScheduler(request_s=0.02)),
         ({"engine": "trtllm", "model": "o/Llama", "prompt": 1024, "new": 1024}, 16384,
-         {"wait_passes": 20, "wait_tokens": 14746}),
-        ({"engine": "trtllm", "sweep": True, "prompt": 1024}, 3040, {"cuts": False}),
+         TensorRtScheduler(request_s=0.02, wait_iterations=20, wait_tokens=14746)),
+        ({"engine": "trtllm", "sweep": True, "prompt": 1024}, 3040,
+         TensorRtScheduler(request_s=0.02)),
     ],
 )  # fmt: skip
 def test_servers_are_set_up_as_their_scripts_say(
-    changes: dict[str, object], tokens: int, expected: dict[str, object]
+    changes: dict[str, object], tokens: int, expected: Scheduler
 ) -> None:
     engine = set_up(_engine(), replace(_run(0.01), **changes))
     assert engine.tokens_at_once == tokens
-    assert {name: getattr(engine.scheduling, name) for name in expected} == expected
+    assert engine.scheduler == expected
 
 
 @pytest.mark.parametrize(

@@ -42,7 +42,8 @@ from gdp.placement import load_placement, make_placement, save_placement
 from gdp.policy.policy import WIDE, default_checkpoint, load_policy, pack
 from gdp.prepare import prepare_problem
 from gdp.question import Question
-from gdp.sim.traffic import Scheduling, ServingEngine, in_steady_state, serve
+from gdp.sim.scheduling import Scheduler
+from gdp.sim.serving import ServingEngine, in_steady_state, serve
 from gdp.sim.traffic_file import read_traffic
 from tests.fuzz import configurations, gguf_files, modules, seeds
 from tests.fuzz.documents import (
@@ -371,7 +372,7 @@ def _write_table(folder: Path, rng: random.Random | None) -> Path:
 
 
 def _serve(traffic: Any) -> None:
-    engine = ServingEngine(0.01, 1e-4, 1e-7, 64, 4, 1e5, scheduling=Scheduling(preempts=True))
+    engine = ServingEngine(0.01, 1e-4, 1e-7, 64, 4, 1e5, scheduler=Scheduler(preempts=True))
     served = serve(in_steady_state(traffic, engine), engine)
     assert 0 < served.tokens_per_s < float("inf")
 

@@ -2,20 +2,17 @@
 
 import math
 import random
+from dataclasses import replace
 
 import pytest
 
+from benchmarks.measured_world.servers import TensorRtScheduler
 from gdp.errors import ArgumentError
-from gdp.sim.traffic import (
-    Arrival,
-    Drafting,
-    Scheduling,
-    ServingEngine,
-    Traffic,
-    in_steady_state,
-    serve,
-)
+from gdp.sim.scheduling import Scheduler
+from gdp.sim.serving import Drafting, ServingEngine, in_steady_state, serve
+from gdp.sim.traffic import Arrival, Traffic
 from gdp.sim.traffic_text import parse_traffic
+from gdp.targets.sglang.scheduler import SglangScheduler
 
 ENGINE = ServingEngine(
     step_s=0.01, token_s=1e-4, context_s=1e-7, tokens_at_once=512, requests_at_once=64,
@@ -28,7 +25,8 @@ def slow(traffic: Traffic, engine: ServingEngine) -> list[tuple[float, float, fl
     todo = [dict(r._asdict(), read=0, written=0, need=r.prompt) for r in traffic.requests]
     free = [0.0] * (traffic.concurrency or len(todo))
     queue, active, now, up = [], [], 0.0, 0
-    plan, chosen, since, waited = engine.scheduling, 0.0, 0, 0
+    plan, chosen, since, waited = engine.scheduler, 0.0, 0, 0
+    mixed, whole = not isinstance(plan, SglangScheduler), isinstance(plan, TensorRtScheduler)
     drafts, per_pass, small = 0, 1.0, (0.0, 0.0, 0.0)
     if engine.drafting is not None:
         drafts, per_pass, *small = engine.drafting
@@ -68,33 +66,34 @@ def slow(traffic: Traffic, engine: ServingEngine) -> list[tuple[float, float, fl
             active.append(queue.pop(0))
         decoding = [r for r in active if r["read"] == r["need"]]
         context = sum(r["prompt"] + r["written"] for r in decoding)
-        beside = len(decoding) * (1 + drafts) if plan.mixed else 0
+        beside = len(decoding) * (1 + drafts) if mixed else 0
         left, chunks = max(0, engine.tokens_at_once - beside), []
         for r in active:
             if r not in decoding:
                 unread = r["need"] - r["read"]
-                if not plan.cuts and left < unread <= engine.tokens_at_once:
+                if whole and left < unread <= engine.tokens_at_once:
                     break
                 chunks.append((r, min(left, unread)))
                 left -= min(left, unread)
         tokens = sum(chunk for _, chunk in chunks)
-        if tokens and decoding and waited < plan.wait_passes and tokens + beside < plan.wait_tokens:
+        few = isinstance(plan, TensorRtScheduler) and tokens + beside < plan.wait_tokens
+        if tokens and decoding and few and waited < plan.wait_iterations:
             waited, tokens, chunks = waited + 1, 0, []
         elif tokens:
             waited = 0
         begin = now
-        if tokens and not plan.mixed:
+        if tokens and not mixed:
             decoding = []
             work = max(engine.step_s, engine.token_s * tokens) + small[1] * tokens
-            now += max(work, engine.launch_s) + plan.between_s
+            now += max(work, engine.launch_s)
         else:
             work = max(engine.step_s, engine.token_s * (tokens + len(decoding) * (1 + drafts)))
             work += engine.context_s * context + small[1] * tokens
             for _ in range(drafts if decoding else 0):
                 work += max(small[0], small[1] * len(decoding)) + small[2] * context
-            now += (max(work, engine.launch_s) if tokens else work) + plan.between_s
-        since = 0 if tokens else (since + 1) % plan.look_passes
-        chosen = begin if plan.ahead else now
+            now += max(work, engine.launch_s) if tokens else work
+        since = 0 if tokens else (since + 1) % plan.admission_interval
+        chosen = begin if plan.async_scheduling else now
         for r, chunk in chunks:
             r["read"] += chunk
             if chunk and r["read"] == r["need"]:
@@ -124,13 +123,17 @@ def random_case(seed: int) -> tuple[Traffic, ServingEngine]:
         cache_tokens=rng.choice([math.inf, 970, 2500]),
     )  # fmt: skip
     if seed % 3:
-        scheduling = Scheduling(
-            mixed=rng.random() < 0.5, cuts=rng.random() < 0.5, ahead=rng.random() < 0.5,
-            look_passes=rng.choice([1, 1, 4, 9]), wait_passes=rng.choice([0, 0, 3, 20]),
-            wait_tokens=rng.choice([100, 460]), request_s=rng.choice([0.0, 0.0307]),
-            between_s=rng.choice([0.0, 0.0013]), preempts=rng.random() < 0.5,
+        scheduler = rng.choice([Scheduler, SglangScheduler, TensorRtScheduler])(
+            async_scheduling=rng.random() < 0.5, request_s=rng.choice([0.0, 0.0307]),
+            preempts=rng.random() < 0.5, admission_interval=rng.choice([1, 1, 4, 9]),
         )  # fmt: skip
-        engine = engine._replace(scheduling=scheduling, launch_s=rng.choice([0.0, 0.02]))
+        if isinstance(scheduler, TensorRtScheduler):
+            wait = {
+                "wait_iterations": rng.choice([0, 0, 3, 20]),
+                "wait_tokens": rng.choice([100, 460]),
+            }
+            scheduler = replace(scheduler, **wait)
+        engine = engine._replace(scheduler=scheduler, launch_s=rng.choice([0.0, 0.02]))
     if seed % 4 == 1:
         small = engine._replace(step_s=rng.choice([0.0, 0.002]), token_s=1e-5)
         drafting = Drafting.of(rng.choice([1, 3, 8]), rng.choice([0.0, 0.6, 0.95]), small)
@@ -155,7 +158,7 @@ def test_requests_that_are_preempted_begin_anew_in_the_same_passes(seed: int) ->
     )
     engine = engine._replace(
         cache_tokens=rng.choice([262, 700]), requests_at_once=64, context_s=1.3e-7,
-        scheduling=engine.scheduling._replace(preempts=True),
+        scheduler=replace(engine.scheduler, preempts=True),
     )  # fmt: skip
     assert_same_passes(Traffic(requests, traffic.concurrency), engine)
 
@@ -224,7 +227,7 @@ def test_what_started_last_gives_its_caches_back_and_reads_its_tokens_again() ->
     again once the first has ended, and writes the 20 that it lacks. All passes are as long."""
     pair = Traffic((Arrival(0.0, 10, 40), Arrival(0.0, 10, 40)))
     engine = ENGINE._replace(cache_tokens=60, context_s=0.0)
-    served = serve(pair, engine._replace(scheduling=Scheduling(preempts=True)))
+    served = serve(pair, engine._replace(scheduler=Scheduler(preempts=True)))
     assert served.seconds == pytest.approx((1 + 39 + 1 + 19) * 0.01)
     assert served.first_token.p95_s == pytest.approx(0.01)
     keeps = serve(pair, engine)
@@ -276,9 +279,7 @@ def test_a_faster_engine_or_more_room_serves_no_later(seed: int) -> None:
         ),
         step_s=engine.step_s / 2, token_s=engine.token_s / 2, context_s=engine.context_s / 2,
         launch_s=engine.launch_s / 2,
-        scheduling=engine.scheduling._replace(
-            request_s=engine.scheduling.request_s / 2, between_s=engine.scheduling.between_s / 2
-        ),
+        scheduler=replace(engine.scheduler, request_s=engine.scheduler.request_s / 2),
     )  # fmt: skip
     at_once = tuple(r._replace(at_s=0.0) for r in traffic.requests)
     assert serve(Traffic(at_once), faster).seconds == pytest.approx(

@@ -5,21 +5,19 @@ import math
 import pytest
 
 from gdp.errors import ArgumentError
-from gdp.sim.disaggregated import TwoGroups, serve_apart
-from gdp.sim.traffic import (
+from gdp.sim.scheduling import Scheduler
+from gdp.sim.serving import (
     MOST_PASSES,
-    Arrival,
     Batches,
     Drafting,
-    Scheduling,
-    ServedTraffic,
     ServingEngine,
-    Spread,
-    Traffic,
+    TwoGroups,
     batches_of,
     in_steady_state,
     serve,
+    serve_disaggregated,
 )
+from gdp.sim.traffic import Arrival, ServedTraffic, Spread, Traffic
 from gdp.sim.traffic_text import TrafficLimits, parse_limits, parse_traffic
 
 ENGINE = ServingEngine(
@@ -124,7 +122,7 @@ def test_requests_are_written_in_turn_by_the_copies_that_write() -> None:
     rows = tuple(Arrival(0.0, 100, new) for new in (11, 1, 11, 1))
     tokens = WIDE._replace(copies=2, requests_at_once=1)
     groups = TwoGroups(WIDE, tokens, send_s=0.0, token_send_s=0.0)
-    both = serve_apart(Traffic(rows), groups).served
+    both = serve_disaggregated(Traffic(rows), groups).served
     assert both.seconds == pytest.approx(0.04 + 22 * 0.008)
     ends = (11, 1, 22, 2)
     assert both.request.mean_s == pytest.approx(0.04 + sum(ends) / 4 * 0.008)
@@ -145,7 +143,7 @@ def test_clients_that_ask_fewer_than_two_times_are_refused(requests: int) -> Non
 @pytest.mark.parametrize("new", [1, 2, 50])
 @pytest.mark.parametrize("copies", [1, 2])
 def test_rates_of_clients_that_ask_twice_are_finite(clients: int, new: int, copies: int) -> None:
-    engine = WIDE._replace(copies=copies, scheduling=Scheduling(look_passes=3))
+    engine = WIDE._replace(copies=copies, scheduler=Scheduler(admission_interval=3))
     traffic = parse_traffic(f"concurrency={clients},prompt=8,new={new},requests={2 * clients}")
     found = serve(in_steady_state(traffic, engine), engine)
     assert 0 < found.tokens_per_s <= 1.5 * clients / 0.008

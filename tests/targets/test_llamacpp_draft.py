@@ -14,7 +14,7 @@ from gdp.cluster.file import cluster_toml
 from gdp.errors import ModelError
 from gdp.graph.generation import request_of
 from gdp.models import with_draft
-from gdp.sim.traffic import written_in_a_pass
+from gdp.sim.serving import written_in_a_pass
 from gdp.targets.llamacpp.flags import flags_of, slots_of
 from gdp.targets.llamacpp.parts import held_bytes
 from tests.gguf_models import MIB, box, quick, write_gguf

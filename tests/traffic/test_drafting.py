@@ -15,7 +15,8 @@ from gdp.api.traffic.drafting import Draft, parse_draft
 from gdp.api.traffic.plan import ServedPlan
 from gdp.cli.main import cli
 from gdp.placement import DraftModel
-from gdp.sim.traffic import Arrival, Drafting, ServingEngine, Traffic, serve
+from gdp.sim.serving import Drafting, ServingEngine, serve
+from gdp.sim.traffic import Arrival, Traffic
 from gdp.targets.vllm.export import VllmOptions
 from gdp.units import format_bytes
 from tests.generating_configs import generating_config

@@ -243,7 +243,7 @@ def test_one_client_waits_for_nobody(config: str) -> None:
     engine = alone.engine
     assert engine.launch_s > 0
     least = max(answer.first_token_s, engine.step_s, engine.launch_s)
-    assert served.first_token.p95_s == pytest.approx(engine.scheduling.request_s + least)
+    assert served.first_token.p95_s == pytest.approx(engine.scheduler.request_s + least)
     assert served.token.mean_s == pytest.approx(answer.token_s, rel=0.05)
     assert served.running == pytest.approx(
         (least + 15 * served.token.mean_s) / (least + 0.02 + 15 * served.token.mean_s)

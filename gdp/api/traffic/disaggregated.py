@@ -25,8 +25,8 @@ from gdp.graph.generation import cached_share
 from gdp.models import Generation
 from gdp.question import Question
 from gdp.result import GenerationAnswer, Result
-from gdp.sim.disaggregated import TwoGroups, serve_apart
-from gdp.sim.traffic import ServingEngine, Traffic, in_steady_state
+from gdp.sim.serving import ServingEngine, TwoGroups, in_steady_state, serve_disaggregated
+from gdp.sim.traffic import Traffic
 from gdp.targets.vllm.layouts import usable_gpus
 
 SIMULATED = 4
@@ -214,7 +214,7 @@ class _Search:
         read_s, sent_s = reading.token_s * prompt, groups.transfer_s(prompt)
         first_s = max(read_s, reading.step_s, reading.launch_s) + sent_s + pass_s
         # So many requests at once go no faster through a group or a link than it takes them.
-        links = 1 if groups.one_way else readers
+        links = 1 if groups.one_link else readers
         least_s = self.clients * max(read_s / readers, sent_s / links)
         request_s = max(first_s + (new - 1) * pass_s, least_s)
         first_s = request_s - (new - 1) * pass_s
@@ -245,18 +245,18 @@ class _Search:
     def _served(self, pair: _Pair, prompts: GroupPlan, tokens: GroupPlan) -> ServedPlan | None:
         groups = self.groups(pair, prompts, tokens)
         try:
-            served, sent = serve_apart(in_steady_state(self.traffic, groups.tokens), groups)
+            served, sent = serve_disaggregated(in_steady_state(self.traffic, groups.decode), groups)
         except ArgumentError:  # a request has no room
             return None
         mean = self.traffic.prompt
         reading = PromptsGroup(
-            prompts.result, prompts.generation, groups.prompts,
+            prompts.result, prompts.generation, groups.prefill,
             sum(tokens.sent_bytes(mean)), groups.transfer_s(mean), sent,
         )  # fmt: skip
         return ServedPlan(
             tokens.result,
             tokens.generation,
-            groups.tokens,
+            groups.decode,
             served,
             tokens.generation.request.batch,
             reading,

@@ -18,7 +18,8 @@ from gdp.models import is_gguf
 from gdp.placement import MOST_DRAFT_TOKENS, DraftModel
 from gdp.prepare import requests_in_flight
 from gdp.result import GenerationAnswer
-from gdp.sim.traffic import Drafting, Traffic, in_steady_state, serve
+from gdp.sim.serving import Drafting, in_steady_state, serve
+from gdp.sim.traffic import Traffic
 from gdp.units import format_bytes, whole_number
 
 

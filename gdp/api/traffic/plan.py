@@ -16,16 +16,11 @@ from gdp.placement import Placement, make_placement
 from gdp.prepare import requests_in_flight
 from gdp.question import Question
 from gdp.result import GenerationAnswer, Result
-from gdp.sim.traffic import (
-    Scheduling,
-    ServedTraffic,
-    ServingEngine,
-    Spread,
-    Traffic,
-    in_steady_state,
-    serve,
-)
+from gdp.sim.serving import ServingEngine, in_steady_state, serve
+from gdp.sim.traffic import ServedTraffic, Spread, Traffic
 from gdp.sim.traffic_text import NO_LIMITS, TrafficLimits, parse_traffic
+from gdp.targets.table import TARGETS
+from gdp.targets.target import imported
 from gdp.targets.vllm.layouts import Degrees
 from gdp.targets.vllm.plan import beyond, stages_of, vllm_cluster, vllm_defaults
 from gdp.units import format_bytes, format_seconds
@@ -34,13 +29,6 @@ NEAR = 1.5
 """Requests at once that differ by no more than this factor have the same seconds of a pass."""
 PLANS = 4
 """Plans that are made at most until as many requests run as they were made for."""
-VLLM = Scheduling(ahead=True, request_s=0.02, preempts=True)
-"""Scheduling of vLLM: `--async-scheduling` is its default since 0.14. Requests start where their
-prompts have room, and the last started is recomputed where caches run out (vLLM's "Optimization and
-Tuning", Preemption; vllm-project/vllm#54644 says which). The host takes 20 ms for a
-request beside the engine (HTTP, tokenisation, the way between processes, and back): of 1, 10, 20
-and 30 ms that by which first tokens of Llama 3.1 70B on four kinds of GPU are off least in the
-median (16.8%, 12.5%, 10.9%, 11.3%; `benchmarks.measured_world serving`, 2026-11-27)."""
 
 
 @dataclass(frozen=True)
@@ -223,7 +211,7 @@ def engine_json(engine: ServingEngine) -> dict[str, Any]:
     """An engine as plain data; without a limit its `cache_tokens` are None."""
     drafting = None if engine.drafting is None else engine.drafting._asdict()
     plain = engine._asdict() | {
-        "scheduling": engine.scheduling._asdict(), "drafting": drafting
+        "scheduler": asdict(engine.scheduler), "drafting": drafting
     }  # fmt: skip
     return plain | ({"cache_tokens": None} if math.isinf(engine.cache_tokens) else {})
 
@@ -375,7 +363,7 @@ def engine_of(answer: GenerationAnswer, question: Question) -> ServingEngine:
         stages=answer.stages,
         copies=answer.copies,
         launch_s=prompt_launch_s(question.graph) / answer.stages,
-        scheduling=VLLM,
+        scheduler=imported(TARGETS["vllm"].scheduler)(),
     )
 
 

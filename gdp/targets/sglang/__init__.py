@@ -8,4 +8,5 @@ TARGET = Target(
         "a layout of SGLang (untried)", "gdp.targets.sglang.export:export", "hf", replicates=True,
         splits=True, machines=True,
     ),
+    scheduler="gdp.targets.sglang.scheduler:SglangScheduler",
 )  # fmt: skip

@@ -13,4 +13,5 @@ TARGET = Target(
         computes="gdp.targets.vllm.plan:vllm_model", replicates=True, divides=True,
         machines=True,
     ),
+    scheduler="gdp.targets.vllm.scheduler:VllmScheduler",
 )  # fmt: skip

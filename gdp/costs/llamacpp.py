@@ -125,7 +125,7 @@ class LlamaCosts:
                 kernels[style] = _distinct(graph_kernels(graph, self.build, style))
             rows, which = kernels[style]
             own = self.kernel_seconds(rows, device)[which] * graph.chunks
-            if device.dispatch_per == "op":  # the simulator adds it once for fused ops
+            if cluster.launches_ops[d]:  # the simulator adds it once for fused ops
                 own[first] = np.maximum(own[first] - backends.launch_s(device), 0.0)
             seconds[:, d] = own
         seconds[graph.is_io] = 0.0

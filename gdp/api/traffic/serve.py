@@ -33,7 +33,6 @@ from gdp.question import Question
 from gdp.result import Result
 from gdp.sim.traffic import Traffic
 from gdp.sim.traffic_text import NO_LIMITS, TrafficLimits, parse_limits, parse_traffic
-from gdp.targets.vllm.layouts import usable_gpus
 from gdp.targets.vllm.plan import vllm_cluster
 
 FIRST_BATCH = 8
@@ -162,7 +161,7 @@ def numbers_of_copies(question: Question, traffic: Traffic) -> list[int]:
     """Numbers of copies beyond one that GPUs of one kind have room for and requests to share: those
     that leave no GPU over, and powers of two."""
     cluster, graph = vllm_cluster(question), question.graph
-    gpus = usable_gpus(cluster)
+    gpus = cluster.gpus
     weights = model_bytes(graph)
     room = sum(cluster.devices[d].memory_bytes for d in gpus)
     alike = max(Counter(cluster.devices[d].kind for d in gpus).values())

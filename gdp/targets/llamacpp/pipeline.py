@@ -25,7 +25,7 @@ def saved_s(predicted: Prediction) -> float:
     has all blocks, a processor has some, or GPUs divide ops.
     """
     problem, where = predicted.problem, predicted.assignment.device
-    graph, devices = problem.graph, problem.cluster.devices
+    graph = problem.graph
     drafts = np.array([scope.startswith(DRAFT) for scope in graph.scope])
     computes = ~graph.is_io & (graph.chunks > 1) & ~drafts
     holds = ~graph.is_io & (graph.weight_bytes > 0) & ~drafts
@@ -33,10 +33,10 @@ def saved_s(predicted: Prediction) -> float:
     stages = np.unique(where[holds])
     if (
         predicted.assignment.splits or not computes.any() or len(stages) < 2
-        or any(devices[d].is_cpu for d in stages)
+        or problem.cluster.is_cpu[stages].any()
     ):  # fmt: skip
         return 0.0
-    per_op = np.array([d.dispatch_s if d.dispatch_per == "op" else 0.0 for d in devices])
+    per_op = problem.cluster.op_dispatch_s
     at = np.flatnonzero(computes)
     stage_s = np.bincount(where[at], problem.compute_s[at, where[at]] + per_op[where[at]])
     count = int(graph.chunks[at].max())

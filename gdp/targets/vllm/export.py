@@ -68,7 +68,7 @@ _SMALL = 0.01
 
 def tensor_parallel(graph: OpGraph, cluster: Cluster) -> str:
     """Bound of splitting every layer over the GPUs, in a sentence; "" where there is one GPU."""
-    gpus = [d for d in cluster.devices if not d.is_cpu and d.supported != frozenset()]
+    gpus = [cluster.devices[d] for d in cluster.gpus]
     if len(gpus) < 2:
         return ""
     stepping = graph.repeats > 1
@@ -526,10 +526,9 @@ def _tied_bytes(graph: OpGraph, placement: Placement, row: LayerRow, ranks: Sequ
 def with_one_share(cluster: Cluster) -> Cluster:
     """The cluster whose GPUs have the memory that vLLM takes of each: one share of all for all that
     compute."""
-    gpus = _computing_gpus(cluster)
-    share = min((_usable(cluster, d) for d in gpus), default=1.0)
+    share = min((_usable(cluster, d) for d in cluster.gpus), default=1.0)
     devices = list(cluster.devices)
-    for d in gpus:
+    for d in cluster.gpus:
         total_bytes = devices[d].total_bytes
         usable_bytes = min(int(share * total_bytes), devices[d].memory_bytes)
         if total_bytes < UNLIMITED_BYTES and usable_bytes > 0:
@@ -542,22 +541,10 @@ def with_one_share(cluster: Cluster) -> Cluster:
 def by_share(cluster: Cluster) -> list[Cluster]:
     """The cluster with one share for all GPUs, then without those that leave the smallest share, as
     long as that leaves any: a GPU that is not used takes no memory from the others."""
-    shares = {d: _usable(cluster, d) for d in _computing_gpus(cluster)}
-    machines = []
-    for least in sorted(set(shares.values())) or [1.0]:
-        devices = (
-            replace(device, supported=frozenset()) if shares.get(d, least) < least else device
-            for d, device in enumerate(cluster.devices)
-        )
-        machines.append(with_one_share(replace(cluster, devices=tuple(devices))))
-    return machines
-
-
-def _computing_gpus(cluster: Cluster) -> list[int]:
-    return [
-        d for d, device in enumerate(cluster.devices)
-        if not device.is_cpu and device.supported != frozenset()
-    ]  # fmt: skip
+    shares = np.full(cluster.num_devices, 1.0)
+    shares[list(cluster.gpus)] = [_usable(cluster, d) for d in cluster.gpus]
+    least = sorted(set(shares[list(cluster.gpus)].tolist())) or [1.0]
+    return [with_one_share(cluster.idling(shares < share)) for share in least]
 
 
 def _usable(cluster: Cluster, d: int) -> float:

@@ -7,6 +7,7 @@ computes a micro-batch while the next GPU computes the one before it.
 import numpy as np
 
 from gdp.ops.llamacpp import DRAFT
+from gdp.ops.rule import GATHER
 from gdp.prepare import Prediction
 
 OVERLAPS = 0.88
@@ -29,7 +30,7 @@ def saved_s(predicted: Prediction) -> float:
     drafts = np.array([scope.startswith(DRAFT) for scope in graph.scope])
     computes = ~graph.is_io & (graph.chunks > 1) & ~drafts
     holds = ~graph.is_io & (graph.weight_bytes > 0) & ~drafts
-    holds &= np.array([kind != "Gather" for kind in graph.op_types])  # the embedding
+    holds &= ~graph.has_kernel(GATHER)  # the embedding
     stages = np.unique(where[holds])
     if (
         predicted.assignment.splits or not computes.any() or len(stages) < 2

@@ -26,12 +26,12 @@ from jaxtyping import Int
 from gdp.cluster.machines import machines, numbers_on_machine
 from gdp.cluster.table import has_bfloat16
 from gdp.cluster.types import UNLIMITED_BYTES, Cluster
-from gdp.costs.measured.graph import EXPERTS
 from gdp.costs.offload import is_offload
 from gdp.errors import PlacementError
 from gdp.files.writing import OWN_FILES_ONLY, OverwritePolicy, indented_json, new_contents
 from gdp.graph.generation import STEP, Request, request_of
 from gdp.graph.op_graph import OpGraph
+from gdp.ops.rule import EXPERTS
 from gdp.placement import DraftModel, Placement
 from gdp.splits.members import held_graphs
 from gdp.targets.vllm.rules import BITSANDBYTES_LEFT, TRITON, VLLM
@@ -432,7 +432,7 @@ def vllm_options(
     return VllmOptions(
         partition, tuple(int(numbers[d] or 0) for d in used), share, int(most), quantize, at_once,
         tensor, data, any(split.experts for split in placement.splits),
-        not EXPERTS.isdisjoint(graph.op_types), serves=serves, draft=draft,
+        bool(graph.has_kernel(EXPERTS).any()), serves=serves, draft=draft,
         machines=tuple(cluster.device_names[at[d]] for d in used) if several else (),
         dtype=dtype, mixed=len({has_bfloat16(cluster.devices[d]) for d in used}) > 1, kind=kind,
     )  # fmt: skip

@@ -187,9 +187,7 @@ def _as_one_kernel(
     take more than that, so that no placement is said to take longer than it does. A part pays its
     dispatch beside these seconds, so none may have less than none: the excess is `slack_s`.
     """
-    dispatch_s = np.array(
-        [d.dispatch_s if d.dispatch_per == "op" else 0.0 for d in cluster.devices]
-    )
+    dispatch_s = cluster.op_dispatch_s
     cut = np.bincount(kernel_of)[kernel_of] > 1
     together_s = sum_per_group(part_s + dispatch_s, kernel_of)
     share = np.ones_like(together_s)
@@ -209,7 +207,7 @@ def requests_in_flight(graph: OpGraph, cluster: Cluster, objective: str) -> int:
         return request.requests
     if not find_objective(objective).pipelined:
         return 1
-    computing = (d.supported != frozenset() and not is_offload(d) for d in cluster.devices)
+    computing = (not is_offload(cluster.devices[d]) for d in np.flatnonzero(cluster.computes))
     return max(1, sum(computing))
 
 
@@ -237,15 +235,11 @@ def _all_runs(
     repeats = graph.repeats
     if (repeats == 1).all():
         return cluster, seconds
-    per_op = [d.dispatch_s if d.dispatch_per == "op" else 0.0 for d in cluster.devices]
-    more = np.where(graph.is_io, 0, repeats - 1)[:, None] * np.array(per_op)
+    more = np.where(graph.is_io, 0, repeats - 1)[:, None] * cluster.op_dispatch_s
     mean = float(1 + steps_of(graph)) / 2
-    devices = tuple(
-        replace(d, dispatch_s=d.dispatch_s * mean) if d.dispatch_per == "segment" else d
-        for d in cluster.devices
-    )
+    machine = cluster.with_dispatch(cluster.op_dispatch_s + cluster.segment_dispatch_s * mean)
     return (
-        replace(cluster, devices=devices, link_latency_s=cluster.link_latency_s * mean),
+        replace(machine, link_latency_s=cluster.link_latency_s * mean),
         seconds * repeats[:, None] + more,
     )
 
@@ -255,11 +249,12 @@ def room_bytes(cluster: Cluster, constraints: Constraints | None = None) -> int:
     more has a placement. Of the constraints, those on every op ("*") are heeded."""
     constraints = of_kind(constraints, Constraints, "constraints")
     barred = {name for pin in constraints.forbid if pin.match == "*" for name in pin.devices}
-    usable = {d.name for d in cluster.devices if d.supported != frozenset()} - barred
+    usable = set(cluster.device_names) - barred
     for pin in constraints.pins:
         if pin.match == "*":
             usable &= set(pin.devices)
-    return cluster.room_bytes(np.array([name in usable for name in cluster.device_names]))
+    free = np.array([name in usable for name in cluster.device_names])
+    return cluster.room_bytes(free & cluster.computes)
 
 
 def _sent_s(graph: OpGraph, cluster: Cluster, objective: str) -> Float[np.ndarray, "T"] | None:

@@ -11,6 +11,7 @@ from gdp.cluster.types import Cluster, Device, make_cluster
 from gdp.costs.base import roofline
 from gdp.errors import ModelError, PlacementError
 from gdp.graph.op_graph import OpGraph
+from gdp.ops.aten import ATEN
 from gdp.placement import (
     Placement,
     Split,
@@ -289,3 +290,19 @@ def test_shares_are_kept_in_files_and_bad_ones_refused(tmp_path: Path) -> None:
     for shares, told in (((7,), "has 1 shares"), ((7, 0), "whole numbers of 1 and more")):
         with pytest.raises(PlacementError, match=told):
             require(placed(shares), graph, cluster)
+
+
+def test_new_ops_are_divided_by_the_kernel_class_of_their_rows(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    graph = decoder(MIXTURE)
+    kinds = ("linear", "_grouped_mm", "scaled_dot_product_attention", "embedding")
+    assert set(kinds) < set(graph.op_types)
+    for kind in kinds[:3]:
+        monkeypatch.setitem(ATEN, f"new_{kind}", ATEN[kind])
+    renamed = tuple(f"new_{kind}" if kind in kinds[:3] else kind for kind in graph.op_types)
+    old, new = division_of(graph), division_of(replace(graph, op_types=renamed))
+    assert (old.columns.role == new.columns.role).all()
+    assert (old.columns.role != Role.WHOLE).any()
+    assert (old.experts.role == new.experts.role).all()
+    assert old.partial == new.partial

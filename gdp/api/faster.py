@@ -105,7 +105,7 @@ def _savings_s(
     own_s = model(once, question.cluster)[ops, at]
     beyond_s = np.maximum(own_s - floor_s, 0.0)
     # A processor waits for each call, then computes; other devices compute meanwhile.
-    waits = np.array([entry.is_cpu for entry in question.cluster.devices])[at]
+    waits = question.cluster.is_cpu[at]
     half_s = np.where(waits, beyond_s / 2, np.minimum(own_s / 2, beyond_s))
     return sum_per_group(half_s, group_of), sum_per_group(beyond_s, group_of)
 

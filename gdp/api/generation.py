@@ -196,7 +196,7 @@ def causes_s(predicted: Prediction) -> dict[str, Float[np.ndarray, "M"]]:
         exchange_s[work] = problem.origin.exchange_s[ops, device][work]
     op_s = op_s - exchange_s
     streams = np.array([is_offload(entry) for entry in devices])[device]
-    on_cpu = np.array([entry.is_cpu for entry in devices])[device]
+    on_cpu = problem.cluster.is_cpu[device]
     sends = is_sent(graph) & offloads(graph, problem.cluster) & on_cpu & ~streams
     own = work & ~streams & ~sends
     rate = np.array([entry.bytes_per_s for entry in devices])[device]
@@ -206,7 +206,7 @@ def causes_s(predicted: Prediction) -> dict[str, Float[np.ndarray, "M"]]:
     worked_s[own] = graph.flop[own] / speed[own]
     waits = own & (np.maximum(moved_s, worked_s) < LAUNCHED * op_s)
     reads = moved_s >= worked_s
-    launch_s = np.array([e.dispatch_s if e.dispatch_per == "op" else 0.0 for e in devices])[device]
+    launch_s = problem.cluster.op_dispatch_s[device]
     return {
         "collectives": exchange_s,
         "dispatch": np.where(work, launch_s, 0.0) + np.where(waits, op_s, 0.0),

@@ -65,9 +65,9 @@ def phases_apart(result: Result) -> str:
 def _first_of_kinds(cluster: Cluster) -> list[int]:
     """The first device of each kind that computes."""
     kinds: dict[str, int] = {}
-    for d, device in enumerate(cluster.devices):
-        if device.supported != frozenset() and not is_offload(device):
-            kinds.setdefault(device.kind, d)
+    for d in np.flatnonzero(cluster.computes).tolist():
+        if not is_offload(cluster.devices[d]):
+            kinds.setdefault(cluster.devices[d].kind, d)
     return list(kinds.values())
 
 

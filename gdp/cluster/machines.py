@@ -2,7 +2,8 @@
 
 import functools
 from collections.abc import Sequence
-from dataclasses import replace
+
+import numpy as np
 
 from gdp.cluster.types import Cluster
 
@@ -55,11 +56,5 @@ def several_machines(cluster: Cluster) -> bool:
 
 def on_hosts_machine(cluster: Cluster) -> Cluster:
     """The cluster in which the devices of other machines than the host's compute nothing."""
-    if not several_machines(cluster):
-        return cluster
-    at = machines(cluster)
-    devices = (
-        device if at[d] == at[cluster.host] else replace(device, supported=frozenset())
-        for d, device in enumerate(cluster.devices)
-    )
-    return replace(cluster, devices=tuple(devices))
+    at = np.array(machines(cluster))
+    return cluster.idling(at != at[cluster.host]) if several_machines(cluster) else cluster

@@ -2,7 +2,7 @@
 
 import functools
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import ClassVar
 
 import numpy as np
@@ -194,6 +194,66 @@ class Cluster:
     def device_names(self) -> tuple[str, ...]:
         """In the order of device indices."""
         return tuple(device.name for device in self.devices)
+
+    @functools.cached_property
+    def is_cpu(self) -> Bool[np.ndarray, "D"]:
+        """True for processors and parts of one."""
+        return np.array([device.is_cpu for device in self.devices])
+
+    @functools.cached_property
+    def computes(self) -> Bool[np.ndarray, "D"]:
+        """True for devices that run any op at all."""
+        return np.array([device.supported != frozenset() for device in self.devices])
+
+    @functools.cached_property
+    def gpus(self) -> tuple[int, ...]:
+        """Accelerators that compute."""
+        return tuple(np.flatnonzero(self.computes & ~self.is_cpu).tolist())
+
+    @functools.cached_property
+    def alike(self) -> Int[np.ndarray, "D"]:
+        """Class of each device: devices of one class differ in name and in shared memory alone."""
+        unnamed = [
+            replace(device, name="-", memory_pool="", processor="", caches_on="")
+            for device in self.devices
+        ]
+        return np.array([unnamed.index(device) for device in unnamed], dtype=np.int64)
+
+    @functools.cached_property
+    def launches_ops(self) -> Bool[np.ndarray, "D"]:
+        """True for devices that pay a dispatch for each op, not for each segment."""
+        return np.array([device.dispatch_per == "op" for device in self.devices])
+
+    @functools.cached_property
+    def dispatch_s(self) -> Float[np.ndarray, "D"]:
+        """Seconds of a dispatch, of an op or of a segment."""
+        return np.array([device.dispatch_s for device in self.devices])
+
+    @functools.cached_property
+    def op_dispatch_s(self) -> Float[np.ndarray, "D"]:
+        """Seconds that each op pays beside its computation."""
+        return np.where(self.launches_ops, self.dispatch_s, 0.0)
+
+    @functools.cached_property
+    def segment_dispatch_s(self) -> Float[np.ndarray, "D"]:
+        """Seconds that each segment pays beside its ops."""
+        return np.where(self.launches_ops, 0.0, self.dispatch_s)
+
+    def with_dispatch(self, dispatch_s: Float[np.ndarray, "D"]) -> "Cluster":
+        """The cluster with other seconds of a dispatch."""
+        devices = (
+            replace(device, dispatch_s=seconds)
+            for device, seconds in zip(self.devices, dispatch_s.tolist(), strict=True)
+        )
+        return replace(self, devices=tuple(devices))
+
+    def idling(self, idle: Bool[np.ndarray, "D"]) -> "Cluster":
+        """The cluster in which some devices compute nothing."""
+        devices = (
+            replace(device, supported=frozenset()) if d else device
+            for device, d in zip(self.devices, idle, strict=True)
+        )
+        return replace(self, devices=tuple(devices))
 
     @functools.cached_property
     def accelerator_numbers(self) -> tuple[int | None, ...]:

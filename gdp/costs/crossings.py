@@ -57,15 +57,13 @@ class CrossingCosts:
             first[:] = False
             first[first_members(fuse(graph).group_of)] = True
         pays = first & ~graph.is_io & ~graph.rests
-        own_s = np.array([device.dispatch_s for device in cluster.devices])
-        return pays[:, None] * np.where(_pays_for_pieces(cluster), own_s, 0.0)
+        return pays[:, None] * np.where(_pays_for_pieces(cluster), cluster.dispatch_s, 0.0)
 
     def with_runtime_overheads(self, cluster: Cluster) -> Cluster:
         """The other model's cluster, whose devices pay for pieces; copies from a processor to an
         accelerator start later than those back."""
         latency_s = cluster.link_latency_s.copy()
-        cpu = np.array([device.is_cpu for device in cluster.devices])
-        for i, j in np.argwhere(cpu[:, None] & ~cpu).tolist():
+        for i, j in np.argwhere(cluster.is_cpu[:, None] & ~cluster.is_cpu).tolist():
             if not has_own_latency(cluster, i, j):
                 latency_s[i, j] = max(latency_s[i, j], FROM_HOST_S - PIECE_S)
         devices = tuple(
@@ -82,7 +80,6 @@ def _pays_for_pieces(cluster: Cluster) -> Bool[np.ndarray, "D"]:
     """Devices whose tensors from others take seconds that nobody gave."""
     size = range(cluster.num_devices)
     return np.array([
-        device.dispatch_per == "op"
-        and any(i != d and not has_own_latency(cluster, i, d) for i in size)
-        for d, device in enumerate(cluster.devices)
+        launches and any(i != d and not has_own_latency(cluster, i, d) for i in size)
+        for d, launches in enumerate(cluster.launches_ops)
     ])  # fmt: skip

@@ -121,7 +121,7 @@ def _with_network(
     with the seconds of its copies."""
     eager = graph is not None and graph.source == "torch" and not is_served(graph)
     costs, label = _on_kernels(model, cluster, graph, eager)
-    if not eager or cluster.num_devices < 2 or all(x.is_cpu for x in cluster.devices):
+    if not eager or cluster.num_devices < 2 or cluster.is_cpu.all():
         return costs, label
     return CrossingCosts(costs), f"{label}; {COPIES}"
 

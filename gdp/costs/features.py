@@ -14,7 +14,8 @@ from jaxtyping import Bool, Float, Int
 
 from gdp.costs.kernels import ALIAS, cut_edges, lead_ops
 from gdp.graph.op_graph import OpDetail, OpGraph, make_graph
-from gdp.ops.table import REDUCTIONS
+from gdp.ops.rule import CONVOLUTION, GATHER, PRODUCT, OpRule, names
+from gdp.ops.table import ONNX, REDUCTIONS
 
 # A device to add arithmetic and traffic up with; a learned model corrects whatever is off.
 FLOP_PER_S, BYTES_PER_S, KERNEL_S = 1e11, 2e10, 1e-6
@@ -23,10 +24,12 @@ SIZES = (
 )  # fmt: skip
 # A product with a bias runs in the same kernel, whatever the op is called.
 _TREATED_AS = {**ALIAS, "Gemm": "MatMul"}
-_CONV = frozenset({"Conv", "ConvTranspose"})
-_PRODUCT = frozenset({"MatMul", "Gemm", "MatMulInteger", "Einsum"})
-BLOCKED = _CONV | {"MaxPool", "AveragePool", "GlobalAveragePool", "GlobalMaxPool"}
-"""Ops that ONNX Runtime runs in a blocked layout, so that their neighbours pay for a change."""
+_LEARNED_BY_NAME = names(
+    "FusedConv ConvInteger QLinearConv FusedMatMul TransposeMatMul FusedMatMulActivation FusedGemm "
+    "QLinearMatMul"
+)
+"""Products and convolutions that the shipped networks learned by their names, without sizes."""
+_POOLS = names("MaxPool AveragePool GlobalAveragePool GlobalMaxPool")
 _PASSING = frozenset(
     {"Add", "Sum", "Mul", "Relu", "LeakyRelu", "Sigmoid", "Tanh", "Clip", "HardSigmoid", "Concat",
      "BatchNormalization", "Dropout", "Identity"}
@@ -105,7 +108,7 @@ def num_other() -> int:
 
 def _read_limit(graph: OpGraph, lead: Int[np.ndarray, "K"]) -> Float[np.ndarray, "K"]:
     """Bytes that bound what a kernel reads: unlimited except where an op picks rows."""
-    picks = np.array([graph.op_types[op] in ("Gather", "GatherND") for op in lead.tolist()], bool)
+    picks = np.array([_kernel(graph.op_types[op]) == GATHER for op in lead.tolist()], bool)
     return np.where(picks, graph.memory_traffic_bytes[lead], np.inf)
 
 
@@ -155,7 +158,8 @@ def _boundary(
 
 def _blocked(graph: OpGraph, cut: Bool[np.ndarray, "E"]) -> Bool[np.ndarray, "N"]:
     """Ops whose outputs are in a blocked layout: those that make it, and those that keep it."""
-    blocked = graph.has_type(BLOCKED)
+    # ONNX Runtime computes these in a blocked layout, so that their neighbours pay for a change.
+    blocked = np.array([_kernel(t) == CONVOLUTION or t in _POOLS for t in graph.op_types], bool)
     makers, _ = graph.neighbours()
     plain_input = np.zeros(graph.num_ops, dtype=bool)
     np.logical_or.at(plain_input, graph.edges[1], cut)
@@ -175,12 +179,17 @@ def op_features(graph: OpGraph, op: int) -> list[float]:
     ]
 
 
+def _kernel(op_type: str) -> str:
+    """Class of the kernel of an ONNX op as the networks read it."""
+    return "" if op_type in _LEARNED_BY_NAME else ONNX.get(op_type, OpRule()).kernel
+
+
 def _rows(op_type: str, detail: OpDetail) -> float:
     """Positions of a convolution, rows of a product, or elements: all proportional to the batch."""
     out = detail.output_shapes[0] if detail.output_shapes else ()
-    if op_type in _CONV and len(out) > 2:
+    if _kernel(op_type) == CONVOLUTION and len(out) > 2:
         return float(out[0] * math.prod(out[2:]))
-    if op_type in _PRODUCT and len(out) > 1:
+    if _kernel(op_type) == PRODUCT and len(out) > 1:
         return float(math.prod(out[:-1]))
     return float(math.prod(out))
 
@@ -205,8 +214,8 @@ def _numbers(detail: OpDetail, key: str) -> tuple[int, ...]:
 
 
 def _conv_features(op_type: str, detail: OpDetail) -> list[float]:
-    shapes = detail.input_shapes
-    if op_type not in _CONV or len(shapes) < 2 or len(shapes[1]) < 3 or not detail.output_shapes:
+    shapes, convolves = detail.input_shapes, _kernel(op_type) == CONVOLUTION
+    if not convolves or len(shapes) < 2 or len(shapes[1]) < 3 or not detail.output_shapes:
         return [0.0] * 18
     out, weight = detail.output_shapes[0], shapes[1]
     group = (_numbers(detail, "group") or (1,))[0]
@@ -226,7 +235,8 @@ def _conv_features(op_type: str, detail: OpDetail) -> list[float]:
 
 def _product_features(op_type: str, detail: OpDetail, holds: bool) -> list[float]:
     shapes, outs = detail.input_shapes, detail.output_shapes
-    if op_type not in _PRODUCT or len(shapes) < 2 or not outs or not outs[0] or not shapes[0]:
+    multiplies = _kernel(op_type) == PRODUCT
+    if not multiplies or len(shapes) < 2 or not outs or not outs[0] or not shapes[0]:
         return [0.0] * 12
     out, left, right = outs[0], shapes[0], shapes[1]
     trans_a = (_numbers(detail, "transA") or (0,))[0]
@@ -356,4 +366,5 @@ def transfer_design(
 
 def is_heavy(features: KernelFeatures) -> Bool[np.ndarray, "K"]:
     """Kernels that convolve or multiply matrices."""
-    return np.array([t in _CONV | _PRODUCT for t in features.lead_type], dtype=bool)
+    heavy = (CONVOLUTION, PRODUCT)
+    return np.array([_kernel(t) in heavy for t in features.lead_type], dtype=bool)

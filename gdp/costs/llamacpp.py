@@ -38,6 +38,8 @@ from gdp.graph.generation import STEP
 from gdp.graph.groups import first_members
 from gdp.graph.op_graph import OpDetail, OpGraph
 from gdp.ops.llamacpp import IMAGE_ENCODER
+from gdp.ops.rule import ATTENTION, PRODUCT
+from gdp.ops.table import kernel_of
 
 BOUNDARY_S = 0.2e-3
 """Seconds beside the copy when the next op is on another GPU of the machine: the scheduler copies
@@ -125,7 +127,7 @@ class LlamaCosts:
                 kernels[style] = _distinct(graph_kernels(graph, self.build, style))
             rows, which = kernels[style]
             own = self.kernel_seconds(rows, device)[which] * graph.chunks
-            if device.dispatch_per == "op":  # the simulator adds it once for fused ops
+            if cluster.launches_ops[d]:  # the simulator adds it once for fused ops
                 own[first] = np.maximum(own[first] - backends.launch_s(device), 0.0)
             seconds[:, d] = own
         seconds[graph.is_io] = 0.0
@@ -208,10 +210,11 @@ def on_processor_s(
     of few tokens besides at the rate of its cores; other seconds of prompts as they are. O(N)."""
     read_s = graph.memory_traffic_bytes / backends.read_bytes_per_s(device)
     found = np.maximum(seconds, read_s)
-    for op, (kind, detail) in enumerate(zip(graph.op_types, graph.detail, strict=True)):
+    for op in np.flatnonzero(graph.has_kernel(PRODUCT)).tolist():
+        detail = graph.detail[op]
         packed = str(detail.attributes.get("stored", "F32")) not in _PLAIN
         few = bool(detail.input_shapes) and detail.input_shapes[0][0] <= MAT_VEC_TOKENS
-        if kind == "MatMul" and packed and few:
+        if packed and few:
             found[op] = max(found[op], graph.flop[op] / backends.dots_per_s(device))
     return found
 
@@ -279,11 +282,11 @@ def graph_kernels(graph: OpGraph, build: Build, style: Style) -> list[OpKernels]
         base = graph.op_names[op].removeprefix(STEP).split(".", 2)[-1]
         if graph.is_io[op]:
             rows.append(OpKernels(()))
-        elif op_type == "MatMul" and detail.input_shapes:
+        elif kernel_of(op_type) == PRODUCT and detail.input_shapes:
             rows.append(_Multiply(base, detail, chunks, float(held[op]), build, style).kernels())
         elif op_type == IMAGE_ENCODER:
             rows.append(_image_encoder(detail, build))
-        elif op_type == "Attention" and detail.input_shapes:
+        elif kernel_of(op_type) == ATTENTION and detail.input_shapes:
             rows.append(_attention(detail, chunks, float(held[op]), build))
         else:
             moved = float(graph.memory_traffic_bytes[op]) / chunks

@@ -86,8 +86,7 @@ def resident(cluster: Cluster) -> Cluster:
     """The cluster where CPUs hold inputs and outputs and compute nothing, as under accelerate."""
     if main_device(cluster) is None:
         return cluster
-    devices = [replace(d, supported=frozenset()) if d.is_cpu else d for d in cluster.devices]
-    return replace(cluster, devices=tuple(devices))
+    return cluster.idling(cluster.is_cpu)
 
 
 def with_offload(cluster: Cluster, targets: Sequence[str], reserved_bytes: int = 0) -> Cluster:

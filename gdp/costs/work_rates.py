@@ -17,7 +17,7 @@ from gdp.cluster.types import is_cpu_kind
 from gdp.costs.profile import Profile, ProfiledModel, ProfileError
 from gdp.graph.fuse import fuse
 from gdp.graph.op_graph import OpGraph
-from gdp.ops.rule import names
+from gdp.ops.rule import CONVOLUTION, EXPERTS, LINEAR, PRODUCT, names
 from gdp.ops.table import ELEMENTWISE_OPS, REDUCTIONS, VIEWS
 
 PRIOR: Mapping[str, float] = {
@@ -49,7 +49,6 @@ _VECTOR = 8  # float32 in a register: other numbers of channels are laid out one
 _HUBER = 0.05  # relative errors beyond this count less and less
 _CACHE_BYTES = 8 << 20
 
-PRODUCTS, CONVOLUTIONS = names("dot_general ragged_dot"), names("conv_general_dilated")
 _FUNCTIONS = names("tanh exp log erf logistic log1p expm1 exp2")
 _SLOW = names("sin cos tan pow atan2 erfc erf_inv sinh cosh cbrt lgamma digamma")
 _DIVISIONS = names("div sqrt rsqrt rem integer_pow")
@@ -60,9 +59,7 @@ def work(graph: OpGraph) -> Float[np.ndarray, "N R"]:
 
     Loops that are fused count their kernel and traffic once, at one of their ops.
     """
-    types = np.array(graph.op_types)
-    product = np.isin(types, sorted(PRODUCTS))
-    convolution = np.isin(types, sorted(CONVOLUTIONS))
+    product, convolution = graph.has_kernel(PRODUCT, LINEAR, EXPERTS), graph.has_kernel(CONVOLUTION)
     columns = {name: np.zeros(graph.num_ops) for name in PRIOR}
     columns["product_flop"][product] = graph.flop[product]
     for op in np.flatnonzero(product).tolist():

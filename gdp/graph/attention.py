@@ -15,14 +15,15 @@ from jaxtyping import Bool, Int
 
 from gdp.graph.fuse import contracted
 from gdp.graph.op_graph import INPUT, OUTPUT, UNREAD, OpGraph, make_graph
-from gdp.ops.table import ELEMENTWISE_OPS, REDUCTIONS, VIEWS
+from gdp.ops.rule import PRODUCT, SOFTMAX, names
+from gdp.ops.table import ELEMENTWISE_OPS, REDUCTIONS, VIEWS, kernel_of
 
 CAUSAL = "is_causal"
 """Attribute of ops whose queries see no later keys."""
 FUSED = "scaled_dot_product_attention"
 """Type of fused ops: that of torch, whose kernel does the same."""
-_SOFTMAX = frozenset(("softmax", "_softmax", "_safe_softmax"))
-_PRODUCTS = frozenset(("matmul", "bmm", "mm", "baddbmm", "einsum"))
+_BY_WEIGHTS = names("addmm addmv")
+"""Products with a weight, also where a cast before them holds it."""
 _COPIES = VIEWS | {"cat", "stack", "repeat", "repeat_interleave", "index_copy", "slice_scatter"}
 _CHEAP = VIEWS | ELEMENTWISE_OPS | REDUCTIONS | {"max", "slice", "slice_copy", "split"}
 
@@ -80,7 +81,8 @@ class Flow:
                 if op in seen or op in products or self.of_positions[op]:
                     continue
                 kind = self.graph.op_types[op]
-                if kind in _PRODUCTS and not _holds_weights(self.graph, op):
+                multiplies = kernel_of(kind) == PRODUCT and kind not in _BY_WEIGHTS
+                if multiplies and not _holds_weights(self.graph, op):
                     products.add(op)
                 elif kind in _CHEAP:
                     seen.add(op)
@@ -137,7 +139,7 @@ def _attentions(graph: OpGraph, flow: Flow) -> Iterator[set[int]]:
     for op, kind in enumerate(graph.op_types):
         if kind == FUSED:
             yield {op}
-        elif kind in _SOFTMAX:
+        elif kernel_of(kind) == SOFTMAX:
             before, scores = flow.reached(op, backward=True)
             behind, values = flow.reached(op, backward=False)
             if not scores or not values:

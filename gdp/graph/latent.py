@@ -17,7 +17,8 @@ import numpy as np
 from gdp.graph.attention import FUSED
 from gdp.graph.generation import CACHE_AT
 from gdp.graph.op_graph import OpDetail, OpGraph
-from gdp.ops.table import ELEMENTWISE_OPS, VIEWS
+from gdp.ops.rule import LINEAR
+from gdp.ops.table import ELEMENTWISE_OPS, VIEWS, kernel_of
 
 LATENT = "latent"
 """Attribute of attention whose values are a part of its keys."""
@@ -53,7 +54,7 @@ def _latent_of(graph: OpGraph, makers: list[list[int]], op: int) -> _Latent | No
     while todo:
         for maker in makers[todo.pop()]:
             read = graph.detail[maker].input_shapes
-            if graph.op_types[maker] == "linear":
+            if kernel_of(graph.op_types[maker]) == LINEAR:
                 if read and len(read[0]) > 2 and read[0][-2] == tokens > 1:
                     products.add(maker)
             elif maker not in inside and graph.op_types[maker] in _BETWEEN:

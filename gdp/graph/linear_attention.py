@@ -15,6 +15,7 @@ import numpy as np
 from gdp.graph.attention import Flow
 from gdp.graph.fuse import contracted
 from gdp.graph.op_graph import OpGraph
+from gdp.ops.rule import LINEAR
 
 CONVOLUTION = "conv1d"
 """Type of the short convolution before the rule."""
@@ -64,13 +65,13 @@ def with_fused_states(graph: OpGraph) -> OpGraph:
 def _recurrence(graph: OpGraph, flow: Flow, convolution: int) -> set[int]:
     """Ops of the convolution's module between it and the norm before the product behind it, and
     those that they alone read; none where that is no gated delta net."""
-    scope = graph.scope[convolution]
+    scope, is_linear = graph.scope[convolution], graph.has_kernel(LINEAR)
 
     def way(backward: bool, start: int) -> tuple[set[int], set[int]]:
         ends, seen, todo = set[int](), {start}, [start]
         while todo:
             for op in (flow.makers if backward else flow.readers)[todo.pop()]:
-                if graph.op_types[op] == "linear":
+                if is_linear[op]:
                     ends.add(op)
                 elif op not in seen:
                     seen.add(op)
@@ -87,7 +88,7 @@ def _recurrence(graph: OpGraph, flow: Flow, convolution: int) -> set[int]:
         for op in flow.makers[todo.pop()]:
             alone = all(reader in inside for reader in flow.readers[op])
             mine = graph.scope[op] == scope and op != convolution and op in before
-            if mine and alone and op not in inside and graph.op_types[op] != "linear":
+            if mine and alone and op not in inside and not is_linear[op]:
                 inside.add(op)
                 todo.append(op)
     states = any(graph.op_types[op] == "matmul" or graph.cache_bytes[op] for op in inside)

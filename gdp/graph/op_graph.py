@@ -16,6 +16,7 @@ from jaxtyping import Bool, Float, Int, Shaped
 from gdp.errors import ModelError
 from gdp.graph.groups import distinct, inverse
 from gdp.graph.source import Source, source_by_ops
+from gdp.ops.table import kernel_of
 
 INPUT = "Input"
 """Op type of a graph input: no work, fixed to the cluster's host."""
@@ -206,6 +207,10 @@ class OpGraph:
         """True for ops of one of these types."""
         kinds, which = self.kinds
         return np.array([kind in types for kind, _ in kinds], dtype=bool)[which]
+
+    def has_kernel(self, *kernels: str) -> Bool[np.ndarray, "N"]:
+        """True for ops whose kernel is of one of these classes, of `OpRule.kernel`."""
+        return self.has_type({kind for kind, _ in self.kinds[0] if kernel_of(kind) in kernels})
 
     @functools.cached_property
     def is_io(self) -> Bool[np.ndarray, "N"]:

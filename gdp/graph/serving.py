@@ -19,10 +19,10 @@ from gdp.graph.generation import CACHE_AT
 from gdp.graph.latent import with_absorbed_latents
 from gdp.graph.linear_attention import with_fused_states
 from gdp.graph.op_graph import INPUT, OUTPUT, UNREAD, OpDetail, OpGraph
-from gdp.ops.table import ELEMENTWISE_OPS, VIEWS
+from gdp.ops.rule import GATHER, LINEAR
+from gdp.ops.table import ELEMENTWISE_OPS, VIEWS, kernel_of
 
 _ITEM_BYTES = {"float64": 8, "float32": 4, "float16": 2, "bfloat16": 2}
-_GATHERS = frozenset(("embedding", "index", "index_select", "gather", "take"))
 
 
 class Served(NamedTuple):
@@ -97,7 +97,7 @@ def _with_last_logits(graph: OpGraph, tokens: int) -> OpGraph:
         if not shapes or len(shapes[0]) != 3 or shapes[0][1] != tokens or makers[op] != 1:
             return graph
         chain.append(op)
-        if graph.op_types[op] == "linear":
+        if kernel_of(graph.op_types[op]) == LINEAR:
             break
         if graph.op_types[op] not in VIEWS | ELEMENTWISE_OPS:
             return graph
@@ -128,6 +128,6 @@ def _in_chunks(graph: OpGraph, count: int) -> OpGraph:
 def _weights_read(graph: OpGraph) -> Float[np.ndarray, "N"]:
     """Bytes of weights that each op reads in one pass: all that it holds but its caches. Ops that
     gather rows read those of their tokens, however these are divided."""
-    gathers = graph.has_type(_GATHERS)
+    gathers = graph.has_kernel(GATHER)
     held = (graph.weight_bytes - graph.cache_bytes).astype(float)
     return np.where(gathers | (graph.memory_traffic_bytes < held), 0.0, held)

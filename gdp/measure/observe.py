@@ -53,7 +53,7 @@ def observed_run(
     pieces, by_device = [], defaultdict[int, list[Share]](list)
     for s, d in enumerate(plan.segment_device.tolist()):
         device = overheads.devices[d]
-        dispatches = int(runs[s] if device.dispatch_per == "segment" else ops[s])
+        dispatches = int(ops[s] if overheads.launches_ops[d] else runs[s])
         own = (*shares[s], Share("", 0, "", base_dispatch_s(device) * dispatches))
         if s not in measured or not shares[s]:
             continue

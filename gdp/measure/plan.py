@@ -88,8 +88,7 @@ def make_plan(prediction: Prediction, objective: str) -> ExecutionPlan:
     cut = segment_problem(problem, segment)
     schedule = simulate(cut, where, None)
     judged = score(cut, where, None, teams)
-    dispatch_s = np.array([d.dispatch_s for d in cut.cluster.devices])
-    seconds = cut.compute_s[np.arange(len(where)), where] + dispatch_s[where]
+    seconds = cut.compute_s[np.arange(len(where)), where] + cut.cluster.dispatch_s[where]
     return ExecutionPlan(
         segment=problem.origin.expand(segment),
         segment_device=where,

@@ -465,6 +465,7 @@ def replica_period_s(problem: Problem) -> tuple[float, int]:
     in time.
     """
     cluster, io = problem.cluster, problem.graph.is_io
+    dispatch_s = (~io).sum() * cluster.op_dispatch_s + cluster.segment_dispatch_s
     copies: list[tuple[float, int, Int[np.ndarray, "D"]]] = []
     for d in range(problem.num_devices):
         if not problem.allowed[~io, d].all():
@@ -472,7 +473,7 @@ def replica_period_s(problem: Problem) -> tuple[float, int]:
         device = np.where(io, cluster.host, d)
         judged = score(problem, device, None)
         if judged.feasible and judged.latency_s > 0:
-            busy_s = float(problem.compute_s[~io, d].sum()) + _dispatch_s(problem, d)
+            busy_s = float(problem.compute_s[~io, d].sum()) + float(dispatch_s[d])
             copies.append((busy_s, d, judged.peak_bytes))
     rate, holders, held = 0.0, 0, np.zeros(problem.num_devices, dtype=np.int64)
     computing: set[int] = set()
@@ -485,9 +486,3 @@ def replica_period_s(problem: Problem) -> tuple[float, int]:
         if cluster.processor[d] != ALONE:
             computing.add(int(cluster.processor[d]))
     return (1.0 / rate if rate else np.inf), holders
-
-
-def _dispatch_s(problem: Problem, d: int) -> float:
-    device = problem.cluster.devices[d]
-    runs = int((~problem.graph.is_io).sum()) if device.dispatch_per == "op" else 1
-    return runs * device.dispatch_s

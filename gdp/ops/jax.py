@@ -10,7 +10,10 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from gdp.ops.rule import (
+    CONVOLUTION,
     ELEMENTWISE,
+    EXPERTS,
+    PRODUCT,
     REDUCTION,
     VIEW,
     OpRule,
@@ -152,9 +155,9 @@ JAX: dict[str, OpRule] = {
         "scatter_max",
         "", _updates, _updates_in_place,
     ),
-    "dot_general": OpRule("", _dot_general),
-    **rows("ragged_dot ragged_dot_general", "", _ragged_dot, _ragged_bytes),
-    "conv_general_dilated": OpRule("", _convolution),
+    "dot_general": OpRule("", _dot_general, kernel=PRODUCT),
+    **rows("ragged_dot ragged_dot_general", "", _ragged_dot, _ragged_bytes, kernel=EXPERTS),
+    "conv_general_dilated": OpRule("", _convolution, kernel=CONVOLUTION),
     **rows("reduce_window_max reduce_window_min reduce_window_sum reduce_window", "", _window),
     "select_and_scatter_add": OpRule("", _window_gradient),
     "select_and_gather_add": OpRule(ELEMENTWISE, _window),

@@ -27,10 +27,12 @@ from gdp.ops.onnx_view import (
     need,
 )
 from gdp.ops.rule import (
+    ATTENTION,
     GELU_ERF_FLOP,
     GELU_TANH_FLOP,
     LSTM_FLOP,
     NORMALISE_FLOP,
+    PRODUCT,
     REDUCTION,
     RMS_NORMALISE_FLOP,
     Extension,
@@ -370,16 +372,16 @@ CONTRIB: dict[str, OpRule] = {
     "QAttention": OpRule("", fused_attention, None, _q_attention, integer=True, **_OURS),
     **rows(
         "MultiHeadAttention DecoderMaskedMultiHeadAttention", "", _attention_flop,
-        shape=_multi_head_attention, **_OURS,
+        shape=_multi_head_attention, kernel=ATTENTION, **_OURS,
     ),
-    **rows(
-        "GroupQueryAttention SparseAttention", "", _attention_flop, shape=_group_query_attention,
-        **_OURS,
+    "GroupQueryAttention": OpRule(
+        "", _attention_flop, None, _group_query_attention, kernel=ATTENTION, **_OURS
     ),
+    "SparseAttention": OpRule("", _attention_flop, None, _group_query_attention, **_OURS),
     **rows("MatMulNBits MatMulBnb4", "", _n_bits_flop, shape=_matmul_n_bits, **_OURS),
     **rows(
         "FusedMatMul TransposeMatMul FusedMatMulActivation", "", matmul, shape=_fused_matmul,
-        **_OURS,
+        kernel=PRODUCT, **_OURS,
     ),
     "MatMulIntegerToFloat": OpRule(
         "", matmul, None, _matmul_to_float(data=1, dtype_from=2), integer=True, **_OURS

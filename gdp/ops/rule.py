@@ -14,6 +14,9 @@ Number = int | float
 
 VIEW, ELEMENTWISE, REDUCTION = "view", "elementwise", "reduction"
 
+PRODUCT, LINEAR, CONVOLUTION, EXPERTS = "product", "linear", "convolution", "experts"
+ATTENTION, SOFTMAX, GATHER = "attention", "softmax", "gather"
+
 SOFTMAX_FLOP = 5  # per element: maximum, subtract, exp, sum, divide
 NORMALISE_FLOP = 7  # per element: mean, subtract, square, sum, multiply by 1/std, scale, shift
 RMS_NORMALISE_FLOP = 4  # per element: square, sum, multiply by 1/rms, scale
@@ -81,6 +84,11 @@ class OpRule:
     """ONNX only: the standard operator whose schema infers the outputs instead."""
     integer: bool = False
     """ONNX only: it multiplies integers, whatever the type of its scales."""
+    kernel: str = ""
+    """Class of its kernel, which cost models, engines' fusions and splits read; empty: none of
+    these. PRODUCT of matrices; LINEAR, one with a weight [N, K] of N columns; CONVOLUTION;
+    ATTENTION of queries, keys and values; SOFTMAX; GATHER of some rows of a table; EXPERTS, rows
+    [M, K] by matrices [G, K, N] of their groups."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,12 +17,12 @@ from gdp.ops.onnxruntime import CONTRIB, MICROSOFT
 from gdp.ops.rule import ELEMENTWISE, REDUCTION, VIEW, OpCost, OpRule, Shapes
 
 ONNX: dict[str, OpRule] = {**STANDARD, **ML, **CONTRIB}
+_TABLES = (ONNX, JAX, ATEN)
 
 
 def _of_class(op_class: str) -> frozenset[str]:
-    tables = (ONNX, JAX, ATEN)
     return frozenset(
-        n for rules in tables for n, rule in rules.items() if rule.op_class == op_class
+        n for rules in _TABLES for n, rule in rules.items() if rule.op_class == op_class
     )
 
 
@@ -32,6 +32,15 @@ ELEMENTWISE_OPS = _of_class(ELEMENTWISE)
 """Ops whose outputs need the same element of their inputs only."""
 REDUCTIONS = _of_class(REDUCTION)
 """Ops that read a whole axis: a compiler fuses them with element-wise ops, not with a matmul."""
+
+
+def kernel_of(op_type: str) -> str:
+    """Class of the kernel of an op type, "" for one without a row or a class.
+
+    >>> kernel_of("MatMul"), kernel_of("addmm"), kernel_of("Relu")
+    ('product', 'product', '')
+    """
+    return next((rules[op_type].kernel for rules in _TABLES if op_type in rules), "")
 
 
 def jax_cost(name: str, params: Mapping[str, Any], ins: Shapes, outs: Shapes) -> OpCost:

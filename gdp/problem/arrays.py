@@ -68,10 +68,8 @@ def arrays_of(problem: Problem) -> Arrays:
     is_input = graph.has_type((INPUT,))
     opens = np.diff(in_start) == 0
     opens[graph.use_op[is_input[graph.producer[graph.use_tensor]]]] = True
-    dispatch_s = np.array([device.dispatch_s for device in cluster.devices])
-    per_op = np.array([device.dispatch_per == "op" for device in cluster.devices])
     unpaid = graph.is_io | graph.rests
-    paid_s = np.where(unpaid[:, None], 0.0, np.where(per_op, dispatch_s, 0.0)[None, :])
+    paid_s = np.where(unpaid[:, None], 0.0, cluster.op_dispatch_s)
     return Arrays(
         in_start=in_start,
         in_tensor=_int(graph.use_tensor[in_use]),
@@ -83,7 +81,7 @@ def arrays_of(problem: Problem) -> Arrays:
         held_bytes=_int(graph.held_bytes),
         sent_bytes=_int(problem.sent_bytes),
         compute_s=np.ascontiguousarray(problem.compute_s + paid_s),
-        segment_s=np.where(per_op, 0.0, dispatch_s),
+        segment_s=cluster.segment_dispatch_s,
         latency_s=np.array(cluster.link_latency_s, dtype=np.float64),
         bytes_per_s=np.array(cluster.link_bytes_per_s, dtype=np.float64),
         round_to=1.5 * 2.0**52 * problem.unit.grid,

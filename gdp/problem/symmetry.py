@@ -80,13 +80,12 @@ def interchangeable(problem: Problem) -> Bool[np.ndarray, "D D"]:
     They have the same costs, constraints, memory and dispatch, and exchanging the two leaves every
     link and the sharing of channels, memories and processors as they are.
     """
-    devices = problem.cluster.devices
     return links_alike(problem) & same(
         problem.compute_s,
         problem.allowed,
         problem.cluster.memory_bytes,
-        np.array([device.dispatch_s for device in devices]),
-        np.array([device.dispatch_per == "op" for device in devices]),
+        problem.cluster.op_dispatch_s,
+        problem.cluster.segment_dispatch_s,
         is_host(problem),
     )
 

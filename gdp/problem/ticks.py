@@ -66,14 +66,10 @@ def in_ticks(problem: Problem) -> Problem:
     def scaled(values: Float[np.ndarray, "*shape"]) -> Float[np.ndarray, "*shape"]:
         return np.round(values / unit_s / grid) * grid
 
-    dispatch = scaled(np.array([device.dispatch_s for device in cluster.devices]))
-    devices = tuple(
-        replace(device, dispatch_s=dispatch_s)
-        for device, dispatch_s in zip(cluster.devices, dispatch.tolist(), strict=True)
-    )
     # Rates stay what they are: `send_time` rounds each transfer.
     machine = replace(
-        cluster, devices=devices, link_latency_s=scaled(cluster.link_latency_s),
+        cluster.with_dispatch(scaled(cluster.dispatch_s)),
+        link_latency_s=scaled(cluster.link_latency_s),
         link_bytes_per_s=cluster.link_bytes_per_s * unit_s,
     )  # fmt: skip
     sent_s = None if problem.sent_s is None else scaled(problem.sent_s)
@@ -114,7 +110,7 @@ def rounding_share(problem: Problem) -> float:
 def _distinct_times(problem: Problem, finite_s: Float[np.ndarray, "M"]) -> Float[np.ndarray, "K"]:
     """All positive times of a problem, each once: of ops, of starting them, of transfers."""
     cluster = problem.cluster
-    parts = [finite_s, np.array([device.dispatch_s for device in cluster.devices])]
+    parts = [finite_s, cluster.dispatch_s]
     if problem.sent_s is None:
         off = ~np.eye(problem.num_devices, dtype=bool)
         links = np.stack([cluster.link_latency_s[off], cluster.link_bytes_per_s[off]], axis=1)

@@ -82,12 +82,10 @@ def segment_problem(problem: Problem, segment: Int[np.ndarray, "N"]) -> Problem:
     Every segment pays its device's `dispatch_s` once where the device dispatches segments, and
     once per op where it dispatches ops. Tensors inside a segment vanish.
     """
-    a, devices = arrays_of(problem), problem.cluster.devices
-    once = tuple(
-        replace(device, dispatch_per="op", dispatch_s=float(seconds))
-        for device, seconds in zip(devices, a.segment_s, strict=True)
-    )
-    return _contract(problem, segment, a.compute_s, replace(problem.cluster, devices=once))
+    cluster = problem.cluster.with_dispatch(problem.cluster.segment_dispatch_s)
+    once = tuple(replace(device, dispatch_per="op") for device in cluster.devices)
+    compute_s = arrays_of(problem).compute_s
+    return _contract(problem, segment, compute_s, replace(cluster, devices=once))
 
 
 def segment_values(

@@ -18,13 +18,13 @@ from typing import Any, NamedTuple
 import numpy as np
 from jaxtyping import Bool, Int
 
-from gdp.costs.measured.graph import ATTENTION, EXPERTS
 from gdp.errors import ModelError
 from gdp.graph.generation import STEP
 from gdp.graph.linear_attention import CONVOLUTION, KEY_HEADS, VALUE_HEADS
 from gdp.graph.op_graph import INPUT, OUTPUT, WEIGHT_BLOCK, OpGraph
 from gdp.ops.llamacpp import DRAFT, PROJECTOR
-from gdp.ops.table import ELEMENTWISE_OPS, VIEWS
+from gdp.ops.rule import ATTENTION, EXPERTS, GATHER, LINEAR, PRODUCT
+from gdp.ops.table import ELEMENTWISE_OPS, VIEWS, kernel_of
 
 _CHEAP = VIEWS | ELEMENTWISE_OPS
 _ENDS = (INPUT, OUTPUT, "argmax")
@@ -104,7 +104,7 @@ def division_of(graph: OpGraph) -> Division:
     for op, kind in enumerate(graph.op_types):
         if found.alone[op]:
             continue
-        if kind in ATTENTION:
+        if kernel_of(kind) == ATTENTION:
             found.divide_attention(op)
         elif kind == CONVOLUTION:
             found.divide_linear_attention(op)
@@ -154,20 +154,19 @@ def alone(graph: OpGraph) -> Bool[np.ndarray, "N"]:
 
 def linear_products(graph: OpGraph) -> Bool[np.ndarray, "N"]:
     """Products with one matrix whose first axis is that of the columns."""
-    kind = "MatMul" if graph.source == "gguf" else "linear"
-    return np.array([
-        own == kind and len(detail.input_shapes) > 1 and bool(detail.output_shapes)
+    kind = PRODUCT if graph.source == "gguf" else LINEAR
+    return graph.has_kernel(kind) & np.array([
+        len(detail.input_shapes) > 1 and bool(detail.output_shapes)
         and (graph.source != "gguf" or len(detail.input_shapes[1]) == 2)
-        for own, detail in zip(graph.op_types, graph.detail, strict=True)
+        for detail in graph.detail
     ])  # fmt: skip
 
 
 def _gguf_stacks(graph: OpGraph) -> Bool[np.ndarray, "N"]:
     """Products of experts of a GGUF file; raises `ModelError` for matrices of each head, which
     latent attention has and llama.cpp does not divide."""
-    stacks = np.array([
-        kind == "MatMul" and len(detail.input_shapes) > 1 and len(detail.input_shapes[1]) == 3
-        for kind, detail in zip(graph.op_types, graph.detail, strict=True)
+    stacks = graph.has_kernel(PRODUCT) & np.array([
+        len(detail.input_shapes) > 1 and len(detail.input_shapes[1]) == 3 for detail in graph.detail
     ])  # fmt: skip
     for op in np.flatnonzero(stacks & ~alone(graph)).tolist():
         if not graph.op_names[op].endswith("_exps"):
@@ -185,7 +184,7 @@ class _Search:
         self.graph = graph
         self.makers, self.readers = graph.neighbours()
         self.is_linear = linear_products(graph)
-        self.is_experts = graph.has_type(EXPERTS)
+        self.is_experts = graph.has_kernel(EXPERTS)
         if graph.source == "gguf":
             self.is_experts = _gguf_stacks(graph)
         self.alone = alone(graph)
@@ -449,7 +448,7 @@ class _Search:
         spared[list(self.latent)] = True
         spared |= graph.rests | self.alone
         if graph.source == "gguf":  # the embedding is on the processor
-            spared |= graph.has_type(("Gather",))
+            spared |= graph.has_kernel(GATHER)
         whole = (role == Role.WHOLE) & ~spared
         held = np.where(whole, graph.weight_bytes - graph.cache_bytes, 0)
         if held.sum() > _SMALL * (graph.weight_bytes - graph.cache_bytes).sum():

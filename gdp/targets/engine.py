@@ -6,8 +6,10 @@ holds them against an unpacked package.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, NamedTuple
+
+import numpy as np
 
 from gdp.cluster.table import compute_capability
 from gdp.cluster.types import Cluster, Device
@@ -133,11 +135,8 @@ def legal_devices(
         raise InfeasibleError(
             f"{reason}; use other weights or newer GPUs, or a GGUF file with --for llamacpp"
         )
-    devices = (
-        replace(device, supported=frozenset()) if d in refused else device
-        for d, device in enumerate(cluster.devices)
-    )
-    return replace(cluster, devices=tuple(devices)), f"left out: {reason}"
+    idle = np.isin(np.arange(cluster.num_devices), list(refused))
+    return cluster.idling(idle), f"left out: {reason}"
 
 
 def runs_stages(engine: EngineRules, model: Model | None) -> bool:

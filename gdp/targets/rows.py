@@ -178,7 +178,7 @@ def module_blocks(
     problem = problem_of(replace(question, objective="throughput"), keep_apart=block, parts=parts)
     graph = whole if parts is None else parts.graph
     if usable is None:
-        usable = [d for d, own in enumerate(cluster.devices) if own.supported != frozenset()]
+        usable = np.flatnonzero(cluster.computes).tolist()
     flat = arrays_of(problem)
     count = int(block.max()) + 1
     per_op = np.where(problem.allowed, flat.compute_s, np.inf)
@@ -281,9 +281,7 @@ def orders_by_kind(cluster: Cluster, usable: Sequence[int]) -> Iterator[tuple[in
     """Orders of some devices: those of one machine follow each other, as ranks of runtimes do;
     alike machines, and alike devices of one, stay in the cluster's order."""
     at = machines(cluster)
-    like = {
-        d: (at[d], cluster.devices[d].kind, cluster.devices[d].memory_bytes) for d in usable
-    }  # fmt: skip
+    like = {d: (at[d], int(cluster.alike[d])) for d in usable}
 
     def rest(left: "Counter[_Kind]", order: tuple[int, ...]) -> Iterator[tuple[int, ...]]:
         if len(order) == len(usable):
@@ -298,7 +296,7 @@ def orders_by_kind(cluster: Cluster, usable: Sequence[int]) -> Iterator[tuple[in
     return rest(Counter(like[d] for d in usable), ())
 
 
-_Kind = tuple[int, str, int]  # machine, kind of device, bytes of memory
+_Kind = tuple[int, int]  # machine, class of device
 
 
 def _of_unlike_machines(kinds: Sequence[_Kind], left: "Counter[_Kind]") -> Iterator[_Kind]:

@@ -319,3 +319,25 @@ def test_links_that_contradict_each_other_are_refused() -> None:
             make_cluster("two", [a, b], [one, other])
     there, back = Link("a", "b", 1e9, one_way=True), Link("b", "a", 2e9, one_way=True)
     assert make_cluster("two", [a, b], [there, back]).link_bytes_per_s[1, 0] == 2e9
+
+
+def test_devices_answer_for_themselves() -> None:
+    """A processor that pays for segments, and three cards of which one computes nothing and one has
+    another memory."""
+    rate = {"default": 1e12}
+    cluster = make_cluster(
+        "four",
+        [
+            Device("cpu", "cpu", rate, 1e11, dispatch_s=3e-6, dispatch_per="segment"),
+            Device("a", "gpu", rate, 1e12, dispatch_s=5e-6, memory_pool="board"),
+            Device("b", "gpu", rate, 1e12, dispatch_s=5e-6),
+            Device("c", "gpu", rate, 1e12, dispatch_s=5e-6, memory_bytes=10),
+        ],
+    )
+    cluster = cluster.idling(np.array([False, False, False, True]))
+    assert cluster.op_dispatch_s.tolist() == [0.0, 5e-6, 5e-6, 5e-6]
+    assert cluster.segment_dispatch_s.tolist() == [3e-6, 0.0, 0.0, 0.0]
+    assert cluster.computes.tolist() == [True, True, True, False]
+    assert cluster.gpus == (1, 2)
+    assert cluster.alike.tolist() == [0, 1, 1, 3]
+    assert cluster.with_dispatch(2 * cluster.dispatch_s).op_dispatch_s[1] == 1e-5

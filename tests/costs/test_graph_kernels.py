@@ -1,30 +1,26 @@
 """Kernels of a graph: those of many ops are those of each op alone, whatever stands beside it."""
 
 import math
-from dataclasses import fields
+from dataclasses import fields, replace
 
 import numpy as np
 import pytest
 from tiny import plain_graph
 
-from gdp.costs.measured.graph import (
-    ATTENTION,
-    CONVOLUTIONS,
-    EXPERTS,
-    PRODUCTS,
-    SOFTMAX,
-    graph_kernels,
-)
+from gdp.costs.measured.graph import graph_kernels
 from gdp.graph.latent import LATENT
 from gdp.graph.op_graph import WEIGHT_ARITHMETIC, OpDetail, OpGraph
-from gdp.ops.table import ELEMENTWISE_OPS, REDUCTIONS, VIEWS
+from gdp.ops.aten import ATEN
+from gdp.ops.jax import JAX
+from gdp.ops.rule import ATTENTION, CONVOLUTION, EXPERTS, LINEAR, PRODUCT, SOFTMAX
+from gdp.ops.table import ELEMENTWISE_OPS, ONNX, REDUCTIONS, VIEWS, kernel_of
 
+BY_KERNEL = [
+    [op_type for op_type in sorted({*ONNX, *JAX, *ATEN}) if kernel_of(op_type) == kernel]
+    for kernel in (PRODUCT, LINEAR, CONVOLUTION, EXPERTS, ATTENTION, SOFTMAX)
+]
 FAMILIES = [
-    sorted(family)
-    for family in (
-        PRODUCTS, CONVOLUTIONS, EXPERTS, ATTENTION, SOFTMAX, REDUCTIONS, ELEMENTWISE_OPS, VIEWS,
-        ["Unknown"],
-    )
+    *BY_KERNEL, sorted(REDUCTIONS), sorted(ELEMENTWISE_OPS), sorted(VIEWS), ["Unknown"],
 ]  # fmt: skip
 PLAIN = OpDetail("bfloat16", ((8, 64), (64, 32)), ((8, 32),))
 
@@ -99,3 +95,24 @@ def test_kernels_of_many_ops_are_those_of_each_alone(seed: int, served: bool) ->
     alike = found.row[1:, None] == found.row[1:]
     same = [[a == b for b in ops] for a in ops]
     assert (alike == np.array(same)).all()
+
+
+@pytest.mark.parametrize("like", ["linear", "bmm", "_grouped_mm", "conv2d"])
+def test_an_op_is_costed_by_the_kernel_class_of_its_row(
+    like: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A new row with a class is known as its like is; without one it is not."""
+    shapes = {
+        "linear": ((8, 64), (32, 64)), "bmm": ((4, 8, 64), (4, 64, 32)),
+        "_grouped_mm": ((8, 64), (4, 64, 32)), "conv2d": ((1, 64, 9, 9), (32, 64, 3, 3)),
+    }  # fmt: skip
+    made = {"bmm": (4, 8, 32), "conv2d": (1, 32, 7, 7)}.get(like, (8, 32))
+    op = {
+        "op_types": like, "detail": OpDetail("bfloat16", shapes[like], (made,)), "weight_bytes": 0,
+        "flop": 2.0 * 64 * math.prod(made), "memory_traffic_bytes": 9000.0,
+    }  # fmt: skip
+    known = graph_kernels(graph_of([op]), served=True)
+    for row, kept in ((ATEN[like], True), (replace(ATEN[like], kernel=""), False)):
+        monkeypatch.setitem(ATEN, "new_op", row)
+        new = graph_kernels(graph_of([op | {"op_types": "new_op"}]), served=True)
+        assert (new.kernels.kind[1] == known.kernels.kind[1] and new.known[1]) == kept

@@ -27,7 +27,6 @@ from gdp.question import Question
 from gdp.result import GenerationAnswer, Result
 from gdp.sim.serving import ServingEngine, TwoGroups, in_steady_state, serve_disaggregated
 from gdp.sim.traffic import Traffic
-from gdp.targets.vllm.layouts import usable_gpus
 
 SIMULATED = 4
 """Pairs of groups that are simulated."""
@@ -126,11 +125,10 @@ class _Search:
         """All pairs of groups: of GPUs of one kind every cut, of several kinds one for each."""
         question = self.joint.result.question
         allowed = allowed_mask(question.constraints, question.graph, self.cluster)
-        kinds: dict[tuple[str, int], list[int]] = {}
-        for d in usable_gpus(self.cluster):
-            device = self.cluster.devices[d]
+        kinds: dict[int, list[int]] = {}
+        for d in self.cluster.gpus:
             if allowed[~question.graph.is_io, d].all():
-                kinds.setdefault((device.kind, device.memory_bytes), []).append(d)
+                kinds.setdefault(int(self.cluster.alike[d]), []).append(d)
         alike = list(kinds.values())
         cuts = [
             (gpus[:k], gpus[k:]) for gpus in alike for k in range(1, len(gpus)) if len(alike) == 1
@@ -159,7 +157,7 @@ class _Search:
         return self._of_copy(pair.tokens[: pair.of_tokens], batch, "tokens")
 
     def _of_copy(self, gpus: Sequence[int], batch: int, serves: str) -> GroupPlan | None:
-        like = [(self.cluster.devices[d].kind, self.cluster.devices[d].memory_bytes) for d in gpus]
+        like = self.cluster.alike[list(gpus)].tolist()
         key = (*like, batch, serves)
         if key not in self.known:
             self.known[key] = self.plan(gpus, 1, batch, serves)
@@ -169,7 +167,7 @@ class _Search:
         """The plan of a group on some GPUs, of fewer requests where so many do not fit; None where
         not even one does."""
         names = self.cluster.device_names
-        barred = tuple(names[d] for d in usable_gpus(self.cluster) if d not in gpus)
+        barred = tuple(names[d] for d in self.cluster.gpus if d not in gpus)
         new = 1 if serves == "prompts" else self.traffic.new
         while batch >= 1 and self._have_room(gpus):
             question = self.asked.question(self.traffic.prompt, new, batch)

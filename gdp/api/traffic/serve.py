@@ -34,7 +34,6 @@ from gdp.models import Generation
 from gdp.question import Kept, Question
 from gdp.sim.traffic import Traffic
 from gdp.sim.traffic_text import NO_LIMITS, TrafficLimits, parse_limits, parse_traffic
-from gdp.targets.vllm.layouts import usable_gpus
 from gdp.targets.vllm.plan import vllm_cluster
 
 FIRST_BATCH = 8
@@ -159,7 +158,7 @@ def numbers_of_copies(question: Question, traffic: Traffic) -> list[int]:
     """Numbers of copies beyond one that GPUs of one kind have room for and requests to share: those
     that leave no GPU over, and powers of two."""
     cluster, graph = vllm_cluster(question), question.graph
-    gpus = usable_gpus(cluster)
+    gpus = cluster.gpus
     weights = model_bytes(graph)
     room = sum(cluster.devices[d].memory_bytes for d in gpus)
     alike = max(Counter(cluster.devices[d].kind for d in gpus).values())

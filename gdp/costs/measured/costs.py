@@ -127,7 +127,7 @@ class MeasuredCosts:
                 alike[key] = self.kernel_seconds(found, device)
             learned = found.known & ~_slower_types(graph, device)
             own = np.where(learned, alike[key], plain[:, d])
-            if not self.served and device.dispatch_per == "op":
+            if not self.served and cluster.launches_ops[d]:
                 launched = np.maximum(own, device.dispatch_s)
                 if self.eager:
                     launched = np.maximum(launched, launch_s)
@@ -145,13 +145,10 @@ class MeasuredCosts:
     ) -> Float[np.ndarray, "N D"]:
         """Host seconds, beyond their dispatch, of ops on processors that nobody measured: PyTorch
         calls an op there as late as elsewhere, and waits for it."""
-        dispatch_s = np.array([device.dispatch_s for device in cluster.devices])
-        plain = [
-            d.is_cpu and d.dispatch_per == "op" and not self._calibrated(d) for d in cluster.devices
-        ]
+        known = np.array([self._calibrated(device) for device in cluster.devices])
         return np.where(
-            (launches > 0)[:, None] & np.array(plain),
-            np.maximum(launch_s[:, None] - dispatch_s, 0.0),
+            (launches > 0)[:, None] & cluster.is_cpu & cluster.launches_ops & ~known,
+            np.maximum(launch_s[:, None] - cluster.dispatch_s, 0.0),
             0.0,
         )
 
@@ -167,7 +164,7 @@ class MeasuredCosts:
             floor_s = _more_dispatches_s(launches, cluster)
             floor_s += self._on_processors_s(launch_s, cluster, launches)
         for d, device in enumerate(cluster.devices):
-            if self.predicts(device) and device.dispatch_per == "op":
+            if self.predicts(device) and cluster.launches_ops[d]:
                 at_least = np.maximum(launch_s, device.dispatch_s)
                 floor_s[:, d] = at_least - device.dispatch_s / np.maximum(launches, 1)
         floor_s[graph.is_io | (launches == 0)] = 0.0
@@ -323,9 +320,8 @@ def _more_dispatches_s(
 ) -> Float[np.ndarray, "N D"]:
     """Seconds of the dispatch of every op with work, less the one of its group, which the simulator
     adds."""
-    dispatch_s = [d.dispatch_s if d.dispatch_per == "op" else 0.0 for d in cluster.devices]
     share = np.where(launches > 0, 1.0 - 1.0 / np.maximum(launches, 1), 0.0)
-    return share[:, None] * np.array(dispatch_s)
+    return share[:, None] * cluster.op_dispatch_s
 
 
 def _slower_types(graph: OpGraph, device: Device) -> Bool[np.ndarray, "N"]:

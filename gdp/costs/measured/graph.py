@@ -14,25 +14,9 @@ from gdp.graph.generation import STEP
 from gdp.graph.groups import alike
 from gdp.graph.latent import LATENT
 from gdp.graph.op_graph import WEIGHT_ARITHMETIC, OpDetail, OpGraph
-from gdp.ops.table import ELEMENTWISE_OPS, REDUCTIONS, VIEWS
+from gdp.ops.rule import ATTENTION, CONVOLUTION, EXPERTS, LINEAR, PRODUCT, SOFTMAX
+from gdp.ops.table import ELEMENTWISE_OPS, REDUCTIONS, VIEWS, kernel_of
 
-PRODUCTS = frozenset(
-    ["linear", "mm", "bmm", "matmul", "mv", "addmm", "baddbmm", "addbmm", "addmv", "einsum",
-     "dot_general", "MatMul", "Gemm", "MatMulInteger", "FusedMatMul", "FusedGemm", "QLinearMatMul",
-     "Einsum"]
-)  # fmt: skip
-CONVOLUTIONS = frozenset(
-    ["conv1d", "conv2d", "conv3d", "convolution", "conv_transpose1d", "conv_transpose2d",
-     "conv_transpose3d", "Conv", "ConvTranspose", "FusedConv", "ConvInteger", "QLinearConv",
-     "conv_general_dilated"]
-)  # fmt: skip
-EXPERTS = frozenset(["_grouped_mm", "grouped_mm", "grouped_mm_fallback"])
-ATTENTION = frozenset(
-    ["scaled_dot_product_attention", "Attention", "MultiHeadAttention", "GroupQueryAttention"]
-)
-SOFTMAX = frozenset(
-    ["softmax", "_softmax", "log_softmax", "_log_softmax", "_safe_softmax", "Softmax"]
-)
 _PRODUCT, _BATCHED, _CONVOLUTION, _PROMPT, _TOKEN, _EXPERTS = range(6)  # of `KINDS`
 _SIMPLE = REDUCTIONS | ELEMENTWISE_OPS | VIEWS
 _NUMBERS: Mapping[object, str] = {
@@ -118,8 +102,8 @@ def _read_weights(graph: OpGraph) -> Int[np.ndarray, "N"]:
 
 def type_of_products(graph: OpGraph) -> str | None:
     """Type of arithmetic, as of `ARITHMETIC`, in which a graph multiplies; None where nowhere."""
-    heavy = PRODUCTS | CONVOLUTIONS | EXPERTS
-    types = {detail.dtype for t, detail in graph.kinds[0] if t in heavy}
+    heavy = (PRODUCT, LINEAR, CONVOLUTION, EXPERTS)
+    types = {detail.dtype for t, detail in graph.kinds[0] if kernel_of(t) in heavy}
     if not types:
         return None
     return "float32" if types <= _PRECISE else "float16"
@@ -171,11 +155,13 @@ def _shape(op_type: str, detail: OpDetail, narrow: bool) -> _Shape:
     """The numbers of ops of one type and detail; a `narrow` product in 32 bits is one in 16."""
     out = detail.output_shapes[0] if detail.output_shapes else ()
     shapes, size, dtype = detail.input_shapes, math.prod(out), detail.dtype
-    if narrow and op_type in PRODUCTS and dtype == "float32":
+    kernel = kernel_of(op_type)
+    multiplies = kernel in (PRODUCT, LINEAR)
+    if narrow and multiplies and dtype == "float32":
         dtype = "bfloat16"
     first = max([out, *shapes], key=math.prod, default=())
     kind = "elementwise"
-    if op_type in SOFTMAX:
+    if kernel == SOFTMAX:
         kind = "softmax"
     elif op_type in REDUCTIONS and size != math.prod(first):
         kind = "normalisation"
@@ -187,16 +173,16 @@ def _shape(op_type: str, detail: OpDetail, narrow: bool) -> _Shape:
         is_simple=op_type in _SIMPLE, columns=first[-1] if first else 1.0, largest=math.prod(first),
         made_columns=out[-1] if out else 1.0, made=size,
     )  # fmt: skip
-    if op_type in PRODUCTS and len(shapes) > 1 and size:
+    if multiplies and len(shapes) > 1 and size:
         return _product(shape, shapes, out)
     ranks = [len(each) for each in (out, *shapes[:2])]
-    if op_type in CONVOLUTIONS and size and len(ranks) > 2 and min(ranks) > 2:
+    if kernel == CONVOLUTION and size and len(ranks) > 2 and min(ranks) > 2:
         channels = shapes[1][0] if op_type != "conv_general_dilated" else 0
         groups = max(1, shapes[0][1] // max(shapes[1][1], 1)) if channels else 1
         n = max(channels // groups, 1) if channels else out[-1]
         m = max(size / groups / n, 1.0)
         return shape._replace(kind=_CONVOLUTION, b=groups, m=m, n=n, elements=size)
-    if op_type in EXPERTS and len(shapes) > 1 and len(shapes[1]) == 3 and size and all(shapes[1]):
+    if kernel == EXPERTS and len(shapes) > 1 and len(shapes[1]) == 3 and size and all(shapes[1]):
         experts, k, n = (float(x) for x in shapes[1])
         rows = size / n
         working = experts * (1.0 - (1.0 - 1.0 / experts) ** max(rows, 1.0))
@@ -205,7 +191,7 @@ def _shape(op_type: str, detail: OpDetail, narrow: bool) -> _Shape:
             kind=_EXPERTS, b=working, m=max(rows / working, 1.0), n=n, k=k,
             used=working / experts, share=working / min(experts, max(rows, 1.0)),
         )  # fmt: skip
-    if op_type in ATTENTION and len(shapes) > 2 and all(len(s) == 4 and all(s) for s in shapes[:3]):
+    if kernel == ATTENTION and len(shapes) > 2 and all(len(s) == 4 and all(s) for s in shapes[:3]):
         return _attention(shape, shapes, out, bool(detail.attributes.get(LATENT)))
     return shape
 

@@ -81,11 +81,7 @@ def coarsened(
     if merged.graph.num_ops > _MOST_LEFT * problem.num_ops:
         return None
     # Dispatch per op is in the sums already.
-    devices = tuple(
-        dataclasses.replace(device, dispatch_s=0.0) if device.dispatch_per == "op" else device
-        for device in problem.cluster.devices
-    )
-    cluster = dataclasses.replace(problem.cluster, devices=devices)
+    cluster = problem.cluster.with_dispatch(problem.cluster.segment_dispatch_s)
     coarse = contracted(
         problem, merged.graph, merged.group_of, compute_s=a.compute_s, cluster=cluster
     )

@@ -157,12 +157,11 @@ def _work(
     """
     work_s = np.zeros((len(classes), num_owners + 1))
     barred = np.zeros((len(classes), num_owners + 1), dtype=bool)
-    opens = _always_opens(problem)
+    cluster, opens = problem.cluster, _always_opens(problem)
     for c, devices in enumerate(classes):
         seconds = problem.compute_s[:, devices[0]].copy()
-        device = problem.cluster.devices[devices[0]]
-        pays = ~problem.graph.is_io if device.dispatch_per == "op" else opens
-        seconds[pays] += device.dispatch_s
+        pays = ~problem.graph.is_io if cluster.launches_ops[devices[0]] else opens
+        seconds[pays] += cluster.dispatch_s[devices[0]]
         allowed = problem.allowed[:, devices[0]] & np.isfinite(seconds)
         np.add.at(work_s[c], owner, np.where(allowed, seconds, 0.0))
         barred[c, owner[~allowed]] = True
@@ -209,7 +208,7 @@ def _pipeline_edges(
     host, has_io = problem.cluster.host, bool(problem.graph.is_io.any())
     for devices in classes:
         d = devices[0]
-        device = problem.cluster.devices[d]
+        segment_s = float(problem.cluster.segment_dispatch_s[d])
         at_host = has_io and d == host
         out_latency, out_pace, in_latency, in_pace = link_prices(problem, d)
         wanted, bounds = _lane_kinds(problem, d)
@@ -233,11 +232,11 @@ def _pipeline_edges(
                         edges.append(Hyperedge(rows[key], pins, tail, False, w_in, w_out))
             own.append(Lane(False, rows[key], _is_shared(problem, devices, takes_in, takes_out)))
         row = -1
-        if device.dispatch_per == "segment" and device.dispatch_s > 0:
-            key = ("segment", device.dispatch_s)
+        if segment_s > 0:
+            key = ("segment", segment_s)
             if key not in rows:
                 rows[key] = len(rows)
-                edges += _segment_edges(problem, contraction, rows[key], device.dispatch_s)
+                edges += _segment_edges(problem, contraction, rows[key], segment_s)
             row = rows[key]
         lanes.append((Lane(True, row), *own))
     return tuple(lanes), max(1, len(rows)), edges, is_bound
@@ -392,16 +391,15 @@ def _group_of(num_classes: int, like: int, counts: dict[int, int]) -> ReplicaGro
 
 def _alike(problem: Problem) -> np.ndarray:
     """Pairs of devices that cost any stage the same, inputs and outputs of the graph aside."""
-    devices = problem.cluster.devices
     works = ~problem.graph.is_io
     return same(
         problem.compute_s[works],
         problem.allowed[works],
         problem.cluster.memory_bytes,
-        np.array([device.dispatch_s for device in devices]),
-        np.array([device.dispatch_per == "op" for device in devices]),
-        np.array([device.is_cpu for device in devices]),
-        np.array([link_prices(problem, d) for d in range(len(devices))]).T,
+        problem.cluster.op_dispatch_s,
+        problem.cluster.segment_dispatch_s,
+        is_cpu(problem),
+        np.array([link_prices(problem, d) for d in range(problem.num_devices)]).T,
         problem.cluster.queues.sum(axis=1),
         problem.cluster.queues.sum(axis=0),
     )

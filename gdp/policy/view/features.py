@@ -285,8 +285,8 @@ def _devices(problem: Problem, times: PathTimes) -> Float[np.ndarray, "D G"]:
         squash(per_byte.min(axis=1, where=off, initial=1.0) * bytes_mean / times.scale_s),
         squash(cluster.link_latency_s.sum(axis=1) / peers / times.scale_s),
         (np.arange(d) == cluster.host).astype(float),
-        squash(np.array([x.dispatch_s for x in cluster.devices]) / times.scale_s),
-        np.array([x.dispatch_per == "segment" for x in cluster.devices], dtype=float),
+        squash(cluster.dispatch_s / times.scale_s),
+        (~cluster.launches_ops).astype(float),
         np.log1p(shared) / 3, runs.sum(axis=0) / max(work.sum(), 1),
         np.full(d, d / 8.0), np.arange(d) / 8.0,
     ]  # fmt: skip

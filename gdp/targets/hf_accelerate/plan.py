@@ -139,9 +139,9 @@ def _modules_on(question: Question) -> _Modules | None:
     """Seconds of each card beside those of streaming; None where that cannot pay: cards are alike,
     or a period counts what streams and what rests as two devices."""
     graph, cluster = question.graph, resident(question.cluster)
-    main = main_device(cluster)
-    computes = np.array([d.supported != frozenset() for d in cluster.devices])
-    unlike = {(d.kind, d.bytes_per_s) for d in cluster.devices if d.supported != frozenset()}
+    computes, main = cluster.computes, main_device(cluster)
+    cards = [cluster.devices[d] for d in np.flatnonzero(computes)]
+    unlike = {(card.kind, card.bytes_per_s) for card in cards}
     if main is None or len(unlike) < 2 or find_objective(question.objective).pipelined:
         return None
     model, _ = resolve_costs(question.costs, cluster, graph)
@@ -174,7 +174,7 @@ def _with_pins_of_root(question: Question) -> Question:
     they read, through ops without a module, is computed there, too: accelerate moves the inputs of
     modules, not those of ops between them."""
     graph, cluster, constraints = question.graph, question.cluster, question.constraints
-    if sum(device.supported != frozenset() for device in cluster.devices) == 1:
+    if cluster.computes.sum() == 1:
         return question  # and ops of unlike demands would not be fused
     main = main_device(cluster) or 0
     own = _ops_of_root(graph).tolist()
@@ -235,10 +235,8 @@ def _searched(question: Question, share: float) -> Result:
 
 def _resident_bytes(cluster: Cluster) -> int:
     """Memory of the accelerators together, which hold what is not offloaded."""
-    return sum(
-        device.memory_bytes for device in cluster.devices
-        if device.supported != frozenset() and not is_offload(device)
-    )  # fmt: skip
+    holds = ~np.array([is_offload(device) for device in cluster.devices])
+    return sum(cluster.memory_bytes[cluster.computes & holds].tolist())
 
 
 def _hardly_fits(graph: OpGraph, memory_bytes: int) -> bool:
@@ -278,9 +276,9 @@ def balanced_map(module: Any, graph: OpGraph, cluster: Cluster) -> Mapping[str, 
     except ImportError:
         return None
     memory: dict[int | str, int] = {
-        n: d.memory_bytes
-        for n, d in zip(numbers, cluster.devices, strict=True)
-        if n is not None and d.supported != frozenset()
+        n: cluster.devices[d].memory_bytes
+        for d, n in enumerate(numbers)
+        if n is not None and cluster.computes[d]
     }
     memory["cpu"] = sum(d.memory_bytes for d in cluster.devices if d.is_cpu)
     kept: list[str] = list(getattr(module, "_no_split_modules", None) or ())

@@ -115,11 +115,10 @@ def llama_blocks(question: Question, slots: Slots, homes: Sequence[int] = ()) ->
         piece[ops] = number
     problem = problem_of(replace(question, objective="latency"), keep_apart=piece)
     count = len(slots.layers)
-    per_op = [d.dispatch_s if d.dispatch_per == "op" else 0.0 for d in problem.cluster.devices]
     of_group = np.zeros(problem.num_ops, dtype=np.int64)
     of_group[problem.origin.group_of] = piece
     seconds = np.zeros((len(pieces) + 1, cluster.num_devices))
-    op_s = np.where(problem.allowed, problem.compute_s + per_op, np.inf)
+    op_s = np.where(problem.allowed, problem.compute_s + problem.cluster.op_dispatch_s, np.inf)
     np.add.at(seconds, of_group, op_s)
     prompt_s = np.zeros_like(seconds)
     np.add.at(prompt_s, of_group, np.where((problem.graph.chunks > 1)[:, None], op_s, 0.0))

@@ -24,11 +24,11 @@ def homes_of_parts(question: Question, slots: Slots) -> Iterator[tuple[int, ...]
     allowed = allowed_mask(question.constraints, graph, cluster)
     here = machine_of(cluster, cluster.host)
     usable = [
-        d for d, device in enumerate(cluster.devices)
-        if (not device.is_cpu or d == cluster.host) and machine_of(cluster, d) == here
-        and not device.kind.startswith(LENT) and device.supported != frozenset()
+        d for d in np.flatnonzero(cluster.computes).tolist()
+        if (not cluster.is_cpu[d] or d == cluster.host) and machine_of(cluster, d) == here
+        and not cluster.devices[d].kind.startswith(LENT)
     ]  # fmt: skip
-    last = sorted(usable, key=lambda d: cluster.devices[d].is_cpu)  # the slowest place
+    last = sorted(usable, key=lambda d: cluster.is_cpu[d])  # the slowest place
     return itertools.product(*([d for d in last if allowed[part, d].all()] for part in slots.parts))
 
 

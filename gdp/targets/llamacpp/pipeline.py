@@ -7,6 +7,7 @@ computes a micro-batch while the next GPU computes the one before it.
 import numpy as np
 
 from gdp.ops.llamacpp import DRAFT
+from gdp.ops.rule import GATHER
 from gdp.prepare import Prediction
 
 OVERLAPS = 0.88
@@ -25,18 +26,18 @@ def saved_s(predicted: Prediction) -> float:
     has all blocks, a processor has some, or GPUs divide ops.
     """
     problem, where = predicted.problem, predicted.assignment.device
-    graph, devices = problem.graph, problem.cluster.devices
+    graph = problem.graph
     drafts = np.array([scope.startswith(DRAFT) for scope in graph.scope])
     computes = ~graph.is_io & (graph.chunks > 1) & ~drafts
     holds = ~graph.is_io & (graph.weight_bytes > 0) & ~drafts
-    holds &= np.array([kind != "Gather" for kind in graph.op_types])  # the embedding
+    holds &= ~graph.has_kernel(GATHER)  # the embedding
     stages = np.unique(where[holds])
     if (
         predicted.assignment.splits or not computes.any() or len(stages) < 2
-        or any(devices[d].is_cpu for d in stages)
+        or problem.cluster.is_cpu[stages].any()
     ):  # fmt: skip
         return 0.0
-    per_op = np.array([d.dispatch_s if d.dispatch_per == "op" else 0.0 for d in devices])
+    per_op = problem.cluster.op_dispatch_s
     at = np.flatnonzero(computes)
     stage_s = np.bincount(where[at], problem.compute_s[at, where[at]] + per_op[where[at]])
     count = int(graph.chunks[at].max())

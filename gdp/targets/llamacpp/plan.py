@@ -147,9 +147,9 @@ def _of_any_size(question: Question) -> Result:
 
 def _sends(result: Result) -> bool:
     """True where the plan has weights on a processor that each micro-batch sends to a GPU."""
-    graph, devices = result.question.graph, result.question.cluster.devices
-    here = np.array([device.is_cpu for device in devices])[result.placement.device]
-    return bool((here & is_sent(graph)).any()) and applies(result.question.cluster)
+    graph, cluster = result.question.graph, result.question.cluster
+    here = cluster.is_cpu[result.placement.device]
+    return bool((here & is_sent(graph)).any()) and applies(cluster)
 
 
 def _with_ubatch(question: Question, ubatch: int) -> Question | None:
@@ -301,7 +301,7 @@ def _even_placements(
 ) -> Iterator[Placement]:
     """Plans of nearly the least seconds whose fullest GPU is emptier and emptier, by bisection;
     they put no more bytes on the CPU. None where there is one GPU."""
-    if sum(not device.is_cpu for device in cluster.devices) < 2:
+    if (~cluster.is_cpu).sum() < 2:
         return
     shares = (blocks.with_share(share) for share in MEMORY_SHARES)
     found = ((own, llama_devices(graph, slots, own, False)) for own in shares)
@@ -326,7 +326,7 @@ def _piped_placements(
     """Of plans that have all blocks whole on GPUs, those of the fewest seconds as a pipeline: the
     least sum under a shorter and shorter slowest stage, by bisection. The best of these, and the
     one that shares most evenly."""
-    if blocks.chunks < 2 or sum(not device.is_cpu for device in cluster.devices) < 2:
+    if blocks.chunks < 2 or (~cluster.is_cpu).sum() < 2:
         return
     own, found = blocks.with_share(1.0), list[tuple[float, Int[np.ndarray, "N"]]]()
     least, most = 0.0, float(np.where(np.isfinite(own.prompt_s), own.prompt_s, 0).sum(0).max())

@@ -2,7 +2,8 @@
 
 import itertools
 from collections.abc import Sequence
-from dataclasses import replace
+
+import numpy as np
 
 from gdp.cluster.types import Cluster
 from gdp.graph.op_graph import ARCHITECTURE, OpGraph
@@ -55,11 +56,5 @@ def leaves_one_without(parts: Sequence[int], keys: int) -> bool:
 
 def with_known_gpus(cluster: Cluster) -> Cluster:
     """The cluster in which GPUs beyond those that flags can name compute nothing."""
-    numbers = cluster.accelerator_numbers
-    if max((n for n in numbers if n is not None), default=0) < MOST_GPUS:
-        return cluster
-    devices = (
-        device if (n or 0) < MOST_GPUS else replace(device, supported=frozenset())
-        for n, device in zip(numbers, cluster.devices, strict=True)
-    )
-    return replace(cluster, devices=tuple(devices))
+    beyond = np.array([(n or 0) >= MOST_GPUS for n in cluster.accelerator_numbers])
+    return cluster.idling(beyond) if beyond.any() else cluster

@@ -134,9 +134,8 @@ def _free_gpus(question: Question, slots: Slots) -> list[int]:
     blocks = np.concatenate([*slots.layers, *slots.experts])
     home = machine_of(cluster, cluster.host)
     return [
-        d for d, device in enumerate(cluster.devices)
-        if device.supported != frozenset()
-        and not device.is_cpu and not device.is_unified and not device.kind.startswith(LENT)
+        d for d in cluster.gpus
+        if not cluster.devices[d].is_unified and not cluster.devices[d].kind.startswith(LENT)
         and machine_of(cluster, d) == home and allowed[blocks, d].all()
     ]  # fmt: skip
 
@@ -144,14 +143,11 @@ def _free_gpus(question: Question, slots: Slots) -> list[int]:
 def _sets(cluster: Cluster, gpus: Sequence[int]) -> Iterator[tuple[int, ...]]:
     """Sets of at least two GPUs, in their order; one of those that are alike."""
     fastest = sorted(gpus, key=lambda d: -cluster.devices[d].bytes_per_s)
-    seen = set[tuple[object, ...]]()
+    seen = set[tuple[int, ...]]()
     for size in range(2, len(gpus) + 1):
         few = len(gpus) <= _MOST_GPUS
         for chosen in itertools.combinations(gpus, size) if few else [fastest[:size]]:
-            like = tuple(
-                (x.kind, x.memory_bytes, x.bytes_per_s, x.speed("float16"))
-                for x in (cluster.devices[d] for d in chosen)
-            )
+            like = tuple(cluster.alike[list(chosen)].tolist())
             if like not in seen:
                 seen.add(like)
                 yield tuple(sorted(chosen))

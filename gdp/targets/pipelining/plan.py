@@ -33,9 +33,7 @@ def plan_pipelining(question: Question) -> Result:
     cuts, reason = torch_boundaries(question.model, graph, modules_kept(question))
     result = best_pipeline(question, list(cuts))
     used = np.unique(result.placement.device[~graph.is_io])
-    devices = result.question.cluster.devices
-    usable = sum(device.supported != frozenset() for device in devices)
-    if len(used) == 1 and usable > 1:
+    if len(used) == 1 and result.question.cluster.computes.sum() > 1:
         reason = reason or (
             f"of the pipelines over {len(cuts)} places where calls of modules begin none is faster "
             "than one device by more than a cut may cost"

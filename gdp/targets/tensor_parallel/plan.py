@@ -102,11 +102,8 @@ def _usable(question: Question) -> list[int]:
     """Devices that may have every op: accelerators, or where there is none processors."""
     cluster, graph = question.cluster, question.graph
     allowed = allowed_mask(question.constraints, graph, cluster)
-    free = [
-        d for d, device in enumerate(cluster.devices)
-        if device.supported != frozenset() and allowed[~graph.is_io, d].all()
-    ]  # fmt: skip
-    cards = [d for d in free if not cluster.devices[d].is_cpu]
+    free = np.flatnonzero(cluster.computes & allowed[~graph.is_io].all(axis=0)).tolist()
+    cards = [d for d in free if d in cluster.gpus]
     if not free:
         raise InfeasibleError("the constraints leave no device for all ops; relax a pin")
     return cards or free

@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 
 from gdp.cluster.types import Cluster
-from gdp.costs.measured.graph import EXPERTS
 from gdp.errors import PlacementError
 from gdp.graph.op_graph import OpGraph
+from gdp.ops.rule import EXPERTS
 from gdp.placement import Placement, Split
 from gdp.splits.division import Assigned, Division, Pieces, Role, Unit
 from gdp.splits.members import known_division
@@ -98,6 +98,7 @@ def shards_of(graph: OpGraph, split: Split, module: Any) -> Shards:
     division, shards = known_division(graph), Shards()
     ranks = _Ranks(division, Shares(split.parts))
     partial, sizes = set(division.partial), _head_sizes(division)
+    is_experts = graph.has_kernel(EXPERTS)
     for op, role in enumerate(division.columns.role.tolist()):
         path, holds = graph.scope[op], graph.weight_bytes[op] > graph.cache_bytes[op]
         if role == Role.ATTEND:
@@ -108,7 +109,7 @@ def shards_of(graph: OpGraph, split: Split, module: Any) -> Shards:
             raise cannot(f"{path!r} has weights of divided heads, or reads all of them")
         elif holds and role in (Role.COLUMN, Role.ROW, Role.LOOK_UP):
             own = module.get_submodule(path)
-            if graph.op_types[op] in EXPERTS:
+            if is_experts[op]:
                 _divide_experts(shards, ranks, op, path, own)
             else:
                 _divide_module(shards, ranks, op, path, own)

@@ -26,12 +26,12 @@ from jaxtyping import Int
 from gdp.cluster.machines import machines, numbers_on_machine
 from gdp.cluster.table import has_bfloat16
 from gdp.cluster.types import UNLIMITED_BYTES, Cluster
-from gdp.costs.measured.graph import EXPERTS
 from gdp.costs.offload import is_offload
 from gdp.errors import PlacementError
 from gdp.files.writing import OWN_FILES_ONLY, OverwritePolicy, indented_json, new_contents
 from gdp.graph.generation import STEP, Request, request_of
 from gdp.graph.op_graph import OpGraph
+from gdp.ops.rule import EXPERTS
 from gdp.placement import DraftModel, Placement
 from gdp.splits.members import held_graphs
 from gdp.targets.vllm.rules import BITSANDBYTES_LEFT, TRITON, VLLM
@@ -68,7 +68,7 @@ _SMALL = 0.01
 
 def tensor_parallel(graph: OpGraph, cluster: Cluster) -> str:
     """Bound of splitting every layer over the GPUs, in a sentence; "" where there is one GPU."""
-    gpus = [d for d in cluster.devices if not d.is_cpu and d.supported != frozenset()]
+    gpus = [cluster.devices[d] for d in cluster.gpus]
     if len(gpus) < 2:
         return ""
     stepping = graph.repeats > 1
@@ -432,7 +432,7 @@ def vllm_options(
     return VllmOptions(
         partition, tuple(int(numbers[d] or 0) for d in used), share, int(most), quantize, at_once,
         tensor, data, any(split.experts for split in placement.splits),
-        not EXPERTS.isdisjoint(graph.op_types), serves=serves, draft=draft,
+        bool(graph.has_kernel(EXPERTS).any()), serves=serves, draft=draft,
         machines=tuple(cluster.device_names[at[d]] for d in used) if several else (),
         dtype=dtype, mixed=len({has_bfloat16(cluster.devices[d]) for d in used}) > 1, kind=kind,
     )  # fmt: skip
@@ -526,10 +526,9 @@ def _tied_bytes(graph: OpGraph, placement: Placement, row: LayerRow, ranks: Sequ
 def with_one_share(cluster: Cluster) -> Cluster:
     """The cluster whose GPUs have the memory that vLLM takes of each: one share of all for all that
     compute."""
-    gpus = _computing_gpus(cluster)
-    share = min((_usable(cluster, d) for d in gpus), default=1.0)
+    share = min((_usable(cluster, d) for d in cluster.gpus), default=1.0)
     devices = list(cluster.devices)
-    for d in gpus:
+    for d in cluster.gpus:
         total_bytes = devices[d].total_bytes
         usable_bytes = min(int(share * total_bytes), devices[d].memory_bytes)
         if total_bytes < UNLIMITED_BYTES and usable_bytes > 0:
@@ -542,22 +541,10 @@ def with_one_share(cluster: Cluster) -> Cluster:
 def by_share(cluster: Cluster) -> list[Cluster]:
     """The cluster with one share for all GPUs, then without those that leave the smallest share, as
     long as that leaves any: a GPU that is not used takes no memory from the others."""
-    shares = {d: _usable(cluster, d) for d in _computing_gpus(cluster)}
-    machines = []
-    for least in sorted(set(shares.values())) or [1.0]:
-        devices = (
-            replace(device, supported=frozenset()) if shares.get(d, least) < least else device
-            for d, device in enumerate(cluster.devices)
-        )
-        machines.append(with_one_share(replace(cluster, devices=tuple(devices))))
-    return machines
-
-
-def _computing_gpus(cluster: Cluster) -> list[int]:
-    return [
-        d for d, device in enumerate(cluster.devices)
-        if not device.is_cpu and device.supported != frozenset()
-    ]  # fmt: skip
+    shares = np.full(cluster.num_devices, 1.0)
+    shares[list(cluster.gpus)] = [_usable(cluster, d) for d in cluster.gpus]
+    least = sorted(set(shares[list(cluster.gpus)].tolist())) or [1.0]
+    return [with_one_share(cluster.idling(shares < share)) for share in least]
 
 
 def _usable(cluster: Cluster, d: int) -> float:

@@ -15,7 +15,7 @@ from gdp.cluster.machines import machines
 from gdp.cluster.types import Cluster
 
 Group = tuple[int, ...]
-Like = tuple[tuple[str, int], ...]  # kind and bytes of memory of each GPU of a group
+Like = tuple[int, ...]  # class of each GPU of a group
 MOST = 64
 """Sets of groups over several machines that are looked at, of one number of GPUs a group."""
 
@@ -37,9 +37,9 @@ def grouped(cluster: Cluster, gpus: Sequence[int], size: int) -> list[Group]:
 
 
 def _of_machine(cluster: Cluster, gpus: Sequence[int], size: int) -> list[Group]:
-    kinds: dict[tuple[str, int], list[int]] = {}
+    kinds: dict[int, list[int]] = {}
     for d in gpus:
-        kinds.setdefault(_kind(cluster, d), []).append(d)
+        kinds.setdefault(int(cluster.alike[d]), []).append(d)
     groups, left = list[Group](), list[int]()
     for alike in kinds.values():
         whole = len(alike) // size * size
@@ -57,10 +57,6 @@ def _over_machines(cluster: Cluster, inside: Sequence[Sequence[int]], size: int)
         if size % count == 0 and len(having) >= count:
             return [tuple(sorted(d for part in having[:count] for d in part))]
     return []
-
-
-def _kind(cluster: Cluster, d: int) -> tuple[str, int]:
-    return cluster.devices[d].kind, cluster.devices[d].memory_bytes
 
 
 def arrangements(
@@ -89,8 +85,8 @@ def arrangements(
 
 
 def _like(cluster: Cluster, group: Group) -> Like:
-    """Kinds of the GPUs of a group."""
-    return tuple(_kind(cluster, d) for d in group)
+    """Classes of the GPUs of a group."""
+    return tuple(cluster.alike[list(group)].tolist())
 
 
 def _unlike(cluster: Cluster, sets: Iterable[Sequence[Group]]) -> Iterator[Sequence[Group]]:

@@ -183,7 +183,7 @@ def estimates(question: Question, block: Int[np.ndarray, "N"], known: bool) -> l
     where it is not known how the layers divide."""
     graph = question.graph
     allowed = allowed_mask(question.constraints, graph, question.cluster)[~graph.is_io]
-    gpus = [d for d in usable_gpus(question.cluster) if allowed[:, d].any()]
+    gpus = [d for d in question.cluster.gpus if allowed[:, d].any()]
     free = [d for d in gpus if allowed[:, d].all()]  # members, and copies, compute all ops
     found: list[LayoutEstimate] = []
     has_experts = known and known_division(graph).has_experts
@@ -208,14 +208,6 @@ def _divided_evenly(graph: OpGraph) -> tuple[int, ...]:
     words = (-(-u.total // VLLM.padding) for u in units if u.kind == Pieces.VOCABULARY)
     heads = (unit.total for unit in units if unit.kind == Pieces.HEADS)
     return (*(count * VLLM.padding for count in words), *heads)
-
-
-def usable_gpus(cluster: Cluster) -> list[int]:
-    """GPUs that compute."""
-    return [
-        d for d, device in enumerate(cluster.devices)
-        if not device.is_cpu and device.supported != frozenset()
-    ]  # fmt: skip
 
 
 def _of_groups(
@@ -254,14 +246,12 @@ def least_s(question: Question, every_device: bool = False) -> float:
     """Seconds of a request that no layout beats, whatever it divides: of the period of a full
     pipeline, too. Of GPUs alone, or of `every_device`. Sound for all costs that are no faster than
     a device's peaks."""
-    graph, gpus = fuse(question.graph).graph, usable_gpus(question.cluster)
-    if every_device:
-        gpus = list(range(question.cluster.num_devices))
+    graph, cluster = fuse(question.graph).graph, question.cluster
     n = graph.num_ops
     read = np.bincount(graph.use_op, graph.tensor_bytes[graph.use_tensor], n)
     made = np.bincount(graph.producer, graph.tensor_bytes, n)
     held = np.maximum(graph.memory_traffic_bytes - read - made, 0.0)
-    devices = [question.cluster.devices[d] for d in gpus]
+    devices = cluster.devices if every_device else [cluster.devices[d] for d in cluster.gpus]
     op_s = np.stack(
         [np.maximum(graph.flop / max(d.flop_per_s.values()), held / d.bytes_per_s)
          for d in devices], axis=1,

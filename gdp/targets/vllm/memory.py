@@ -20,7 +20,6 @@ from gdp.models import HF_PREFIX, spec_of
 from gdp.ops.vllm import sequences_of
 from gdp.question import Question
 from gdp.targets.vllm.export import layer_row
-from gdp.targets.vllm.layouts import usable_gpus
 
 UNSEEN_BYTES = GIB // 2
 """Less that CUDA reports than the driver does: 0.42 to 0.75 GiB on cards of 24 to 141 GB (logs of
@@ -82,10 +81,9 @@ def kept_bytes(question: Question, gpus: int, stages: int = 1) -> int:
 def kept_by_device(question: Question, cluster: Cluster, stages: int = 1) -> Int[np.ndarray, "D"]:
     """Bytes that vLLM takes inside its share of each device of a cluster: of GPUs that compute, but
     for limits set by hand of so little that nothing else is kept of them either."""
-    gpus = usable_gpus(cluster)
     kept = np.zeros(cluster.num_devices, np.int64)
-    room = kept_bytes(question, len(gpus), stages)
-    for d in gpus:
+    room = kept_bytes(question, len(cluster.gpus), stages)
+    for d in cluster.gpus:
         if LEAST_BYTES < cluster.devices[d].total_bytes < UNLIMITED_BYTES:
             kept[d] = room
     return kept

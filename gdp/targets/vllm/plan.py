@@ -7,7 +7,7 @@ from pathlib import Path
 from gdp import solve
 from gdp.cluster.reserve import for_runtime
 from gdp.cluster.table import has_bfloat16
-from gdp.cluster.types import Cluster, Device
+from gdp.cluster.types import Cluster
 from gdp.costs.offload import resident
 from gdp.errors import ArgumentError, InfeasibleError, ModelError
 from gdp.graph.generation import longest_of_model, request_of
@@ -36,7 +36,6 @@ from gdp.targets.vllm.layouts import (
     least_s,
     simulated,
     told_layout,
-    usable_gpus,
 )
 from gdp.targets.vllm.memory import kept_by_device, without_kept
 from gdp.targets.vllm.rules import VLLM
@@ -58,7 +57,8 @@ def vllm_model(model: Model, cluster: Cluster) -> Model:
     cluster, _ = legal_devices(VLLM, model, cluster)
     served = as_served(model, vllm_defaults(cluster).batched_tokens)
     spec = spec_of(served)
-    if not spec.startswith(HF_PREFIX) or all(map(has_bfloat16, _gpus(cluster))):
+    gpus = [cluster.devices[d] for d in cluster.gpus]
+    if not spec.startswith(HF_PREFIX) or all(map(has_bfloat16, gpus)):
         return served
     from gdp.importers.pytorch.config_type import loaded_config
 
@@ -80,15 +80,10 @@ def stages_of(graph: OpGraph, placement: Placement) -> int:
 
 def vllm_defaults(cluster: Cluster) -> Defaults:
     """The defaults of `vllm serve` for a cluster: those of the smallest of its GPUs."""
-    gpus = _gpus(cluster)
+    gpus = [cluster.devices[d] for d in cluster.gpus]
     is_small = not gpus or any(device.kind.startswith(SMALL_KINDS) for device in gpus)
     least_bytes = 0 if is_small else min(device.total_bytes for device in gpus)
     return next(row for row in DEFAULTS if least_bytes >= row.least_bytes)
-
-
-def _gpus(cluster: Cluster) -> list[Device]:
-    devices = resident(cluster).devices
-    return [d for d in devices if not d.is_cpu and d.supported != frozenset()]
 
 
 def plan_vllm(question: Question) -> Result:
@@ -110,12 +105,12 @@ def plan_vllm(question: Question) -> Result:
     if request is not None and (refusal := beyond_model(question.graph, request.held)):
         raise InfeasibleError(refusal)
     cluster = for_runtime(resident(question.cluster), "vllm")
-    if all(device.is_cpu for device in cluster.devices):
+    if cluster.is_cpu.all():
         raise InfeasibleError(
             f"cluster {question.cluster.name!r} has no GPU, and vLLM needs one here"
         )
     cluster, left_out = legal_devices(VLLM, question.model, cluster)
-    several = len(usable_gpus(cluster)) > 1
+    several = len(cluster.gpus) > 1
     why = why_undivided(question.graph) if several else "one GPU"
     tried = [
         (machine, _layouts(replace(question, cluster=machine), not why))
@@ -170,7 +165,7 @@ def _without_room(question: Question) -> str:
     """Why no layout has room, for a question on the memory that vLLM takes."""
     graph, devices = question.graph, question.cluster.devices
     need_bytes = int(graph.weight_bytes[graph.weight_holders()].sum())
-    room_bytes = sum(devices[d].memory_bytes for d in usable_gpus(question.cluster))
+    room_bytes = sum(devices[d].memory_bytes for d in question.cluster.gpus)
     told = f"weights and caches take {format_bytes(need_bytes)}"
     told += f", and vLLM has {format_bytes(room_bytes)} on all GPUs"
     if need_bytes > room_bytes:
@@ -186,7 +181,7 @@ def _of_one_share(question: Question, cluster: Cluster) -> str:
         question: Of a request that does not fit.
         cluster: Its devices with their own limits.
     """
-    gpus = [(d, cluster.devices[d]) for d in usable_gpus(cluster)]
+    gpus = [(d, cluster.devices[d]) for d in cluster.gpus]
     given = sum(device.memory_bytes for _, device in gpus)
     taken = {d: with_one_share(cluster).devices[d].memory_bytes for d, _ in gpus}
     if sum(taken.values()) > ALIKE * given:
@@ -230,7 +225,7 @@ def _layouts(question: Question, known: bool) -> list[Simulated]:
     """The best layouts, simulated; of whole layers alone where divided ones are not known."""
     row, machine = layer_row(question.graph), question.cluster
     block = row.layer.clip(0, row.num_layers - 1)
-    most = _on(question, machine, max(1, len(usable_gpus(machine))))
+    most = _on(question, machine, max(1, len(machine.gpus)))
     return simulated(
         question, estimates(most, block, known),
         lambda stages: _on(question, machine, stages).cluster,

@@ -10,7 +10,7 @@ from gdp.api.generation import phases_s
 from gdp.cluster.types import Cluster, overflow_bytes
 from gdp.costs.offload import is_offload
 from gdp.errors import PlacementError
-from gdp.graph.generation import run_once, steps_of
+from gdp.graph.generation import single_step, steps_of
 from gdp.graph.op_graph import OpGraph
 from gdp.placement import make_placement
 from gdp.prepare import prepare_placement
@@ -87,7 +87,7 @@ def _alone(question: Question, d: int) -> tuple[float, float, Int[np.ndarray, "D
     """(seconds to the first token, seconds of a step, bytes by device) of a whole request on a
     device; None where it cannot compute it."""
     graph, cluster = question.graph, question.cluster
-    once = run_once(graph)
+    once = single_step(graph)
     place = np.where(graph.is_io, cluster.host, d)
     try:
         whole = prepare_placement(question, make_placement(graph, cluster, place))

@@ -16,7 +16,6 @@ from gdp.constraints import Constraints
 from gdp.costs.base import CostModel
 from gdp.costs.offload import resident
 from gdp.errors import ArgumentError, of_kind
-from gdp.graph.generation import is_served, request_of
 from gdp.graph.op_graph import OpGraph
 from gdp.measure.plan import make_plan
 from gdp.methods.base import Search
@@ -154,7 +153,7 @@ def answer(question: Question, phases: Phases | None = None) -> Result:
     result = plan_longest(question, planned) if question.longest else planned(question)
     # A runtime's plan may be of another size of micro-batches, which its model says.
     graph, model, target = result.question.graph, result.question.model, question.target
-    request = request_of(graph)
+    request = graph.request
     if question.longest and model is not None and request is not None:
         model = at_context(model, request.context)  # so that it is loaded with the same caches
     phases.ended("planning", result.phases)
@@ -164,7 +163,7 @@ def answer(question: Question, phases: Phases | None = None) -> Result:
     divides = target is not None and PLANNERS[target].divides
     if request is not None and not divides:
         notes.append(tensor_parallel(graph, question.cluster))
-    if request is not None and question.objective == "latency" and not is_served(graph):
+    if request is not None and question.objective == "latency" and not request.is_served:
         notes.append(phases_apart(result))
     notes.append(loading_note(model, graph))
     record = replace(question, model=model).record()

@@ -25,7 +25,6 @@ from gdp.cluster.file import Machine
 from gdp.constraints import Constraints
 from gdp.costs.base import CostModel
 from gdp.errors import ArgumentError, InfeasibleError
-from gdp.graph.generation import longest_of_model
 from gdp.importers.pytorch.huggingface import longest_named
 from gdp.methods.base import Search
 from gdp.models import Generation
@@ -182,7 +181,7 @@ def _of_copies(
         try:
             request = Generation(planner.model, traffic.prompt, traffic.new, batch)
             question = planner.asked(request)
-            require_context(longest_of_model(question.graph), traffic)
+            require_context(question.graph.growth.longest, traffic)
             result = planner.answered(replace(question, copies=copies))
         except InfeasibleError:
             if batch == 1:

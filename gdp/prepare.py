@@ -13,7 +13,7 @@ from gdp.costs.base import CostModel, RuntimeOverheads
 from gdp.costs.offload import is_offload
 from gdp.errors import PlacementError, of_kind
 from gdp.graph.fuse import Fused, class_parts, fuse, group_seconds
-from gdp.graph.generation import request_of, run_once, steps_of
+from gdp.graph.generation import single_step, steps_of
 from gdp.graph.groups import alike, all_per_group, first_members, joined, merge_ids, sum_per_group
 from gdp.graph.op_graph import OpGraph
 from gdp.placement import Assignment, Placement
@@ -98,7 +98,7 @@ def problem_of(
 
 def once_of(question: Question) -> OpGraph:
     """The graph of a request that runs each phase once."""
-    return question.kept.once("single", (question.graph,), lambda: run_once(question.graph))
+    return question.kept.once("single", (question.graph,), lambda: single_step(question.graph))
 
 
 def costs_of(question: Question) -> tuple[CostModel, str]:
@@ -202,9 +202,8 @@ def _as_one_kernel(
 def requests_in_flight(graph: OpGraph, cluster: Cluster, objective: str) -> int:
     """Requests whose caches a placement has room for: as many as were asked for, otherwise one, and
     in a pipeline one for every device that computes."""
-    request = request_of(graph)
-    if request is not None and request.requests:
-        return request.requests
+    if graph.request is not None and graph.request.requests:
+        return graph.request.requests
     if not find_objective(objective).pipelined:
         return 1
     computing = (not is_offload(cluster.devices[d]) for d in np.flatnonzero(cluster.computes))

@@ -11,8 +11,8 @@ import numpy as np
 from jaxtyping import Int
 
 from gdp.cluster.links import links_line
-from gdp.graph.generation import Request
 from gdp.graph.groups import first_members
+from gdp.graph.request import Request
 from gdp.methods.base import Candidate as Candidate
 from gdp.placement import DraftModel, Placement
 from gdp.prepare import fused_of
@@ -130,7 +130,7 @@ class GenerationAnswer:
     def to_json(self) -> dict[str, Any]:
         """Plain data with the field names of the command line's `--json`."""
         draft = None if self.draft is None else msgspec.structs.asdict(self.draft)
-        plain = asdict(self) | {"request": self.request.asked(), "draft": draft}
+        plain = asdict(self) | {"request": self.request.sizes(), "draft": draft}
         for name in ("limits", "shares"):
             plain[name] = dict(zip(("prompt", "decode"), plain[name], strict=True))
         plain["shares"] = {

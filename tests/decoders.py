@@ -6,8 +6,9 @@ shares can be counted by hand.
 
 from dataclasses import dataclass
 
-from gdp.graph.generation import Request, generation_graph
+from gdp.graph.generation import generation_graph
 from gdp.graph.op_graph import INPUT, OUTPUT, GraphBuilder, OpDetail, OpGraph
+from gdp.graph.request import Request
 
 ITEM = 2
 """Bytes of a number: all are in bfloat16."""

@@ -13,7 +13,7 @@ from gdp.api.fit import fit
 from gdp.cli.main import cli
 from gdp.costs.base import roofline
 from gdp.errors import ModelError
-from gdp.graph.generation import request_of, with_context
+from gdp.graph.generation import with_context
 from gdp.models import Generation, load
 from gdp.question import Question
 from gdp.targets.contexts import STEP, longest_found, longest_of_plan
@@ -47,7 +47,7 @@ def test_no_plan_of_flags_has_a_longer_context(seed: int, model: str) -> None:
     placed = gdp.place(asked, cluster, target="llamacpp", costs=roofline, search=ONCE)
     record = placed.placement.question
     assert record is not None
-    request = request_of(load(record.model))
+    request = load(record.model).request
     assert request is not None
     assert best - max(STEP, best // 64) <= request.context <= best
     assert placed.score.feasible
@@ -77,7 +77,7 @@ def test_a_context_that_the_machine_holds_whole_is_found_by_one_plan(model: str)
     asked: list[int] = []
 
     def plan(question: Question) -> gdp.Result:
-        request = request_of(question.graph)
+        request = question.graph.request
         asked.append(0 if request is None else request.held)
         return solve.solve(question)
 

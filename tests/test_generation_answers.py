@@ -19,8 +19,9 @@ from gdp.costs.measured.costs import MeasuredCosts
 from gdp.costs.measured.shipped import shipped_network
 from gdp.costs.offload import with_offload
 from gdp.graph.file import save_graph
-from gdp.graph.generation import NEXT_TOKEN, Request, generation_graph
+from gdp.graph.generation import generation_graph
 from gdp.graph.op_graph import INPUT, OUTPUT, GraphBuilder, OpGraph
+from gdp.graph.request import Request
 from gdp.prepare import requests_in_flight
 from tests.decoders import Sizes, decoder
 
@@ -52,7 +53,7 @@ def asked(requests: int = 0) -> OpGraph:
 def cut(graph: OpGraph) -> gdp.Placement:
     """m on d0, which is the host; n, and what takes tokens, on d1."""
     on_d1 = np.array([scope == "n" for scope in graph.scope])
-    on_d1 |= np.array([NEXT_TOKEN in name for name in graph.op_names])
+    on_d1 |= np.array(["next_token" in name for name in graph.op_names])
     return gdp.make_placement(graph, CLUSTER, on_d1.astype(np.int64))
 
 

@@ -5,9 +5,9 @@ import json
 import numpy as np
 import pytest
 
-from gdp.graph.generation import STEP
 from gdp.graph.linear_attention import KEY_HEADS, RULE, VALUE_HEADS
 from gdp.graph.op_graph import OpGraph
+from gdp.graph.request import DECODE, PREFILL
 from gdp.models import load
 from gdp.splits.division import Division, Pieces, Role, division_of
 from gdp.splits.sharding import Shares, exchanges, member_graph
@@ -36,14 +36,14 @@ def test_the_recurrence_is_one_kernel_of_an_engine(graph: OpGraph) -> None:
     16 x 12 numbers a head in 32 bits. Beside it are the convolution and six ops that part what one
     product makes; spelled out it is two dozen more."""
     rules = [op for op, kind in enumerate(graph.op_types) if kind == RULE]
-    assert [graph.op_names[op].startswith(STEP) for op in rules] == [False, True]
+    assert graph.phase[rules].tolist() == [PREFILL, DECODE]
     op = rules[1]
     state = 2 * HEADS * 16 * 12 * 4
     assert graph.cache_bytes[op] == state
     read = graph.tensor_bytes[graph.use_tensor[graph.use_op == op]].sum()
     made = graph.tensor_bytes[graph.producer == op].sum()
     assert made < graph.memory_traffic_bytes[op] - 2 * state <= read + made
-    inside = [name for name in graph.op_names if name.startswith(f"{STEP}model.layers.0.linear")]
+    inside = [name for name in graph.op_names if name.startswith("step/model.layers.0.linear")]
     assert len([name for name in inside if "norm" not in name and "proj" not in name]) == 8
     assert graph.detail[op].attributes[VALUE_HEADS] == HEADS
     assert graph.detail[op].attributes[KEY_HEADS] == KEYS

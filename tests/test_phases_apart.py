@@ -10,8 +10,9 @@ from gdp.api.phases import phases_apart
 from gdp.cluster.types import Cluster, Device, make_cluster
 from gdp.costs.base import roofline
 from gdp.costs.op_offload import applies
-from gdp.graph.generation import Request, generation_graph
+from gdp.graph.generation import generation_graph
 from gdp.graph.op_graph import INPUT, OUTPUT, GraphBuilder, OpGraph
+from gdp.graph.request import Request
 from gdp.question import Question
 from gdp.result import Result
 from gdp.solve import solve

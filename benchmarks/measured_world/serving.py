@@ -63,7 +63,7 @@ from gdp.cluster.types import Cluster
 from gdp.costs.measured.collectives import collective_s
 from gdp.costs.measured.host import ENGINE, HOSTS, host_s
 from gdp.errors import InfeasibleError, ModelError
-from gdp.graph.generation import STEP
+from gdp.graph.request import DECODE
 from gdp.models import Generation, Model, load
 from gdp.placement import Placement, Split, make_placement
 from gdp.question import Question
@@ -224,7 +224,7 @@ def as_measured(
         return engine
     more_s = [0.0, 0.0]  # of a prompt, of a step
     for op, operation, size, parts in exchanges(known_division(graph)):
-        phase = graph.op_names[op].startswith(STEP)
+        phase = bool(graph.phase[op] == DECODE)
         theirs, ours = (
             collective_s(cluster, split.devices, operation, size / parts, name)
             for name in (own[phase], "vllm")

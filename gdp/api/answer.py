@@ -10,7 +10,6 @@ from gdp.api.generation import generation_answer
 from gdp.api.phases import phases_apart
 from gdp.clock import COMPILE, Phases, waiting_for
 from gdp.cluster.reserve import for_runtime
-from gdp.graph.generation import is_served, request_of
 from gdp.graph.op_graph import OpGraph
 from gdp.measure.plan import make_plan
 from gdp.models import HF_PREFIX, Model, at_context, spec_of
@@ -46,7 +45,7 @@ def answer(question: Question, phases: Phases | None = None) -> Result:
     phases.ended("planning", result.phases)
     # A runtime's plan may be of another size of micro-batches, which its model says.
     asked, model = result.question, result.question.model
-    request = request_of(asked.graph)
+    request = asked.graph.request
     if question.longest and model is not None and request is not None:
         model = at_context(model, request.context)  # so that it is loaded with the same caches
     notes = *result.notes, *_notes(question, result)
@@ -85,11 +84,11 @@ def planned(question: Question) -> Result:
 def _notes(question: Question, result: Result) -> list[str]:
     """Sentences on how a plan is executed, on other plans, and on the weights."""
     graph, target = result.question.graph, question.target
-    request = request_of(graph)
+    request = graph.request
     notes = _as_executed(result) if target in (None, "onnxruntime") else []
     if request is not None and (target is None or not PLANNERS[target].divides):
         notes.append(tensor_parallel(graph, question.cluster))
-    if request is not None and question.objective == "latency" and not is_served(graph):
+    if request is not None and question.objective == "latency" and not request.is_served:
         notes.append(phases_apart(result))
     return [*filter(None, (*notes, loading_note(result.question.model, graph)))]
 

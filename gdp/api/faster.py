@@ -11,7 +11,7 @@ from gdp.api.generation import causes_s, phases_s
 from gdp.costs.base import launch_floors_s
 from gdp.costs.measured.graph import graph_kernels
 from gdp.costs.measured.kernels import KINDS
-from gdp.graph.generation import run_once
+from gdp.graph.generation import single_step
 from gdp.graph.groups import sum_per_group
 from gdp.graph.op_graph import OpGraph
 from gdp.placement import Placement
@@ -47,7 +47,7 @@ def faster_machines(question: Question, placement: Placement) -> tuple[Faster, .
     Only those that make the prompt or a step at least 1% faster, the fastest step first. No op gets
     faster than its launch, where the costs know how long the host takes for that.
     """
-    once = run_once(question.graph)
+    once = single_step(question.graph)
     predicted = prepare_placement(replace(question, graph=once, objective="latency"), placement)
     problem, placed = predicted
     names, ops = problem.cluster.device_names, np.arange(problem.num_ops)

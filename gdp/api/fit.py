@@ -16,7 +16,6 @@ from gdp.cluster.links import links_line
 from gdp.cluster.types import UNLIMITED_BYTES, Cluster, fullness
 from gdp.costs.base import CostModel
 from gdp.errors import InfeasibleError, PlacementError
-from gdp.graph.generation import grows, longest_of_model, request_of
 from gdp.methods.base import Search
 from gdp.models import Generation, is_gguf, spec_of, with_options
 from gdp.placement import Placement
@@ -183,8 +182,8 @@ def _longest(question: Question, result: Result) -> int:
     """Tokens of the longest context for which the machine of a question has a plan, by plans that
     are made without a search; 0 where nothing says how caches grow."""
     graph = result.question.graph
-    request, most = request_of(graph), longest_of_model(graph)
-    if request is None or not grows(graph):
+    request, most = graph.request, graph.growth.longest
+    if request is None or not graph.growth.is_known:
         return 0
     own = longest_of_plan(result.question, result.placement, result.score) or request.held
     if question.longest or own >= most > 0:

@@ -12,13 +12,8 @@ from gdp.cluster.types import UNLIMITED_BYTES, Cluster
 from gdp.costs.offload import is_offload
 from gdp.costs.op_offload import is_sent, offloads
 from gdp.errors import ArgumentError, ModelError
-from gdp.graph.generation import (
-    NEXT_TOKEN,
-    cached_share,
-    grows,
-    request_of,
-)
-from gdp.graph.op_graph import OpGraph
+from gdp.graph.generation import cached_share
+from gdp.graph.op_graph import SAMPLING_OPS, OpGraph
 from gdp.models import spec_of
 from gdp.ops.llamacpp import DRAFT
 from gdp.placement import DraftModel, Placement
@@ -63,14 +58,14 @@ def generation_answer(
     passes each device once: the larger mean of two cycles, the busiest device and the whole way.
     """
     graph, cluster = question.graph, question.cluster
-    request = request_of(graph)
+    request = graph.request
     if request is None:
         return None
     once = once_of(question)
     predicted = prepare_placement(replace(question, graph=once, objective="latency"), placement)
     problem, placed = predicted
     group_of = problem.origin.group_of
-    first = int(group_of[once.op_index[NEXT_TOKEN]])
+    first = int(group_of[once.op_index[SAMPLING_OPS[0]]])
     first_s, token_s = phases_s(predicted, once)
     stepping = np.zeros(problem.num_ops, dtype=bool)
     stepping[group_of[graph.repeats > 1]] = True
@@ -117,8 +112,8 @@ def _full_tokens_per_s(graph: OpGraph, token_s: float, caches_s: float) -> float
     """Tokens per second of decode where a sequence has all tokens that caches are reserved for: ops
     that read caches take seconds in proportion to the caches' bytes. None where the request has as
     many tokens, or nothing says how caches grow."""
-    request = request_of(graph)
-    if request is None or request.held <= request.prompt + request.new or not grows(graph):
+    request = graph.request
+    if request is None or request.held <= request.prompt + request.new or not graph.growth.is_known:
         return None
     mean = cached_share(graph, round(request.prompt + request.new / 2))
     grown_s = token_s + caches_s * (1 / mean - 1) if mean > 0 else token_s
@@ -246,7 +241,7 @@ def phases_s(predicted: Prediction, once: OpGraph) -> tuple[float, float]:
     llama.cpp saves where micro-batches of a prompt go through GPUs as a pipeline."""
     problem, placed = predicted
     schedule = simulate(problem, placed.device, placed.rank)
-    first_s = float(schedule.finish_s[int(problem.origin.group_of[once.op_index[NEXT_TOKEN]])])
+    first_s = float(schedule.finish_s[int(problem.origin.group_of[once.op_index[SAMPLING_OPS[0]]])])
     return first_s - _saved_s(predicted, once), max(schedule.latency_s - first_s, 0.0)
 
 

@@ -24,7 +24,6 @@ from gdp.costs.profile import ProfileError
 from gdp.costs.work_rates import WorkRates
 from gdp.errors import ArgumentError
 from gdp.files.reading import data_path
-from gdp.graph.generation import is_served
 from gdp.graph.op_graph import OpGraph
 
 SHIPPED = "shipped"
@@ -119,11 +118,16 @@ def _with_network(
 ) -> tuple[CostModel, str]:
     """The kernel network on the accelerators that it covers, another model elsewhere; of PyTorch
     with the seconds of its copies."""
-    eager = graph is not None and graph.source == "torch" and not is_served(graph)
+    eager = graph is not None and graph.source == "torch" and not _is_served(graph)
     costs, label = _on_kernels(model, cluster, graph, eager)
     if not eager or cluster.num_devices < 2 or cluster.is_cpu.all():
         return costs, label
     return CrossingCosts(costs), f"{label}; {COPIES}"
+
+
+def _is_served(graph: OpGraph | None) -> bool:
+    """True for the graph of a request that an engine computes."""
+    return graph is not None and graph.request is not None and graph.request.is_served
 
 
 def _on_kernels(
@@ -138,8 +142,7 @@ def _on_kernels(
     base, label = _described(model, cluster, graph, others)
     kinds = dict.fromkeys(device.kind for device in own)
     labels = [told_of(meta, kind, graph and type_of_products(graph)) for kind in kinds]
-    served = graph is not None and is_served(graph)
-    return MeasuredCosts(network, base, served, eager), "; ".join(
+    return MeasuredCosts(network, base, _is_served(graph), eager), "; ".join(
         [*labels, *([label] if label else [])]
     )
 

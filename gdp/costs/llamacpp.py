@@ -34,7 +34,6 @@ from gdp.costs.measured.devices import silicon_of
 from gdp.costs.measured.kernels import ENGINES, KINDS, Kernels, floor_s
 from gdp.costs.measured.network import VECTOR, KernelNetwork
 from gdp.graph.fuse import fuse
-from gdp.graph.generation import STEP
 from gdp.graph.groups import first_members
 from gdp.graph.op_graph import OpDetail, OpGraph
 from gdp.ops.llamacpp import IMAGE_ENCODER
@@ -279,7 +278,7 @@ def graph_kernels(graph: OpGraph, build: Build, style: Style) -> list[OpKernels]
     rows = []
     for op, op_type in enumerate(graph.op_types):
         chunks, detail = int(graph.chunks[op]), graph.detail[op]
-        base = graph.op_names[op].removeprefix(STEP).split(".", 2)[-1]
+        base = graph.op_names[op].split(".", 2)[-1]
         if graph.is_io[op]:
             rows.append(OpKernels(()))
         elif kernel_of(op_type) == PRODUCT and detail.input_shapes:

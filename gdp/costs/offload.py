@@ -19,8 +19,8 @@ from gdp.cluster.machines import machines
 from gdp.cluster.types import UNLIMITED_BYTES, Cluster, Device
 from gdp.costs.base import CostModel, RuntimeOverheads
 from gdp.device_maps import OFFLOAD_NAMES
-from gdp.graph.generation import STEP
 from gdp.graph.op_graph import OpGraph
+from gdp.graph.request import DECODE
 
 KINDS = {"cpu": "offload-cpu", "disk": "offload-disk"}
 """Kind of the device that stands for each place of offloaded weights."""
@@ -183,7 +183,7 @@ def read_bytes(graph: OpGraph) -> Int[np.ndarray, "N"]:
     with most traffic stands for all.
     """
     held = np.where(graph.rests, 0, graph.weight_bytes - graph.cache_bytes)
-    step = np.array([name.startswith(STEP) for name in graph.op_names], dtype=bool)
+    step = graph.phase == DECODE
     if not step.any():
         return held
     module = np.unique(graph.colocate, return_inverse=True)[1]

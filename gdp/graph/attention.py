@@ -201,5 +201,6 @@ def _rebuilt(
         colocate=graph.colocate[kept], is_backward=graph.is_backward[kept],
         scope=[graph.scope[i] for i in kept], detail=[graph.detail[i] for i in kept],
         tensor_names=[graph.tensor_names[t] for t in made], cache_bytes=graph.cache_bytes[kept],
-        repeats=graph.repeats[kept], chunks=graph.chunks[kept], source=graph.source,
+        repeats=graph.repeats[kept], chunks=graph.chunks[kept], phase=graph.phase[kept],
+        source=graph.source, request=graph.request, growth=graph.growth,
     )  # fmt: skip

@@ -16,6 +16,7 @@ from gdp.errors import ModelError
 from gdp.files.reading import Kind, decode_json, read_bytes
 from gdp.files.writing import gzipped, write_atomic
 from gdp.graph.op_graph import Attribute, OpDetail, OpGraph, make_graph
+from gdp.graph.request import UNKNOWN_GROWTH, CacheGrowth, Request
 from gdp.graph.source import Source, source_by_ops
 
 SCHEMA = 1
@@ -34,6 +35,21 @@ class _Detail(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):
     inputs: list[list[_Index]] = []
     outputs: list[list[_Index]] = []
     attributes: dict[str, _Id | float | str | list[_Id | float]] = {}
+
+
+class _Request(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):
+    """The fields of `Request` and of `CacheGrowth`."""
+
+    prompt: _Index
+    new: _Index
+    batch: _Index = 1
+    requests: _Index = 0
+    context: _Index = 0
+    passes: _Index = 0
+    is_served: bool = False
+    is_draft: bool = False
+    cache_tokens: list[_Index] = []
+    longest_context: _Index = 0
 
 
 class _File(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):
@@ -62,7 +78,9 @@ class _File(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):
     cache_bytes: list[_Index] = []
     repeats: list[_Index] = []  # empty: 1
     chunks: list[_Index] = []  # empty: 1
+    phase: list[_Index] = []  # empty: 0
     source: Source | None = None  # that the ops tell
+    request: _Request | None = None
 
 
 def save_graph(graph: OpGraph, path: str | os.PathLike[str]) -> None:
@@ -132,7 +150,11 @@ def _to_file(graph: OpGraph) -> _File:
         cache_bytes=graph.cache_bytes.tolist() if graph.cache_bytes.any() else [],
         repeats=graph.repeats.tolist() if (graph.repeats != 1).any() else [],
         chunks=graph.chunks.tolist() if (graph.chunks != 1).any() else [],
+        phase=graph.phase.tolist() if graph.phase.any() else [],
         source=None if graph.source == told else graph.source,
+        request=None
+        if graph.request is None
+        else _Request(*graph.request, list(graph.growth.tokens), graph.growth.longest),
     )
 
 
@@ -147,7 +169,7 @@ def _from_file(document: _File) -> OpGraph:
         )
         for entry in document.details
     ]
-    backward = np.zeros(n, dtype=bool)
+    backward, asked = np.zeros(n, dtype=bool), document.request
     backward[document.backward] = True
     # `make_graph` sorts a file whose ops come in another order, and names a cycle.
     return make_graph(
@@ -170,7 +192,12 @@ def _from_file(document: _File) -> OpGraph:
         cache_bytes=document.cache_bytes or None,
         repeats=document.repeats or None,
         chunks=document.chunks or None,
+        phase=document.phase or None,
         source=document.source,
+        request=asked and Request(*(getattr(asked, name) for name in Request._fields)),
+        growth=CacheGrowth(tuple(asked.cache_tokens), asked.longest_context)
+        if asked
+        else UNKNOWN_GROWTH,
     )
 
 
@@ -183,7 +210,7 @@ def _misfits(document: _File) -> str:
     optional = {
         "flop": n, "memory_traffic_bytes": n, "weight_bytes": n, "weight_id": n, "colocate": n,
         "scope": n, "detail": n, "tensors": t, "cache_bytes": n, "repeats": n,
-        "chunks": n,
+        "chunks": n, "phase": n,
     }  # fmt: skip
     lengths.update({key: wanted for key, wanted in optional.items() if getattr(document, key)})
     for key, wanted in lengths.items():

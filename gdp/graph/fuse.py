@@ -387,7 +387,10 @@ def contracted(graph: OpGraph, group_of: Int[np.ndarray, "N"]) -> OpGraph:
         cache_bytes=np.minimum(_sum(graph.cache_bytes, group_of).astype(np.int64), weight_bytes),
         repeats=graph.repeats[lead],
         chunks=graph.chunks[lead],
+        phase=graph.phase[lead],
         source=graph.source,
+        request=graph.request,
+        growth=graph.growth,
     )
 
 

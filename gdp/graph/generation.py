@@ -1,77 +1,28 @@
-"""A request to a language model as one graph: the prompt is read once, then a step for each token.
+"""A request to a language model as one graph: its prefill, then a decode step for each token.
 
-The ops that read the prompt come first, then those of one step of decoding, each of which says by
-`repeats` how often it runs; the token that was written last leads from the one to the other. Ops of
-one module share a device in both phases, as the module lies in one place; so its weights count
-once, and its cache, of the length that it has at the end, lies where it is read.
+The ops of the prefill come first, then those of one decode step, each of which says by `repeats`
+how often it runs (`OpGraph.phase` tells which is which); the token that was sampled last leads from
+the one to the other. Ops of one module share a device in both phases, as the module lies in one
+place; so its weights count once, and its cache, of the length that it has at the end, lies where it
+is read.
 """
 
-import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from jaxtyping import Int
 
 from gdp.errors import ModelError
 from gdp.graph.groups import merge_ids
-from gdp.graph.op_graph import INPUT, OUTPUT, OpDetail, OpGraph, make_graph, picked
-
-NEXT_TOKEN = "next_token"
-"""Name of the op that takes the next token; it begins every step."""
-STEP = "step/"
-"""Begins the names of the ops of a step."""
-
-
-_WHERE_ASKED = ("requests", "context", "passes")
-
-
-class Request(NamedTuple):
-    """Tokens of one request."""
-
-    prompt: int  # that are read
-    new: int  # that are written
-    batch: int = 1  # sequences side by side
-    requests: int = 0  # in flight at once, each with a cache of its own; 0 where nobody said
-    context: int = 0  # tokens that caches are reserved for; 0: those of prompt and new
-    passes: int = 0  # steps that write the new tokens, where these are drafted; 0: one each
-
-    @property
-    def held(self) -> int:
-        """Tokens of one sequence that caches are reserved for."""
-        return self.context or self.prompt + self.new
-
-    @property
-    def steps(self) -> int:
-        """Steps behind the prompt."""
-        return self.passes or self.new
-
-    def asked(self) -> dict[str, int]:
-        """The sizes that were given, by name."""
-        return {k: v for k, v in self._asdict().items() if k not in _WHERE_ASKED or v}
-
+from gdp.graph.op_graph import INPUT, OUTPUT, SAMPLING_OPS, OpDetail, OpGraph, make_graph, picked
+from gdp.graph.request import DECODE, PREFILL, UNKNOWN_GROWTH, CacheGrowth, Request
 
 CACHE_AT = "cache_at"
 """Attribute of an op of a step that has a cache: its bytes at each context of a `CacheGrowth`."""
-
-
-class CacheGrowth(NamedTuple):
-    """Contexts at which ops say the bytes of their caches (`CACHE_AT`), linear between them and
-    behind the last."""
-
-    tokens: tuple[int, ...]  # of one sequence, ascending; the first is prompt + new
-    longest: int = 0  # tokens that the model was made for; 0 where nothing says it
-
-
 _NAMED = ", context "
 """Between the name of a graph and the context that its caches are reserved for."""
-_SERVED = "served"
-"""Attribute of the op that takes the next token, where an engine computes the request."""
-_DRAFTS = "drafts"
-"""Attribute of the op that takes the next token, where the tokens are drafts for another model."""
-_TOKENS, _LONGEST = "cache_tokens", "longest_context"
-"""Attributes of the op that takes the next token: those of a `CacheGrowth`."""
 
 
 def generation_graph(
@@ -93,24 +44,20 @@ def generation_graph(
         ModelError: A graph has no input or output.
     """
     both, n = (prefill, step), prefill.num_ops
-    take = n + step.num_ops  # the op that takes the first token, and behind it those of the steps
+    take = n + step.num_ops  # the sampling op of the prefill, and behind it that of the steps
     tensors, uses, gone, work = _flow(prefill, step)
     kept = [op for op in range(take + 2) if op not in gone]
     number = {op: i for i, op in enumerate(kept)}
     made = [x for x, (op, _) in enumerate(tensors) if op not in gone]
     position = {x: i for i, x in enumerate(made)}
-    growth = full_cache if isinstance(full_cache, CacheGrowth) else CacheGrowth(())
+    growth = full_cache if isinstance(full_cache, CacheGrowth) else UNKNOWN_GROWTH
     full = step.cache_bytes
     if isinstance(full_cache, CacheGrowth):
         full = np.array([_bytes_at(step, op)[0] for op in range(step.num_ops)], dtype=np.int64)
     else:
         full = np.round(full * full_cache).astype(np.int64)
     held, weight_id, cached = _weights(prefill, step, full)
-    names = [STEP + own for own in step.op_names]
-    attributes: dict[str, Any] = request.asked()
-    if growth.tokens:
-        attributes |= {_TOKENS: growth.tokens, _LONGEST: growth.longest}
-    taking = OpDetail(attributes=attributes)
+    names = [f"step/{own}" for own in step.op_names]
 
     def joint(arrays: Sequence[Sequence[Any] | np.ndarray], *more: Any) -> list[Any]:
         values = [value for array in arrays for value in _listed(array)] + list(more)
@@ -118,7 +65,7 @@ def generation_graph(
 
     return make_graph(
         name,
-        joint([prefill.op_names, names], NEXT_TOKEN, STEP + NEXT_TOKEN),
+        joint([prefill.op_names, names], *SAMPLING_OPS),
         joint([g.op_types for g in both], "argmax", "argmax"),
         [(number[tensors[x][0]], tensors[x][1]) for x in made],
         [(position[x], number[op]) for x, op in uses if x in position and op in number],
@@ -132,17 +79,18 @@ def generation_graph(
         chunks=joint([g.chunks for g in both], 1, 1),
         is_backward=joint([g.is_backward for g in both], False, False),
         scope=joint([g.scope for g in both], "", ""),
-        detail=joint([g.detail for g in both], taking, taking),
-        source=prefill.source,
+        detail=joint([g.detail for g in both], *[OpDetail()] * 2),
+        phase=joint([[PREFILL] * n, [DECODE] * step.num_ops], PREFILL, DECODE),
+        source=prefill.source, request=request, growth=growth,
     )  # fmt: skip
 
 
 def _flow(
     prefill: OpGraph, step: OpGraph
 ) -> tuple[list[tuple[int, int]], list[tuple[int, int]], set[int], float]:
-    """(producer and bytes of every tensor, its uses, ops that give way to those that take a token,
-    work of taking one). Ops of the step are numbered behind the prompt's, those that take a token
-    last: outputs of the prompt and the token input of the step are gone."""
+    """(producer and bytes of every tensor, its uses, ops that give way to the sampling ops, work of
+    one of these). Ops of the step are numbered behind the prompt's, sampling ops last: outputs of
+    the prompt and the token input of the step are gone."""
     outputs, n, t = _of_kind(prefill, OUTPUT, "prompt"), prefill.num_ops, prefill.num_tensors
     first, last = _of_kind(step, INPUT, "step")[0], _of_kind(step, OUTPUT, "step")
     take = n + step.num_ops
@@ -182,83 +130,18 @@ def _of_kind(graph: OpGraph, kind: str, phase: str) -> Int[np.ndarray, "K"]:
     return ops
 
 
-def request_of(graph: OpGraph) -> Request | None:
-    """The request that a graph is of; None for graphs of one phase."""
-    op = graph.op_index.get(NEXT_TOKEN)
-    attributes: Mapping = {} if op is None else graph.detail[op].attributes
-    if not {"prompt", "new", "batch"} <= attributes.keys():
-        return None
-    return Request(**{k: int(v) for k, v in attributes.items() if k in Request._fields})
-
-
-def with_requests(graph: OpGraph, requests: int) -> OpGraph:
-    """The graph of a request, of which so many are in flight at once; 0: as it is."""
-    return _told(graph, requests=requests) if requests else graph
-
-
-def as_served(graph: OpGraph) -> OpGraph:
-    """The graph of a request that an engine computes, which replays recorded graphs of kernels."""
-    return _told(graph, **{_SERVED: 1})
-
-
-def as_drafting(graph: OpGraph) -> OpGraph:
-    """The graph of a request whose tokens are drafts: its steps lie within those of a large model,
-    which an engine schedules."""
-    return _told(graph, **{_DRAFTS: 1})
-
-
-def drafts(graph: OpGraph) -> bool:
-    """True for the graph of a request whose tokens are drafts."""
-    return bool(_taking(graph).get(_DRAFTS, 0))
-
-
-def is_served(graph: OpGraph) -> bool:
-    """True for the graph of a request that an engine computes."""
-    return bool(_taking(graph).get(_SERVED, 0))
-
-
-def _told(graph: OpGraph, **more: int) -> OpGraph:
-    """The graph of a request with more attributes of the ops that take the next token."""
-    taking = [op for name, op in graph.op_index.items() if name in (NEXT_TOKEN, STEP + NEXT_TOKEN)]
-    detail = list(graph.detail)
-    for op in taking:
-        detail[op] = replace(detail[op], attributes={**detail[op].attributes, **more})
-    return replace(graph, detail=tuple(detail))
-
-
-def longest_of_model(graph: OpGraph) -> int:
-    """Tokens of the longest context that the model of a request was made for; 0 where nothing says
-    it."""
-    tokens = _taking(graph).get(_LONGEST, 0)
-    return max(tokens, 0) if isinstance(tokens, int) else 0
-
-
-def grows(graph: OpGraph) -> bool:
-    """True for the graph of a request that says how its caches grow with the context."""
-    tokens = _taking(graph).get(_TOKENS)
-    return (
-        isinstance(tokens, tuple) and len(tokens) > 1
-        and all(a < b for a, b in itertools.pairwise(tokens))
-    )  # fmt: skip
-
-
-def _taking(graph: OpGraph) -> Mapping[str, Any]:
-    op = graph.op_index.get(NEXT_TOKEN)
-    return {} if op is None else graph.detail[op].attributes
-
-
 def with_context(graph: OpGraph, tokens: int) -> OpGraph:
-    """The graph of a request whose caches are reserved for so many tokens of each sequence; 0: as
-    it is. What is timed is the same.
+    """The graph of a request whose caches are reserved for so many tokens of each sequence, 0 for
+    no change; predicted times are the same.
 
     Raises:
         ModelError: These are fewer tokens than the request has, or the graph does not say how its
             caches grow.
     """
-    request = request_of(graph)
     if not tokens:
         return graph
-    if request is None or not grows(graph):
+    request = graph.request
+    if request is None or not graph.growth.is_known:
         raise ModelError(
             f"graph {graph.name!r} does not say how its caches grow with the context; load a "
             "request to an hf: or .gguf model"
@@ -270,13 +153,10 @@ def with_context(graph: OpGraph, tokens: int) -> OpGraph:
             f"ask for a context of {least} or more, or for fewer tokens"
         )
     cache = _cache_bytes(graph, tokens)
-    detail = list(graph.detail)
-    for name in (NEXT_TOKEN, STEP + NEXT_TOKEN):
-        op = graph.op_index[name]
-        detail[op] = replace(detail[op], attributes={**detail[op].attributes, "context": tokens})
     return replace(
         graph, name=f"{graph.name.partition(_NAMED)[0]}{_NAMED}{tokens}", cache_bytes=cache,
-        weight_bytes=graph.weight_bytes - graph.cache_bytes + cache, detail=tuple(detail),
+        weight_bytes=graph.weight_bytes - graph.cache_bytes + cache,
+        request=request._replace(context=tokens),
     )  # fmt: skip
 
 
@@ -286,14 +166,14 @@ def cached_share(graph: OpGraph, tokens: int) -> float:
     Raises:
         ModelError: The graph does not say how its caches grow.
     """
-    if not grows(graph):
+    if not graph.growth.is_known:
         raise ModelError(f"graph {graph.name!r} does not say how its caches grow with the context")
     return float(_cache_bytes(graph, tokens).sum() / graph.cache_bytes.sum())
 
 
 def _cache_bytes(graph: OpGraph, tokens: int) -> Int[np.ndarray, "N"]:
     """Bytes of the caches at a context."""
-    contexts = _taking(graph)[_TOKENS]
+    contexts = graph.growth.tokens
     k = int(np.clip(np.searchsorted(contexts, tokens), 1, len(contexts) - 1))
     share = (tokens - contexts[k - 1]) / (contexts[k] - contexts[k - 1])
     cache = graph.cache_bytes.copy()
@@ -329,12 +209,12 @@ def joined_caches(
 
 
 def steps_of(graph: OpGraph) -> int:
-    """Steps of a request; 1 for graphs of one phase."""
+    """Decode steps of a request; 1 for graphs of one phase."""
     return int(graph.repeats[graph.repeats > 1].min(initial=graph.repeats.max(initial=1)))
 
 
-def run_once(graph: OpGraph) -> OpGraph:
-    """The graph of the prompt and the first step after it."""
+def single_step(graph: OpGraph) -> OpGraph:
+    """The graph of the prefill and the first decode step."""
     return replace(graph, repeats=np.maximum(graph.repeats // steps_of(graph), 1))
 
 

@@ -15,6 +15,7 @@ from jaxtyping import Bool, Float, Int, Shaped
 
 from gdp.errors import ModelError
 from gdp.graph.groups import distinct, inverse
+from gdp.graph.request import PHASES, UNKNOWN_GROWTH, CacheGrowth, Request
 from gdp.graph.source import Source, source_by_ops
 from gdp.ops.table import kernel_of
 
@@ -26,6 +27,9 @@ BUFFER = "Buffer"
 """Type of ops that hold room which a runtime reserves where another op is, and compute nothing."""
 OUTPUT = "Output"
 """Op type of a graph output: no work, fixed to the cluster's host, makes no tensor."""
+
+SAMPLING_OPS = ("next_token", "step/next_token")
+"""Names of the sampling ops of a request, of its prefill and of each decode step."""
 
 MAX_BYTES = 1 << 53
 """Bytes of all weights, or of all tensors, of a graph: 9 PB. Up to here sums are exact as float64
@@ -95,7 +99,10 @@ class OpGraph:
     repeats: Int[np.ndarray, "N"]  # runs of the op in one sample; more than 1 in a generation
     # Parts that one run is computed in, one after the other: the micro-batches of a prompt.
     chunks: Int[np.ndarray, "N"]
+    phase: Int[np.ndarray, "N"]  # of `gdp.graph.request.PHASES`
     source: Source  # kind of model that the graph was made of
+    request: Request | None = None  # that the graph computes; None: a single phase
+    growth: CacheGrowth = UNKNOWN_GROWTH  # of the caches with the context of the request
 
     def __post_init__(self) -> None:
         for violation in _violations(self):
@@ -142,7 +149,7 @@ class OpGraph:
         """SHA-256 (hex) of all that an answer depends on: the identity a placement carries.
 
         The graph's own name, those of its tensors and its source, which the ops tell, are left out,
-        and of ids which ops share one counts alone.
+        as are the phases of a request, which names tell; of ids which ops share one counts alone.
         """
         return self._digest(frozenset())
 
@@ -155,13 +162,20 @@ class OpGraph:
         sha.update(self.is_backward.astype(np.uint8).tobytes())
         sha.update(np.ascontiguousarray(self.cache_bytes, dtype=np.int64).tobytes())
         sha.update("\0".join(self.scope).encode())
+        if self.request is None and self.phase.any():
+            sha.update(self.phase.tobytes())
         text: dict[int, str] = {}
-        for detail in self.detail:
+        details = list(self.detail)
+        if self.request is not None:
+            sampling = OpDetail(attributes=_as_attributes(self.request, self.growth))
+            for name in self.op_index.keys() & SAMPLING_OPS:
+                details[self.op_index[name]] = sampling
+        for detail in details:
             if id(detail) not in text:
                 known = sorted(x for x in detail.attributes.items() if x[0] not in left_out)
                 shapes = detail.input_shapes, detail.output_shapes
                 text[id(detail)] = repr((detail.dtype, shapes, known))
-        sha.update("\0".join(text[id(detail)] for detail in self.detail).encode())
+        sha.update("\0".join(text[id(detail)] for detail in details).encode())
         return sha.hexdigest()
 
     @functools.cached_property
@@ -257,6 +271,15 @@ class OpGraph:
         return makers, readers
 
 
+def _as_attributes(request: Request, growth: CacheGrowth) -> dict[str, Attribute]:
+    """A request in a digest, where it stands as attributes of the sampling ops."""
+    plain: dict[str, Attribute] = {**request.sizes()}
+    if growth.tokens:
+        plain |= {"cache_tokens": growth.tokens, "longest_context": growth.longest}
+    flags = {"served": request.is_served, "drafts": request.is_draft}
+    return plain | {name: 1 for name, holds in flags.items() if holds}
+
+
 class GraphBuilder:
     """An `OpGraph` under construction: ops, the tensors that they make, and who reads these.
 
@@ -341,7 +364,10 @@ def make_graph(
     cache_bytes: Sequence[int] | np.ndarray | None = None,
     repeats: Sequence[int] | np.ndarray | None = None,
     chunks: Sequence[int] | np.ndarray | None = None,
+    phase: Sequence[int] | np.ndarray | None = None,
     source: Source | None = None,
+    request: Request | None = None,
+    growth: CacheGrowth = UNKNOWN_GROWTH,
 ) -> OpGraph:
     """An `OpGraph` from lists in any order: ops are sorted topologically, uses deduplicated.
 
@@ -381,7 +407,10 @@ def make_graph(
         cache_bytes=_filled(cache_bytes, zeros, np.int64)[order],
         repeats=_filled(repeats, zeros + 1, np.int64)[order],
         chunks=_filled(chunks, zeros + 1, np.int64)[order],
+        phase=_filled(phase, zeros, np.int8)[order],
         source=source,
+        request=request,
+        growth=growth,
     )
 
 
@@ -483,6 +512,7 @@ def _violations(graph: OpGraph) -> list[str]:
         "op_types": n, "flop": n, "memory_traffic_bytes": n, "weight_bytes": n, "weight_id": n,
         "colocate": n, "is_backward": n, "scope": n, "detail": n, "producer": t,
         "tensor_names": t, "use_op": e, "cache_bytes": n, "repeats": n, "chunks": n,
+        "phase": n,
     }  # fmt: skip
     for key, wanted in lengths.items():
         if len(getattr(graph, key)) != wanted:
@@ -497,6 +527,8 @@ def _violations(graph: OpGraph) -> list[str]:
         values = getattr(graph, key)
         if (values < 1).any() or (values > MAX_REPEATS).any():
             violations.append(f"{key} has an entry below 1 or above {MAX_REPEATS}")
+    if (graph.phase < 0).any() or (graph.phase >= len(PHASES)).any():
+        violations.append(f"phase has an entry below 0 or above {len(PHASES) - 1}")
     if (graph.cache_bytes < 0).any() or (graph.cache_bytes > graph.weight_bytes).any():
         violations.append("cache_bytes has an entry below 0 or above its weight_bytes")
     for key in ("weight_bytes", "tensor_bytes"):

@@ -28,7 +28,7 @@ import numpy as np
 
 from gdp.costs.op_offload import SENT_BYTES
 from gdp.errors import ModelError
-from gdp.graph.generation import CACHE_AT, CacheGrowth, Request, generation_graph, with_context
+from gdp.graph.generation import CACHE_AT, generation_graph, with_context
 from gdp.graph.op_graph import (
     ARCHITECTURE,
     BUFFER,
@@ -39,6 +39,7 @@ from gdp.graph.op_graph import (
     OpDetail,
     OpGraph,
 )
+from gdp.graph.request import CacheGrowth, Request
 from gdp.importers.gguf_buffers import WITHOUT_FLASH, logits_bytes, mask_bytes
 from gdp.importers.gguf_caches import (
     STATE_FLOP,

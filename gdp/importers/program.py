@@ -17,9 +17,10 @@ from urllib.parse import parse_qsl
 import numpy as np
 
 from gdp.errors import GdpError, ModelError, RefusedError, reason_of
-from gdp.graph.generation import CACHE_AT, Request
+from gdp.graph.generation import CACHE_AT
 from gdp.graph.groups import components, merge_ids
 from gdp.graph.op_graph import INPUT, OUTPUT, Attribute, GraphBuilder, OpDetail, OpGraph
+from gdp.graph.request import Request
 from gdp.graph.source import Source
 from gdp.ops.rule import Shape
 from gdp.units import whole_number

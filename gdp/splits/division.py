@@ -19,7 +19,6 @@ import numpy as np
 from jaxtyping import Bool, Int
 
 from gdp.errors import ModelError
-from gdp.graph.generation import STEP
 from gdp.graph.linear_attention import CONVOLUTION, KEY_HEADS, VALUE_HEADS
 from gdp.graph.op_graph import INPUT, OUTPUT, WEIGHT_BLOCK, OpGraph
 from gdp.ops.llamacpp import DRAFT, PROJECTOR
@@ -379,15 +378,13 @@ class _Search:
     def divide_experts(self) -> None:
         """Products of experts: the last of a module by rows, the others by columns; or all by
         experts."""
-        blocks: dict[tuple[str, bool], list[int]] = {}
+        blocks: dict[tuple[str, int], list[int]] = {}
         for op in np.flatnonzero(self.is_experts).tolist():
-            key = self.graph.scope[op], self.graph.op_names[op].startswith(STEP)
-            blocks.setdefault(key, []).append(op)
-        for (scope, stepping), products in blocks.items():
+            blocks.setdefault((self.graph.scope[op], int(self.graph.phase[op])), []).append(op)
+        for (scope, phase), products in blocks.items():
             mine = [
                 op for op, own in enumerate(self.graph.scope)
-                if (own == scope or own.startswith(f"{scope}."))
-                and self.graph.op_names[op].startswith(STEP) == stepping
+                if (own == scope or own.startswith(f"{scope}.")) and self.graph.phase[op] == phase
             ]  # fmt: skip
             self._divide_block(products, mine)
 

@@ -15,7 +15,6 @@ from gdp.cluster.types import Cluster
 from gdp.costs.measured.collectives import LIBRARY, collective_s
 from gdp.costs.measured.host import ranks_s
 from gdp.errors import ModelError
-from gdp.graph.generation import is_served
 from gdp.graph.op_graph import OpGraph
 from gdp.placement import Placement, Split
 from gdp.splits.division import Division, alone, division_of
@@ -83,7 +82,7 @@ def divided(
     engine = ENGINES.get(graph.source, "vllm")
     for split in splits:
         exchange_s[:, split.devices[0]] = _exchange_s(cluster, split, told, n, engine)
-        if is_served(graph):
+        if graph.request is not None and graph.request.is_served:
             exchange_s[:, split.devices[0]] += ranks_s(graph, len(split.devices))
     return Divided(held(splits[0].devices[0]), tuple(splits), exchange_s, others)
 

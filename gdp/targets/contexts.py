@@ -14,7 +14,7 @@ from jaxtyping import Int
 from gdp import solve
 from gdp.cluster.types import Cluster, overflow_bytes
 from gdp.errors import InfeasibleError, ModelError
-from gdp.graph.generation import grows, longest_of_model, request_of, with_context
+from gdp.graph.generation import with_context
 from gdp.graph.op_graph import OpGraph
 from gdp.placement import Placement, make_placement
 from gdp.prepare import requests_in_flight
@@ -57,8 +57,8 @@ def longest_of_plan(question: Question, placement: Placement, score: Score) -> i
     """Tokens of the longest context that the plan of a request has memory for, at most what the
     model was made for; None where the plan does not fit, or nothing says how caches grow."""
     graph, cluster = question.graph, question.cluster
-    request = request_of(graph)
-    if request is None or not grows(graph) or not score.feasible:
+    request = graph.request
+    if request is None or not graph.growth.is_known or not score.feasible:
         return None
     held = held_graphs(graph, placement)
     count = requests_in_flight(graph, cluster, question.objective)
@@ -81,8 +81,8 @@ def longest_of_plan(question: Question, placement: Placement, score: Score) -> i
 
 def _most(graph: OpGraph) -> int:
     """The longest context that is looked at: that of the model, or what is asked for anyway."""
-    request = request_of(graph)
-    longest = (longest_of_model(graph) or UNKNOWN_LONGEST) // STEP * STEP
+    request = graph.request
+    longest = (graph.growth.longest or UNKNOWN_LONGEST) // STEP * STEP
     return longest if request is None else max(longest, request.held)
 
 
@@ -95,7 +95,7 @@ def plan_longest(question: Question, plan: Callable[[Question], Result]) -> Resu
         result = plan(replace(question, graph=graph))
     except InfeasibleError:  # a longer search is no promise to find what a short one found
         result = _carried(known, graph)
-    most = longest_of_model(graph)
+    most = graph.growth.longest
     note = f"the longest context for which a plan was found is {low} tokens"
     note += f"; the model was made for {most}" if most else ""
     return replace(result, notes=(*result.notes, note))
@@ -122,8 +122,8 @@ def longest_found(question: Question, plan: Callable[[Question], Result]) -> tup
     def quick(graph: OpGraph) -> Result:
         return plan(replace(question, graph=graph, search=at_once))
 
-    request = request_of(graph)
-    if request is None or not grows(graph):
+    request = graph.request
+    if request is None or not graph.growth.is_known:
         raise ModelError("--context max is for requests (--generate) to hf: and .gguf models")
     most = failed = _most(graph)
     try:  # where that is found, no other is asked for

@@ -13,7 +13,6 @@ from gdp.api.generation import generation_of
 from gdp.cluster.file import load_cluster
 from gdp.costs.measured.host import ENGINE, HOSTS, RANK_S, host_s, ranks_s
 from gdp.errors import ArgumentError
-from gdp.graph.generation import as_drafting
 from gdp.models import Generation
 from gdp.placement import Split, make_placement
 from gdp.prepare import prepare_placement
@@ -77,10 +76,8 @@ def test_members_of_a_group_wait_for_the_latest(config: Path) -> None:
     last = predicted.problem.origin.group_of[graph.op_index["step/next_token"]]
     others = exchange_s[:, gpus[0]].copy()
     assert others[last] >= RANK_S
-    unserved = replace(graph, detail=tuple(
-        replace(d, attributes={k: v for k, v in d.attributes.items() if k != "served"})
-        for d in graph.detail
-    ))  # fmt: skip
+    assert graph.request is not None
+    unserved = replace(graph, request=graph.request._replace(is_served=False))
     alone = prepare_placement(Question(unserved, cluster, target="vllm"), placement)
     assert alone.problem.origin.exchange_s is not None
     less = exchange_s[:, gpus[0]].sum() - alone.problem.origin.exchange_s[:, gpus[0]].sum()
@@ -98,5 +95,7 @@ def test_drafted_tokens_are_scheduled_with_those_of_the_large_model(config: Path
     graph = gdp.place(request, "cpu+h100", target="vllm").question.graph
     assert host_s(graph, HOSTS[ENGINE]).sum() == HOSTS[ENGINE].seconds(1, VOCABULARY)
     assert ranks_s(graph, 3).sum() == pytest.approx(2 * RANK_S)
-    assert not host_s(as_drafting(graph), HOSTS[ENGINE]).any()
-    assert not ranks_s(as_drafting(graph), 3).any()
+    assert graph.request is not None
+    drafting = replace(graph, request=graph.request._replace(is_draft=True))
+    assert not host_s(drafting, HOSTS[ENGINE]).any()
+    assert not ranks_s(drafting, 3).any()

@@ -27,8 +27,9 @@ from gdp.costs.measured.kernels import ARITHMETIC, KINDS, Kernels, features, flo
 from gdp.costs.measured.network import VECTOR, KernelNetwork
 from gdp.costs.measured.shipped import load_network, save_network, shipped_network
 from gdp.graph.fuse import fuse, group_seconds
-from gdp.graph.generation import STEP, Request, as_served, generation_graph, is_served, run_once
+from gdp.graph.generation import generation_graph, single_step
 from gdp.graph.op_graph import WEIGHT_ARITHMETIC, OpDetail, OpGraph
+from gdp.graph.request import DECODE, PREFILL, Request
 from gdp.graph.source import Source
 from pretrain.costs.few import fit_vector
 
@@ -207,7 +208,7 @@ def test_a_step_reads_the_weights_that_its_module_holds_for_the_prompt() -> None
     )  # fmt: skip
     apart = graph_kernels(graph, served=True).kernels
     assert apart.block_scaled.tolist() == [1.0, 0.0]
-    graph = replace(graph, op_names=("up", STEP + "up"))
+    graph = replace(graph, phase=np.array([PREFILL, DECODE]))
     kernels = graph_kernels(graph, served=True).kernels
     assert kernels.block_scaled.tolist() == [1.0, 1.0]
     assert kernels.held_bytes[1] == kernels.held_bytes[0]
@@ -573,14 +574,13 @@ def test_the_phases_of_an_engines_request_have_blocks_of_their_own() -> None:
         scope=["", *phase.scope, ""], detail=[OpDetail(), *phase.detail, OpDetail()],
     )  # fmt: skip
     request = generation_graph("request", ends, ends, Request(prompt=8, new=4))
-    assert not is_served(request)
-    request = as_served(request)
-    assert is_served(request)
-    for graph in (request, run_once(request)):
+    assert request.request is not None
+    assert not request.request.is_served
+    request = replace(request, request=request.request._replace(is_served=True))
+    for graph in (request, single_step(request)):
         block = graph_kernels(graph, served=True).block
-        inside = [graph.op_names[op].startswith("step/") for op in np.flatnonzero(block >= 0)]
-        assert inside == [False] * 3 + [True] * 3
+        assert graph.phase[block >= 0].tolist() == [PREFILL] * 3 + [DECODE] * 3
         assert len(set(block[block >= 0].tolist())) == 2
     cluster = make_cluster("one", [device_preset("cpu"), device_preset("h100")])
     model, _ = resolve_costs(None, cluster, request)
-    np.testing.assert_allclose(model(request, cluster), model(run_once(request), cluster))
+    np.testing.assert_allclose(model(request, cluster), model(single_step(request), cluster))

@@ -29,6 +29,7 @@ from gdp.costs.offload import (
 )
 from gdp.errors import InfeasibleError
 from gdp.graph.op_graph import INPUT, OUTPUT, OpGraph, make_graph
+from gdp.graph.request import DECODE, PREFILL
 from gdp.methods.base import Search
 from gdp.placement import make_placement
 from gdp.problem.problem import make_problem
@@ -441,7 +442,7 @@ def test_a_step_streams_the_weights_of_its_module_for_every_token() -> None:
         [(i, 4) for i in range(6)], [(i, i + 1) for i in range(5)],
         weight_bytes=[10 * MB, 6 * MB, 6 * MB, 0, 2 * MB, 0], weight_id=[0, 1, 1, 3, 4, 5],
         memory_traffic_bytes=[0, 0, 0, 1, 9, 5], colocate=[0, 1, 1, 0, 1, 1],
-        repeats=[1, 1, 1, 8, 8, 8],
+        repeats=[1, 1, 1, 8, 8, 8], phase=[PREFILL] * 3 + [DECODE] * 3,
     )  # fmt: skip
     assert (read_bytes(graph) / MB).tolist() == [10, 6, 6, 10, 8, 0]
     assert read_bytes(chain()).tolist() == chain().weight_bytes.tolist()

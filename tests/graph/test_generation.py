@@ -8,8 +8,10 @@ import pytest
 from gdp.costs.base import roofline
 from gdp.errors import ModelError
 from gdp.graph.file import decode_graph, encode_graph
-from gdp.graph.generation import NEXT_TOKEN, Request, generation_graph, request_of, run_once
-from gdp.graph.op_graph import INPUT, OUTPUT, GraphBuilder, OpGraph
+from gdp.graph.fuse import fuse
+from gdp.graph.generation import generation_graph, single_step, with_context
+from gdp.graph.op_graph import INPUT, OUTPUT, SAMPLING_OPS, GraphBuilder, OpGraph
+from gdp.graph.request import DECODE, PREFILL, CacheGrowth, Request
 from gdp.methods.scoring import proven_misfit
 from gdp.prepare import prepare_problem
 from gdp.problem.problem import make_problem
@@ -56,7 +58,7 @@ def test_weights_count_once_and_the_cache_is_full(joint: OpGraph) -> None:
 def test_a_module_shares_a_device_in_both_phases(joint: OpGraph) -> None:
     of = dict(zip(joint.op_names, joint.colocate.tolist(), strict=True))
     assert of["m/mul"] == of["step/m/mul"] != of["n/mul"] == of["step/n/mul"]
-    assert of[NEXT_TOKEN] == of[f"step/{NEXT_TOKEN}"]
+    assert of[SAMPLING_OPS[0]] == of[SAMPLING_OPS[1]]
 
 
 def test_a_step_holds_what_the_prompt_does_not_read_of_a_module() -> None:
@@ -90,16 +92,15 @@ def test_ops_of_no_module_are_free_where_they_hold_nothing() -> None:
 
 
 def test_the_last_token_leads_from_the_prompt_to_the_step(joint: OpGraph) -> None:
-    names = np.array(joint.op_names)
+    names, (first, then) = np.array(joint.op_names), SAMPLING_OPS
     edges = {(str(a), str(b)) for a, b in zip(*(names[e] for e in joint.edges), strict=True)}
     assert edges == {
-        ("ids", "m/mul"), ("m/mul", "n/mul"), ("n/mul", NEXT_TOKEN), (NEXT_TOKEN, "step/m/mul"),
-        ("step/m/mul", "step/n/mul"), ("step/n/mul", f"step/{NEXT_TOKEN}"),
-        (f"step/{NEXT_TOKEN}", "step/out"),
+        ("ids", "m/mul"), ("m/mul", "n/mul"), ("n/mul", first), (first, "step/m/mul"),
+        ("step/m/mul", "step/n/mul"), ("step/n/mul", then), (then, "step/out"),
     }  # fmt: skip
-    assert request_of(joint) == Request(4, 5, 1)
-    assert request_of(phase(4, 8.0)) is None
-    assert (run_once(joint).repeats == 1).all()
+    assert joint.request == Request(4, 5, 1)
+    assert phase(4, 8.0).request is None
+    assert (single_step(joint).repeats == 1).all()
 
 
 def test_what_reads_nothing_waits_for_the_token() -> None:
@@ -110,14 +111,14 @@ def test_what_reads_nothing_waits_for_the_token() -> None:
     graph = generation_graph("g", phase(4, 8.0), b.build("step"), Request(4, 5))
     src, dst = graph.edges
     readers = {graph.op_names[d] for s, d in zip(src, dst, strict=True)
-               if graph.op_names[s] == NEXT_TOKEN}  # fmt: skip
+               if graph.op_names[s] == SAMPLING_OPS[0]}  # fmt: skip
     assert readers == {"step/arange", "step/a"}
 
 
 def test_a_step_takes_its_time_for_every_token(joint: OpGraph) -> None:
     """On one device: 8 + 8, then five times 3 + 3 and twice the 2 of taking a token."""
     problem = prepare_problem(Question(joint, unit_cluster(1), costs=roofline))
-    once = prepare_problem(Question(run_once(joint), unit_cluster(1), costs=roofline))
+    once = prepare_problem(Question(single_step(joint), unit_cluster(1), costs=roofline))
     nowhere = np.zeros(problem.num_ops, dtype=np.int64)
     assert simulate(problem, nowhere).latency_s == pytest.approx(16 + 5 * (6 + 2 + 2))
     assert simulate(once, nowhere).latency_s == pytest.approx(16 + 6 + 2 + 2)
@@ -132,7 +133,7 @@ def test_a_border_is_crossed_once_and_by_every_step(joint: OpGraph) -> None:
     cluster = unit_cluster(2, latency_s=0.5)
     problem = prepare_problem(Question(joint, cluster, costs=roofline))
     names = problem.graph.op_names
-    on_d1 = ["n/" in name or NEXT_TOKEN in name for name in names]
+    on_d1 = ["n/" in name or "next_token" in name for name in names]
     run = simulate(problem, np.array(on_d1, dtype=np.int64))
     last = 5 * 1.0 + 3 * 0.5  # the tokens, to the host
     assert run.latency_s == pytest.approx(66 + 4 + 5 + 5 + 3 * 3 * 0.5 + last)
@@ -163,8 +164,32 @@ def test_every_request_of_a_pipeline_has_its_cache(joint: OpGraph) -> None:
 
 def test_a_file_keeps_runs_and_caches(joint: OpGraph) -> None:
     again = decode_graph(encode_graph(joint), "g")
-    assert again.digest == joint.digest != run_once(joint).digest
+    assert again.digest == joint.digest != single_step(joint).digest
     assert (again.cache_bytes == joint.cache_bytes).all()
+
+
+def test_a_request_and_its_phases_follow_their_graph() -> None:
+    """Into a file, and into the fused graph; by its digest placements of earlier versions, whose
+    graphs had it as attributes of the sampling ops, still know it."""
+    request = Request(4, 5, 2, requests=3, passes=2, is_served=True, is_draft=True)
+    growth = CacheGrowth((9, 64), 64)
+    graph = generation_graph("g", phase(4, 8.0), phase(1, 3.0, cache=10), request, growth)
+    assert graph.digest.startswith("f53dd95406dd878b")
+    longer = with_context(graph, 32)
+    assert longer.digest.startswith("66b7e3f814b891d4")
+    for other in (decode_graph(encode_graph(longer), "g"), fuse(longer).graph):
+        assert (other.request, other.growth) == (request._replace(context=32), growth)
+        steps = [name.startswith("step/") for name in other.op_names]
+        assert other.phase.tolist() == [DECODE if step else PREFILL for step in steps]
+    assert not phase(4, 8.0).phase.any()
+
+
+def test_phases_tell_graphs_without_a_request_apart() -> None:
+    graph = phase(4, 8.0)
+    decodes = replace(graph, phase=np.full(graph.num_ops, DECODE, np.int8))
+    assert decodes.digest != graph.digest
+    with pytest.raises(ModelError, match="phase has an entry below 0 or above 2"):
+        replace(graph, phase=np.full(graph.num_ops, 3, np.int8))
 
 
 def test_a_phase_without_an_output_is_named() -> None:

@@ -6,9 +6,10 @@ from pathlib import Path
 import pytest
 
 from gdp.graph.attention import FUSED
-from gdp.graph.generation import CACHE_AT, STEP
+from gdp.graph.generation import CACHE_AT
 from gdp.graph.latent import with_absorbed_latents
 from gdp.graph.op_graph import INPUT, OUTPUT, GraphBuilder, OpDetail, OpGraph
+from gdp.graph.request import DECODE
 from gdp.models import load
 from gdp.splits.division import division_of
 from gdp.splits.sharding import Shares, member_graph
@@ -90,7 +91,7 @@ def test_an_engine_keeps_a_latent_and_every_member_all_of_it(tmp_path: Path) -> 
     held = graph.cache_bytes > 0
     assert graph.cache_bytes[held].tolist() == [2 * 2 * 11 * (16 + 8)]
     (op,) = held.nonzero()[0].tolist()
-    assert (graph.op_types[op], graph.op_names[op].startswith(STEP)) == (FUSED, True)
+    assert (graph.op_types[op], graph.phase[op]) == (FUSED, DECODE)
     member = member_graph(division_of(graph), Shares((1, 1)), 0)
     assert member.cache_bytes[op] == graph.cache_bytes[op]
     heads = graph.detail[op].input_shapes[0][1]

@@ -17,8 +17,8 @@ import torch
 import transformers
 
 from gdp.errors import ModelError
-from gdp.graph.generation import Request, request_of
 from gdp.graph.op_graph import OpGraph
+from gdp.graph.request import Request
 from gdp.importers.pytorch.caches import cache_of, read_prompt, refilled, state_bytes, states
 from gdp.importers.pytorch.huggingface import huggingface_model
 from gdp.models import load
@@ -94,7 +94,7 @@ def test_a_context_reserves_what_a_request_of_as_many_tokens_fills(
     assert held[0] == held[1] != []
     more = reserved.cache_bytes - plain.cache_bytes
     assert (reserved.weight_bytes - plain.weight_bytes == more).all()
-    assert request_of(reserved) == Request(2, new, 2, context=12)
+    assert reserved.request == Request(2, new, 2, context=12)
     assert (reserved.flop == plain.flop).all()
     with pytest.raises(ModelError, match=rf"context of 2 tokens holds no request of 2 \+ {new}: "):
         asked(2, new, context=2)

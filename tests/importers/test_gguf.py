@@ -12,8 +12,8 @@ from gguf_models import HEADS, INNER, KEY_HEADS, VOCABULARY, WIDTH, stored_bytes
 import gdp
 from gdp.cli.main import cli
 from gdp.errors import ModelError
-from gdp.graph.generation import Request, request_of
 from gdp.graph.op_graph import OpGraph
+from gdp.graph.request import Request
 from gdp.importers.gguf_spec import parse_gguf_spec
 from gdp.models import load, source_files
 from gdp.targets.llamacpp.flags import flags_of
@@ -87,7 +87,7 @@ def test_tied_embeddings_biases_and_other_families(tmp_path: Path) -> None:
 def test_a_request_holds_weights_once_and_its_cache_to_the_end(tmp_path: Path) -> None:
     path = write_gguf(tmp_path / "m.gguf", tied=True)
     graph, step = load(f"{path}?prompt=60&new=40"), load(f"{path}?decode&sequence=100")
-    assert request_of(graph) == Request(60, 40)
+    assert graph.request == Request(60, 40)
 
     def held(graph: OpGraph) -> tuple[int, int]:
         once = np.unique(graph.weight_id, return_index=True)[1]

@@ -9,7 +9,6 @@ import pytest
 import gdp
 from gdp.cluster.types import Cluster, Device, make_cluster
 from gdp.errors import ModelError
-from gdp.graph.generation import longest_of_model
 from gdp.graph.op_graph import INPUT, OUTPUT, OpGraph
 from gdp.graph.serving import Served, served
 from gdp.importers.pytorch.config_spec import parse_config_spec
@@ -177,4 +176,4 @@ def test_the_longest_context_is_that_of_scaled_rotations(
     config |= {"rope_scaling": rope | {"rope_theta": 1e4}} if rope else {}
     (tmp_path / "config.json").write_text(json.dumps(config))
     graph = load(Generation(f"hf:{tmp_path}", prompt=8, new=4))
-    assert longest_of_model(graph) == longest
+    assert graph.growth.longest == longest

@@ -12,7 +12,6 @@ from gdp.api.generation import generation_of
 from gdp.cli.main import cli
 from gdp.cluster.file import cluster_toml
 from gdp.errors import ModelError
-from gdp.graph.generation import request_of
 from gdp.models import with_draft
 from gdp.sim.serving import written_in_a_pass
 from gdp.targets.llamacpp.flags import flags_of, slots_of
@@ -43,7 +42,7 @@ def test_seconds_are_counted_by_hand(
     asked = f"?prompt=64&new={new}"
     drafted = placed(with_draft(f"{large}{asked}", small, tokens, acceptance))
     both = generation_of(drafted.question, drafted.placement)
-    request = request_of(drafted.question.graph)
+    request = drafted.question.graph.request
     assert request is not None
     passes = max(2, round(new / written_in_a_pass(tokens, acceptance)))
     assert request.passes == passes

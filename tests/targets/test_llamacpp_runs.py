@@ -15,7 +15,7 @@ from gdp.cli.main import cli
 from gdp.cluster.file import write_cluster
 from gdp.cluster.types import Cluster, Device, make_cluster
 from gdp.errors import ClusterError, ModelError
-from gdp.graph.generation import STEP
+from gdp.graph.request import DECODE
 from gdp.models import load
 from gdp.question import Question
 from gdp.targets.llamacpp import run as runtime
@@ -91,7 +91,7 @@ def test_pieces_are_stretches_of_one_device_in_each_phase(tmp_path: Path) -> Non
     step = load(f"{tmp_path / 'm.gguf'}?decode&sequence=8")
     alone = pieces_of(step, slots_of(step), np.zeros(step.num_ops, np.int64))
     assert [len(alone[phase]) for phase in ("prompt", "steps")] == [0, 1]
-    assert any(graph.op_names[op].startswith(STEP) for op in ops)
+    assert (graph.phase[ops] == DECODE).any()
 
 
 @pytest.mark.parametrize(

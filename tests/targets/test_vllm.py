@@ -15,8 +15,9 @@ from gdp.cli.main import cli
 from gdp.cluster.types import Cluster, Device, make_cluster
 from gdp.costs.base import roofline
 from gdp.errors import PlacementError
-from gdp.graph.generation import Request, generation_graph
+from gdp.graph.generation import generation_graph
 from gdp.graph.op_graph import INPUT, OUTPUT, OpGraph, make_graph
+from gdp.graph.request import Request
 from gdp.placement import Placement, make_placement
 from gdp.question import Question
 from gdp.targets.table import PLANNERS

@@ -8,7 +8,6 @@ from gdp import solve
 from gdp.api.generation import generation_answer, rooms
 from gdp.costs.measured.costs import prompt_launch_s
 from gdp.errors import ArgumentError, GdpError
-from gdp.graph.generation import longest_of_model
 from gdp.graph.op_graph import OpGraph
 from gdp.importers.pytorch.config_spec import parse_config_spec
 from gdp.models import load, spec_of
@@ -302,7 +301,7 @@ def on_its_passes(
     within: TrafficLimits = NO_LIMITS,
 ) -> ServedPlan:
     """Traffic on a plan, by the passes of as many requests as it was made for."""
-    require_context(longest_of_model(result.question.graph), traffic)
+    require_context(result.question.graph.growth.longest, traffic)
     generation, engine = engine_on(result, requests_at_once)
     served = serve(in_steady_state(traffic, engine), engine)
     batch = generation.request.batch

@@ -27,7 +27,6 @@ from gdp.cluster.file import Machine, load_cluster
 from gdp.constraints import Constraints
 from gdp.costs.base import CostModel
 from gdp.errors import ArgumentError, InfeasibleError
-from gdp.graph.generation import longest_of_model
 from gdp.importers.pytorch.huggingface import longest_named
 from gdp.methods.base import Search
 from gdp.models import Generation
@@ -175,7 +174,7 @@ def _of_copies(asked: Asked, traffic: Traffic, copies: int, within: TrafficLimit
     while plan is None or made < PLANS:
         try:
             question = asked.question(traffic.prompt, traffic.new, batch)
-            require_context(longest_of_model(question.graph), traffic)
+            require_context(question.graph.growth.longest, traffic)
             result = answer(replace(question, copies=copies))
         except InfeasibleError:
             if batch == 1:

@@ -19,9 +19,9 @@ from gdp.costs.measured.kernels import ARITHMETIC, KINDS, NUMBERS, Kernels, Sili
 from gdp.costs.measured.network import VECTOR, KernelNetwork
 from gdp.costs.measured.shipped import measured_families
 from gdp.graph.fuse import Fused, fuse
-from gdp.graph.generation import STEP
 from gdp.graph.groups import first_members
 from gdp.graph.op_graph import OpGraph
+from gdp.graph.request import DECODE
 
 _EXPERTS, _PRODUCT = KINDS.index("experts"), KINDS.index("product")
 _ELEMENTWISE = KINDS.index("elementwise")
@@ -287,7 +287,7 @@ def prompt_launch_s(graph: OpGraph) -> float:
     fused = fuse(graph).graph
     found = graph_kernels(fused, served=True)
     works = ~fused.is_io & ((fused.flop > 0) | (fused.memory_traffic_bytes > 0))
-    works &= np.array([not name.startswith(STEP) for name in fused.op_names])
+    works &= fused.phase != DECODE
     block = np.where(found.block < 0, np.arange(fused.num_ops) + fused.num_ops, found.block)
     first = np.zeros(fused.num_ops, dtype=bool)
     first[np.unique(block, return_index=True)[1]] = True

@@ -10,10 +10,10 @@ import numpy as np
 from jaxtyping import Bool, Float, Int
 
 from gdp.costs.measured.kernels import ARITHMETIC, ENGINES, KINDS, NUMBERS, Kernels
-from gdp.graph.generation import STEP
 from gdp.graph.groups import alike
 from gdp.graph.latent import LATENT
 from gdp.graph.op_graph import WEIGHT_ARITHMETIC, OpDetail, OpGraph
+from gdp.graph.request import DECODE
 from gdp.ops.rule import ATTENTION, CONVOLUTION, EXPERTS, LINEAR, PRODUCT, SOFTMAX
 from gdp.ops.table import ELEMENTWISE_OPS, REDUCTIONS, VIEWS, kernel_of
 
@@ -82,12 +82,12 @@ def graph_kernels(graph: OpGraph, *, served: bool) -> GraphKernels:
 def _read_weights(graph: OpGraph) -> Int[np.ndarray, "N"]:
     """Bytes of weights that each op reads: its own, or in a step those that the same module holds
     for the prompt."""
-    if not any(name.startswith(STEP) for name in graph.op_names):
+    steps = (graph.phase == DECODE).tolist()
+    if not any(steps):
         return graph.weight_bytes
     own = graph.weight_bytes.tolist()
     held = (graph.weight_bytes - graph.cache_bytes).tolist()
     shapes = [detail.input_shapes[1:2] for detail in graph.detail]
-    steps = [name.startswith(STEP) for name in graph.op_names]
     modules = {
         (scope, shape): size
         for scope, shape, size, stepping in zip(graph.scope, shapes, held, steps, strict=True)
@@ -312,8 +312,7 @@ def _with_rows(row: _Columns, shape: _Shape, work: _Work) -> _Columns:
 def _blocks(graph: OpGraph, kernels: Kernels) -> Int[np.ndarray, "N"]:
     """Ops of one scope that hold grouped products, of each phase apart, and products with weights
     that read one input, such as those of queries, keys and values."""
-    steps = [name.startswith(STEP) for name in graph.op_names]
-    keys = list(zip(graph.scope, steps, strict=True))
+    keys = list(zip(graph.scope, graph.phase.tolist(), strict=True))
     grouped = kernels.kind == KINDS.index("experts")
     scopes = {key for key, is_part in zip(keys, grouped.tolist(), strict=True) if is_part}
     ids = {key: i for i, key in enumerate(sorted(scopes))}

@@ -18,8 +18,7 @@ from typing import NamedTuple
 import numpy as np
 from jaxtyping import Float
 
-from gdp.graph.generation import NEXT_TOKEN, STEP, drafts, request_of
-from gdp.graph.op_graph import OpGraph
+from gdp.graph.op_graph import SAMPLING_OPS, OpGraph
 
 
 class Host(NamedTuple):
@@ -64,24 +63,24 @@ HOSTS: Mapping[str, Host] = {
 
 
 def host_s(graph: OpGraph, host: Host) -> Float[np.ndarray, "N"]:
-    """Seconds that a host adds to each op of a request: to the last of a step."""
-    request, last = request_of(graph), graph.op_index.get(STEP + NEXT_TOKEN)
+    """Seconds that a host adds to each op of a request: to the sampling op of a step."""
+    request, last = graph.request, graph.op_index.get(SAMPLING_OPS[1])
     if request is None or last is None:
         return np.zeros(graph.num_ops)
     (tensor, *_) = graph.use_tensor[graph.use_op == last]
     wide = graph.detail[int(graph.producer[tensor])].dtype == "float32"
     logits = float(graph.tensor_bytes[tensor]) / (4 if wide else 2)
-    return _at_last(graph, host.seconds(request.batch, logits))
+    return _at_sampling(graph, host.seconds(request.batch, logits))
 
 
 def ranks_s(graph: OpGraph, ranks: int) -> Float[np.ndarray, "N"]:
     """Seconds that it adds more where so many GPUs compute each op together."""
-    return _at_last(graph, RANK_S * (ranks - 1))
+    return _at_sampling(graph, RANK_S * (ranks - 1))
 
 
-def _at_last(graph: OpGraph, seconds: float) -> Float[np.ndarray, "N"]:
-    """Seconds at the op of a step that takes the token."""
-    found, last = np.zeros(graph.num_ops), graph.op_index.get(STEP + NEXT_TOKEN)
-    if last is not None and not drafts(graph):
+def _at_sampling(graph: OpGraph, seconds: float) -> Float[np.ndarray, "N"]:
+    """Seconds at the sampling op of a step."""
+    found, last = np.zeros(graph.num_ops), graph.op_index.get(SAMPLING_OPS[1])
+    if last is not None and not (graph.request is not None and graph.request.is_draft):
         found[last] = seconds
     return found

@@ -7,14 +7,8 @@ from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 from gdp.errors import InfeasibleError, ModelError
-from gdp.graph.generation import (
-    CacheGrowth,
-    Request,
-    as_served,
-    generation_graph,
-    with_context,
-    with_requests,
-)
+from gdp.graph.generation import generation_graph, with_context
+from gdp.graph.request import CacheGrowth, Request
 from gdp.graph.serving import Served, served
 from gdp.importers.program import Results, Traced, live_ops
 from gdp.importers.pytorch.caches import (
@@ -245,7 +239,7 @@ class GeneratingModel(HuggingFaceModel):
         if self.step is None or self.request is None:
             return found or super().trace()
         if found is not None:
-            return reserved(found, self.request, is_served=self.served is not None)
+            return reserved(found, self.request)
         count = len(list(self.module.modules()))
         with closed():
             # First, as not every model that reads a prompt keeps a cache.
@@ -257,7 +251,7 @@ class GeneratingModel(HuggingFaceModel):
         cache_facts(self.facts_key, facts)
         traced = self.joint(read, listed, facts)
         cache_trace(self.key, traced)
-        return reserved(traced, self.request, is_served=self.served is not None)
+        return reserved(traced, self.request)
 
     def facts(self, unread: Unread) -> ModelFacts:
         """All of the model but its programs."""
@@ -364,8 +358,9 @@ def _stretched(text: Any, size: int) -> int:
     return int(base * factor) if math.isfinite(base * factor) else 0
 
 
-def reserved(traced: Traced, request: Request, *, is_served: bool = False) -> Traced:
+def reserved(traced: Traced, request: Request) -> Traced:
     """A trace with the caches of so many requests, of so many tokens each."""
-    graph = with_requests(traced.graph, request.requests)
-    graph = as_served(graph) if is_served else graph
+    if traced.graph.request is None:
+        return traced
+    graph = replace(traced.graph, request=request._replace(context=0))
     return replace(traced, graph=with_context(graph, request.context))

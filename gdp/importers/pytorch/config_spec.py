@@ -5,7 +5,7 @@ from pathlib import Path
 
 from gdp.errors import ModelError
 from gdp.files.reading import is_file, is_folder
-from gdp.graph.generation import Request
+from gdp.graph.request import Request
 from gdp.importers.program import batch_of, request_tokens, spec_parts
 from gdp.importers.pytorch.config_tasks import TASKS
 from gdp.ops.vllm import AT_ONCE
@@ -61,7 +61,10 @@ class ConfigSpec:
     @property
     def request(self) -> Request:
         """The request that is asked for, of no tokens for one phase."""
-        return Request(self.prompt, self.new, self.batch, self.requests, self.context)
+        return Request(
+            self.prompt, self.new, self.batch, self.requests, self.context,
+            is_served=self.max_num_batched_tokens > 0,
+        )  # fmt: skip
 
 
 def parse_config_spec(text: str) -> ConfigSpec:

@@ -155,8 +155,7 @@ def find_huggingface_trace(text: str) -> Traced | None:
     torch nor transformers."""
     spec, _, _, document, _ = loaded_config(text)
     found = find_trace(_key(spec, document)) or _scaled_trace(text, spec, document)
-    is_served = spec.max_num_batched_tokens > 0
-    return found and reserved(found, spec.request, is_served=is_served)
+    return found and reserved(found, spec.request)
 
 
 def _scaled_trace(text: str, spec: ConfigSpec, document: Mapping[str, Any]) -> Traced | None:

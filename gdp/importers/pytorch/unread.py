@@ -11,6 +11,7 @@ from dataclasses import replace
 from typing import Any, NamedTuple
 
 from gdp.graph.op_graph import UNREAD, OpDetail, OpGraph, make_graph
+from gdp.graph.request import PREFILL, SINGLE
 from gdp.importers.program import Op, Traced, Value
 from gdp.importers.pytorch.quantised import StoredWeight
 from gdp.units import format_bytes
@@ -122,5 +123,8 @@ def graph_holding(graph: OpGraph, held: Mapping[str, int], dtype: str) -> OpGrap
         cache_bytes=[*graph.cache_bytes.tolist(), *nothing],
         repeats=[*graph.repeats.tolist(), *[1] * len(paths)],
         chunks=[*graph.chunks.tolist(), *[1] * len(paths)],
+        phase=[*graph.phase.tolist(), *[SINGLE if graph.request is None else PREFILL] * len(paths)],
         source=graph.source,
+        request=graph.request,
+        growth=graph.growth,
     )

@@ -21,7 +21,6 @@ from gdp.cluster.types import Cluster
 from gdp.costs.op_offload import applies, is_sent, offloads
 from gdp.errors import PlacementError
 from gdp.files.writing import OWN_FILES_ONLY, OverwritePolicy, indented_json, new_contents
-from gdp.graph.generation import request_of
 from gdp.graph.op_graph import OpGraph
 from gdp.ops.llamacpp import BATCH, DRAFT, PROJECTOR, UBATCH
 from gdp.placement import DraftModel, Placement
@@ -330,7 +329,7 @@ def draft_of(graph: OpGraph) -> DraftModel | None:
 
 def _context(graph: OpGraph) -> int:
     """Tokens of all sequences for which there is cache."""
-    request = request_of(graph)
+    request = graph.request
     if request is not None and request.context:
         return request.batch * max(1, request.requests) * request.context
     tokens = next(d.attributes["context"] for d in graph.detail if "context" in d.attributes)

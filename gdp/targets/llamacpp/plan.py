@@ -16,7 +16,7 @@ from gdp import solve
 from gdp.cluster.types import Cluster, fullness, nearly_full
 from gdp.costs.op_offload import applies, is_sent
 from gdp.errors import ArgumentError, InfeasibleError, ModelError, PlacementError
-from gdp.graph.generation import request_of, with_context, with_requests
+from gdp.graph.generation import with_context
 from gdp.graph.op_graph import OpGraph
 from gdp.models import is_gguf, load, spec_of
 from gdp.ops.llamacpp import DRAFT, UBATCH
@@ -171,11 +171,10 @@ def with_settings(question: Question, **settings: str | None) -> Question | None
     parts = [part for part in query.split("&") if part and part.split("=")[0] not in settings]
     parts += [f"{key}={value}" for key, value in settings.items() if value is not None]
     spec = "?".join([path, *(["&".join(parts)] if parts else [])])
-    request, other = request_of(graph), question.kept.once("model", (spec, ""), lambda: load(spec))
-    if request is not None and request.context:
-        other = with_context(other, request.context)
-    if request is not None:
-        other = with_requests(other, request.requests)
+    request, other = graph.request, question.kept.once("model", (spec, ""), lambda: load(spec))
+    if request is not None and other.request is not None:
+        asked = other.request._replace(requests=request.requests)
+        other = with_context(replace(other, request=asked), request.context)
     return replace(question, graph=other, model=spec)
 
 

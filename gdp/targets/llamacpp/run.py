@@ -21,8 +21,8 @@ from jaxtyping import Int
 from gdp.cluster.types import CORE_KIND, Cluster, Device
 from gdp.cores import num_cores, usable_cores
 from gdp.errors import ClusterError, MeasurementError, ModelError
-from gdp.graph.generation import STEP
 from gdp.graph.op_graph import OpGraph
+from gdp.graph.request import DECODE
 from gdp.importers.gguf_spec import GgufSpec, parse_gguf_spec
 from gdp.measure.async_execution import versions
 from gdp.measure.compare import Repeatable, compare
@@ -77,7 +77,7 @@ def pieces_of(
     graph: OpGraph, slots: Slots, device: Int[np.ndarray, "N"]
 ) -> dict[str, list[LayerPiece]]:
     """The pieces of each phase ("prompt", "steps"), in the order in which they run."""
-    stepping = np.array([name.startswith(STEP) for name in graph.op_names])
+    stepping = graph.phase == DECODE
     is_step = stepping if stepping.any() else np.full(graph.num_ops, _decodes(graph))
     computes = np.array([scope != "" for scope in graph.scope])  # not what takes a token
     pieces: dict[str, list[LayerPiece]] = {}

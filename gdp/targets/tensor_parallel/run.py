@@ -21,7 +21,7 @@ from gdp.cluster.types import Cluster
 from gdp.cores import usable_cores
 from gdp.costs.measured.collectives import collective_s
 from gdp.errors import MeasurementError, ModelError
-from gdp.graph.generation import STEP
+from gdp.graph.request import DECODE
 from gdp.measure.async_execution import versions
 from gdp.measure.compare import compare
 from gdp.measure.measuring import Quota, measure
@@ -243,7 +243,7 @@ def _phases(
     problem, where = request.prediction.problem, request.prediction.assignment.device
     graph, names = problem.graph, request.cluster.device_names
     op_s = problem.compute_s[np.arange(graph.num_ops), where]
-    stepping = np.array([name.startswith(STEP) for name in graph.op_names]) & ~graph.is_io
+    stepping = (graph.phase == DECODE) & ~graph.is_io
     prompt_s, all_s = (float(np.median(column)) for column in zip(*phases, strict=True))
     measured = ((~stepping & ~graph.is_io, prompt_s), (stepping, all_s - prompt_s))
     devices = ", ".join(names[d] for d in split.devices)

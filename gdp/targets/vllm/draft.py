@@ -10,7 +10,6 @@ import numpy as np
 
 from gdp.constraints import Constraints
 from gdp.errors import ArgumentError
-from gdp.graph.generation import as_drafting, request_of
 from gdp.models import HF_PREFIX, Generation, Model, as_served, load, spec_of
 from gdp.placement import Placement, make_placement
 from gdp.prepare import room_bytes
@@ -27,7 +26,7 @@ def beside(question: Question, placement: Placement) -> tuple[Question, Placemen
     Raises:
         ArgumentError: There is no request, or the large model is in stages.
     """
-    request, draft, cluster = request_of(question.graph), question.draft, question.cluster
+    request, draft, cluster = question.graph.request, question.draft, question.cluster
     if request is None or draft is None:
         raise ArgumentError("a small model drafts for a request to a language model (--generate)")
     leads = np.unique(placement.device[question.graph.weight_bytes > 0])
@@ -41,7 +40,9 @@ def beside(question: Question, placement: Placement) -> tuple[Question, Placemen
         ),
         spec_of(question.model or ""),
     )  # fmt: skip
-    graph = as_drafting(load(model, room_bytes=room_bytes(cluster, Constraints())))
+    graph = load(model, room_bytes=room_bytes(cluster, Constraints()))
+    if graph.request is not None:
+        graph = replace(graph, request=graph.request._replace(is_draft=True))
     teams = tuple(team for team in placement.teams if team[0] == lead)
     leading = {lead, *(d for team in teams for d in team)}
     small = make_placement(

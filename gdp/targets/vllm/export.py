@@ -29,8 +29,8 @@ from gdp.cluster.types import UNLIMITED_BYTES, Cluster
 from gdp.costs.offload import is_offload
 from gdp.errors import PlacementError
 from gdp.files.writing import OWN_FILES_ONLY, OverwritePolicy, indented_json, new_contents
-from gdp.graph.generation import STEP, Request, request_of
 from gdp.graph.op_graph import OpGraph
+from gdp.graph.request import DECODE, Request
 from gdp.ops.rule import EXPERTS
 from gdp.placement import DraftModel, Placement
 from gdp.splits.members import held_graphs
@@ -353,7 +353,7 @@ def layer_row(graph: OpGraph) -> LayerRow:
         int(match[2]) for match in matches if match is not None and match[1] == rows[0]
     ]
     count = int(layer.max()) + 1
-    stepping = np.array([name.startswith(STEP) for name in graph.op_names])
+    stepping = graph.phase == DECODE
     for phase in (stepping, ~stepping):
         last = np.flatnonzero(inside & phase).max(initial=0)
         layer[phase & ~inside & (np.arange(graph.num_ops) > last)] = count
@@ -393,7 +393,7 @@ def vllm_options(
     Raises:
         PlacementError: vLLM cannot follow the placement, in one line with the reason.
     """
-    request = request_of(graph)
+    request = graph.request
     if request is None:
         raise PlacementError(
             "vLLM is told a longest context, for which the plan needs caches: place the model with "

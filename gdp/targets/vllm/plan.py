@@ -10,7 +10,6 @@ from gdp.cluster.table import has_bfloat16
 from gdp.cluster.types import Cluster
 from gdp.costs.offload import resident
 from gdp.errors import ArgumentError, InfeasibleError, ModelError
-from gdp.graph.generation import longest_of_model, request_of
 from gdp.graph.op_graph import OpGraph
 from gdp.models import HF_PREFIX, Model, as_served, spec_of
 from gdp.ops.vllm import DEFAULTS, SMALL_KINDS, Defaults
@@ -101,7 +100,7 @@ def plan_vllm(question: Question) -> Result:
         raise ArgumentError(
             "--for vllm keeps layers whole by itself: leave out --granularity and --together"
         )
-    request = request_of(question.graph)
+    request = question.graph.request
     if request is not None and (refusal := beyond_model(question.graph, request.held)):
         raise InfeasibleError(refusal)
     cluster = for_runtime(resident(question.cluster), "vllm")
@@ -146,7 +145,7 @@ def plan_vllm(question: Question) -> Result:
 
 def beyond_model(graph: OpGraph, tokens: int) -> str:
     """`beyond` the context that the model of a graph was made for."""
-    return beyond(longest_of_model(graph), tokens)
+    return beyond(graph.growth.longest, tokens)
 
 
 def beyond(longest: int, tokens: int) -> str:

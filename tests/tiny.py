@@ -13,7 +13,7 @@ from gdp.cluster.types import NO_CHANNEL, UNLIMITED_BYTES, Cluster, Device, Link
 from gdp.graph.op_graph import INPUT, OUTPUT, OpGraph, make_graph
 from gdp.problem.problem import Problem, make_problem
 from gdp.problem.ticks import in_ticks
-from gdp.sim.memory import latency_peaks
+from gdp.sim.latency import simulate
 from gdp.sim.score import values
 
 
@@ -211,7 +211,7 @@ def tight_latency(seed: int, num_devices: int, over: float) -> Problem:
     problem = random_problem(seed, num_ops=7 if num_devices == 2 else 6, num_devices=num_devices)
     problem = without_queues(problem, seed) if seed % 4 == 3 else problem
     free = with_memory(problem, 1 << 40)
-    least = min(int(latency_peaks(free, device).max()) for device in all_devices(free))
+    least = min(int(simulate(free, device).peak_bytes.max()) for device in all_devices(free))
     return with_memory(free, max(1, int(least * over)))
 
 

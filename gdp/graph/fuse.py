@@ -14,7 +14,9 @@ from jaxtyping import Bool, Float, Int
 
 from gdp.graph.generation import joined_caches
 from gdp.graph.groups import alike, distinct, joined, sum_per_group
+from gdp.graph.merge import Edges, MergeLimits, MergeState, contract, extend_to_longest_paths
 from gdp.graph.op_graph import OpGraph, make_graph, picked
+from gdp.kernels.twin import PLAIN_OPS, compiled
 from gdp.ops.table import ELEMENTWISE_OPS, REDUCTIONS, VIEWS
 
 # A device of today, to weigh FLOPs against bytes where no device is known; only ratios matter.
@@ -180,29 +182,50 @@ def _fusible_pairs(
     readers: bool,
 ) -> tuple[Int[np.ndarray, "C 2"], Bool[np.ndarray, "C"]]:
     """Edges worth fusing, largest data first, and whether they may tie two classes together."""
-    from gdp.graph.fuse_kernels import extend_to_longest_paths, reads_nothing_else
-
     src, dst, size = groups.src, groups.dst, groups.edge_bytes
     # Small tensors (counters, learning rates, masks of one row) are never worth a detour.
     blows_up = groups.out_bytes > 2 * groups.in_bytes + 64
     shrinks = 2 * groups.out_bytes + 64 < groups.in_bytes
-    in_ptr = np.searchsorted(groups.use_group, np.arange(len(cheap) + 1))
     # Only the producer that finishes last: an earlier one would wait for the others' data.
     work_s = work_s + 1e-9
     finish_s = work_s.copy()
-    extend_to_longest_paths(src, dst, work_s, finish_s)
+    if len(finish_s) <= PLAIN_OPS:
+        ends_s = finish_s.tolist()
+        extend_to_longest_paths(src.tolist(), dst.tolist(), work_s.tolist(), ends_s)
+        finish_s = np.array(ends_s)
+    else:
+        compiled(extend_to_longest_paths)(src, dst, work_s, finish_s)
     last_s = np.zeros(len(cheap))
     np.maximum.at(last_s, dst, finish_s[src])
     main = (size >= 0.25 * groups.in_bytes[dst]) & (finish_s[src] >= 0.999 * last_s[dst])
-    alone = np.empty(len(dst), dtype=bool)
-    reads_nothing_else(dst, src, in_ptr, groups.use_tensor, groups.tensor_group, alone)
-    main |= alone
-    joins_producer = cheap[dst] & ~blows_up[dst] & main
+    joins_producer = cheap[dst] & ~blows_up[dst]
+    unsure = np.flatnonzero(joins_producer & ~main)
+    main[unsure] = _reads_nothing_else(groups, src[unsure], dst[unsure])
+    joins_producer &= main
     joins_reader = cheap[src] & (groups.out_degree[src] == 1)
     joins_reader &= ~shrinks[src] if readers else blows_up[src]
     chosen = np.flatnonzero(joins_producer | joins_reader)
     chosen = chosen[np.lexsort((dst[chosen], -size[chosen]))]
     return np.column_stack([src[chosen], dst[chosen]]), size[chosen] >= _JOIN_BYTES
+
+
+def _reads_nothing_else(
+    groups: _Groups, maker: Int[np.ndarray, "C"], reader: Int[np.ndarray, "C"]
+) -> Bool[np.ndarray, "C"]:
+    """True where the maker makes, or also reads, all inputs of the reader."""
+    tensors = len(groups.tensor_group)
+    pairs = groups.use_group * tensors + groups.use_tensor  # sorted
+    at, end = (np.searchsorted(groups.use_group, reader, side) for side in ("left", "right"))
+    answer, left = np.ones(len(reader), dtype=bool), np.arange(len(reader))
+    while len(left):  # the next input of those that may still be so, which few are
+        tensor = groups.use_tensor[at[left]]
+        pair = maker[left] * tensors + tensor
+        near = np.minimum(np.searchsorted(pairs, pair), len(pairs) - 1)
+        known = (groups.tensor_group[tensor] == maker[left]) | (pairs[near] == pair)
+        answer[left[~known]] = False
+        at[left] += 1
+        left = left[known & (at[left] < end[left])]
+    return answer
 
 
 def _coarse_groups(
@@ -288,8 +311,6 @@ def _contract(
     target: int = 1,
 ) -> Int[np.ndarray, "N"]:
     """The group of every op after one pass over the pairs; groups in topological order."""
-    from gdp.graph.fuse_kernels import Edges, MergeLimits, MergeState, contract
-
     group_of, num = groups.group_of, len(groups.out_degree)
     first = np.full(num, graph.num_ops)
     np.minimum.at(first, group_of, np.arange(graph.num_ops))
@@ -300,17 +321,29 @@ def _contract(
     by_dst = np.lexsort((groups.src, groups.dst))
     every = np.arange(num + 1)
     summed = np.column_stack([_sum(column, group_of) for column in limits.load.T])
-    root, pos = np.arange(num), np.arange(num)
-    edges = Edges(
+    edges = (
         np.searchsorted(groups.src, every), groups.dst,
         np.searchsorted(groups.dst[by_dst], every), groups.src[by_dst],
     )  # fmt: skip
-    scratch = np.empty((8, num), dtype=np.int64)
-    state = MergeState(
-        root, pos, np.ascontiguousarray(summed), np.arange(len(klass_load)), klass_load, *scratch
-    )
-    merge_limits = MergeLimits(label[first], limits.cap, classes, limits.class_cap, target)
-    contract(edges, np.ascontiguousarray(pairs), may_join, merge_limits, state)
+    merge_limits = label[first], limits.cap, classes, limits.class_cap, target
+    state = (
+        np.arange(num), np.arange(num), summed.reshape(-1), np.arange(len(klass_load)), klass_load,
+        *np.zeros((8, num), dtype=np.int64),
+    )  # fmt: skip
+    # Coarse groups are searched longer for circles.
+    if num <= (PLAIN_OPS if target == 1 else PLAIN_OPS // 20):
+        merged = MergeState(*map(np.ndarray.tolist, state))
+        contract(
+            Edges(*map(np.ndarray.tolist, edges)), *pairs.T.tolist(), may_join.tolist(),
+            MergeLimits(*(np.asarray(part).tolist() for part in merge_limits)), merged,
+        )  # fmt: skip
+    else:
+        merged = MergeState(*state)
+        compiled(contract, Edges, MergeLimits, MergeState)(
+            Edges(*edges), *np.ascontiguousarray(pairs.T), may_join, MergeLimits(*merge_limits),
+            merged,
+        )  # fmt: skip
+    root, pos = np.asarray(merged.parent), np.asarray(merged.pos)
     roots = np.flatnonzero(root == np.arange(num))
     number = np.empty(num, dtype=np.int64)
     number[roots[np.argsort(pos[roots])]] = np.arange(len(roots))

@@ -15,7 +15,7 @@ from gdp.cluster.types import Cluster
 from gdp.graph.op_graph import OpGraph
 from gdp.placement import Split, Teams
 from gdp.problem.problem import Problem
-from gdp.sim.latency import Schedule
+from gdp.sim.schedule import Schedule
 
 FEW = 24
 """Groups that a table or a set of colours can show."""

@@ -6,84 +6,79 @@ copies between them, in the simulator as in every search and bound.
 """
 
 import contextlib
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from weakref import WeakKeyDictionary
 
 import numpy as np
 from jaxtyping import Bool, Float, Int
 
+from gdp.cluster.types import overflow_bytes as cluster_overflow
 from gdp.cores import num_cores
 from gdp.problem.problem import Problem
 from gdp.problem.ticks import in_ticks, seconds_per_unit
 from gdp.sim.engine import Workspace, arrays, workspace
+from gdp.sim.memory import pipeline_peaks
+from gdp.sim.schedule import Schedule, Transfers
 
 _SMALL = 20_000
 """Ops simulated below which a thread costs more than it saves (about half a millisecond)."""
+
+PLAIN_OPS = 250_000
+"""Ops that a process simulates in plain Python, about a second, before kernels are worth loading:
+0.5 s where they were compiled before, else 15 s of compilation."""
+_plain_ops = 0
 
 _LOCK = threading.Lock()
 _IDLE: WeakKeyDictionary[Problem, list[Workspace]] = WeakKeyDictionary()
 """Workspaces that no thread uses; guarded by the lock."""
 
 
-@dataclass(frozen=True, eq=False)
-class Transfers:
-    """Every tensor sent, in the order of requests. Axis: X transfers."""
-
-    tensor: Int[np.ndarray, "X"]
-    source: Int[np.ndarray, "X"]  # device
-    destination: Int[np.ndarray, "X"]
-    start_s: Float[np.ndarray, "X"]  # when its channel takes it
-    arrive_s: Float[np.ndarray, "X"]
-
-
-@dataclass(frozen=True, eq=False)
-class Schedule:
-    """Times of all ops and transfers.
-
-    Where an op cannot run on its device, it and what waits for it end at inf.
-    """
-
-    start_s: Float[np.ndarray, "N"]
-    finish_s: Float[np.ndarray, "N"]
-    transfers: Transfers
-    busy_s: Float[np.ndarray, "D"]
-    peak_bytes: Int[np.ndarray, "D"]  # weights alone where the latency is inf
-    latency_s: float  # the end of the run, or what devices of one processor take in all, if longer
+def in_plain(problem: Problem, placements: int) -> bool:
+    """True if so many placements are to be simulated in plain Python, with equal answers: until the
+    process has simulated `PLAIN_OPS`, or loaded the kernels for a search."""
+    global _plain_ops
+    if "gdp.sim.kernels.evaluate" in sys.modules:
+        return False
+    _plain_ops += placements * problem.num_ops
+    return _plain_ops <= PLAIN_OPS
 
 
 def simulate(
     problem: Problem, device: Int[np.ndarray, "N"], rank: Int[np.ndarray, "N"] | None = None
 ) -> Schedule:
     """The schedule of one placement; see `latencies` for ranks. O((N + E) D)."""
-    from gdp.sim.kernels.evaluate import evaluate_all
-
-    problem, unit_s = in_ticks(problem), seconds_per_unit(problem)
+    whole, unit_s = in_ticks(problem), seconds_per_unit(problem)
     placed = checked_devices(problem, device[None], None)
     orders, ranked = orders_of(rank_rows(problem, rank, 1))
-    flat = arrays(problem)
+    if in_plain(problem, 1):
+        from gdp.sim.plain import simulated
+
+        return simulated(whole, placed[0], orders[0] if ranked.any() else None).in_seconds(unit_s)
+    from gdp.sim.kernels.evaluate import evaluate_all
+
     latency_s, overflow_bytes = np.empty(1), np.empty(1, dtype=np.int64)
-    with borrowed(problem) as work:
-        evaluate_all(flat, work, placed, orders, ranked, True, latency_s, overflow_bytes)
+    with borrowed(whole) as work:
+        evaluate_all(arrays(whole), work, placed, orders, ranked, True, latency_s, overflow_bytes)
         count = int(work.num_sent[0])
         lane = work.sent_lane[:count]
         transfers = Transfers(
             tensor=work.sent_tensor[:count].copy(),
             source=lane % problem.num_devices,
             destination=lane // problem.num_devices,
-            start_s=work.sent_start_s[:count] * unit_s,
-            arrive_s=work.sent_arrive_s[:count] * unit_s,
+            start_s=work.sent_start_s[:count],
+            arrive_s=work.sent_arrive_s[:count],
         )
         return Schedule(
-            start_s=work.start_s * unit_s,
-            finish_s=work.finish_s * unit_s,
+            start_s=work.start_s,
+            finish_s=work.finish_s,
             transfers=transfers,
-            busy_s=work.busy_s * unit_s,
+            busy_s=work.busy_s,
             peak_bytes=work.peak_bytes.copy(),
-            latency_s=float(latency_s[0]) * unit_s,
-        )
+            latency_s=float(latency_s[0]),
+        ).in_seconds(unit_s)
 
 
 def latencies(
@@ -97,24 +92,36 @@ def latencies(
     A device takes the ready op of smallest rank, ties by op id; without ranks, or where all of a
     placement's ranks are equal, the op that was ready first, ties by op id.
     """
-    from gdp.sim.kernels.evaluate import evaluate_all
-
     whole, unit_s = in_ticks(problem), seconds_per_unit(problem)
     placed = checked_devices(problem, devices, threads)
     count = len(placed)
     rows = rank_rows(problem, ranks, count)
-    shared = orders_of(rows[:1])
     flat = arrays(whole)
-    latency_s, overflow_bytes = np.empty(count), np.empty(count, dtype=np.int64)
+    latency_s, overflow_bytes = np.empty(count), np.zeros(count, dtype=np.int64)
+    if in_plain(problem, count):
+        from gdp.sim.plain import simulated
 
-    def run(work: Workspace, first: int, end: int) -> None:
+        orders, ranked = orders_of(rows)
+        for b, device in enumerate(placed):
+            row = min(b, len(rows) - 1)
+            order = orders[row] if row >= 0 and ranked[row] else None
+            run = simulated(whole, device, order)
+            latency_s[b] = run.latency_s
+            if flat.memory_binds:
+                overflow_bytes[b] = cluster_overflow(whole.cluster, run.peak_bytes)
+        return latency_s * unit_s, overflow_bytes
+    from gdp.sim.kernels.evaluate import evaluate_all
+
+    shared = orders_of(rows[:1])
+
+    def evaluate(work: Workspace, first: int, end: int) -> None:
         orders, ranked = shared if len(rows) <= 1 else orders_of(rows[first:end])
         evaluate_all(
             flat, work, placed[first:end], orders, ranked, False,
             latency_s[first:end], overflow_bytes[first:end],
         )  # fmt: skip
 
-    split(whole, count, threads, run)
+    split(whole, count, threads, evaluate)
     return latency_s * unit_s, overflow_bytes
 
 
@@ -131,19 +138,46 @@ def periods(
     sets the pace. A tensor is sent once to each device that reads it; latency occupies the channel.
     Memory is that of `gdp.sim.memory.pipeline_peaks`. O(N + E) a placement.
     """
-    from gdp.sim.kernels.evaluate import evaluate_periods
-
     del ranks  # a full pipeline has no order
     whole, unit_s = in_ticks(problem), seconds_per_unit(problem)
     placed = checked_devices(problem, devices, threads)
     flat = arrays(whole)
-    period_s, overflow_bytes = np.empty(len(placed)), np.empty(len(placed), dtype=np.int64)
+    period_s, overflow_bytes = np.empty(len(placed)), np.zeros(len(placed), dtype=np.int64)
+    if in_plain(problem, len(placed)):
+        from gdp.sim import plain
+
+        for b, device in enumerate(placed):
+            busy = plain.busy_seconds(whole, device)
+            period_s[b] = max(float(part.max(initial=0.0)) for part in busy)
+            if flat.pipeline_memory_binds:
+                overflow_bytes[b] = cluster_overflow(whole.cluster, pipeline_peaks(whole, device))
+        return period_s * unit_s, overflow_bytes
+    from gdp.sim.kernels.evaluate import evaluate_periods
 
     def run(work: Workspace, first: int, end: int) -> None:
         evaluate_periods(flat, work, placed, first, end, period_s, overflow_bytes)
 
     split(whole, len(placed), threads, run)
     return period_s * unit_s, overflow_bytes
+
+
+def busy_ticks(
+    problem: Problem, device: Int[np.ndarray, "N"]
+) -> tuple[Float[np.ndarray, "D"], Float[np.ndarray, "C"], Float[np.ndarray, "Q"]]:
+    """Busy time per sample of each device, of each channel on which transfers queue, and of each
+    processor that devices share; of a problem in ticks, in ticks."""
+    placed = checked_devices(problem, device[None], None)
+    if in_plain(problem, 1):
+        from gdp.sim.plain import busy_seconds
+
+        return busy_seconds(problem, placed[0])
+    from gdp.sim.kernels.evaluate import evaluate_periods
+
+    flat, value, over = arrays(problem), np.empty(1), np.empty(1, dtype=np.int64)
+    with borrowed(problem) as work:
+        evaluate_periods(flat, work, placed, 0, 1, value, over)
+        # The last channel is that of links on which nothing queues.
+        return work.busy_s.copy(), work.channel_s[:-1].copy(), work.processor_s.copy()
 
 
 def shares_processor(problem: Problem) -> bool:

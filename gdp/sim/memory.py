@@ -25,18 +25,14 @@ though they may come at different times. What overflows is counted once: beyond 
 limit, and what the devices hold within theirs beyond the memory that they share.
 """
 
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from jaxtyping import Float, Int
 
 from gdp.graph.op_graph import OUTPUT
 from gdp.problem.problem import Problem, stored_bytes
-from gdp.sim.engine import arrays
-from gdp.sim.latency import borrowed, checked_devices
-
-if TYPE_CHECKING:
-    from gdp.sim.latency import Schedule
+from gdp.sim.schedule import Schedule
 
 
 class Held(NamedTuple):
@@ -46,32 +42,67 @@ class Held(NamedTuple):
     held_bytes: Int[np.ndarray, "K"]
 
 
-def latency_peaks(
-    problem: Problem, device: Int[np.ndarray, "N"], rank: Int[np.ndarray, "N"] | None = None
-) -> Int[np.ndarray, "D"]:
-    """Peak bytes of each device in one run."""
-    from gdp.sim.latency import simulate
-
-    return simulate(problem, device, rank).peak_bytes
-
-
 def pipeline_peaks(problem: Problem, device: Int[np.ndarray, "N"]) -> Int[np.ndarray, "D"]:
     """Peak bytes of each device in a full pipeline."""
-    from gdp.sim.kernels import evaluate
+    graph, d = problem.graph, problem.num_devices
+    tensor, where = graph.use_tensor, device[graph.use_op]
+    home, size = device[graph.producer], graph.held_bytes
+    away = where != home[tensor]
+    received = np.unique(tensor[away] * d + where[away])
+    held = weights_held(problem, device)
+    np.add.at(held, received % d, 2 * size[received // d])
+    if graph.is_backward.any():
+        kept = graph.is_backward[graph.use_op] & ~graph.is_backward[graph.producer[tensor]]
+        pairs = np.unique(tensor[kept] * d + where[kept])
+        after = _stages_after(problem, device)
+        np.add.at(held, pairs % d, size[pairs // d] * after[pairs % d])
+    last = graph.producer.astype(np.int64)
+    np.maximum.at(last, tensor[~away], graph.use_op[~away])
+    stays = np.ones(graph.num_tensors, dtype=bool)
+    stays[tensor[away]] = False
+    made, freed = np.zeros((2, graph.num_ops), dtype=np.int64)
+    np.add.at(made, graph.producer, size)
+    np.add.at(freed, last[stays], size[stays])
+    peak = held.copy()
+    for i in range(d):
+        mine = device == i
+        while_it_runs = np.cumsum(made[mine]) - np.cumsum(freed[mine]) + freed[mine]
+        peak[i] += while_it_runs.max(initial=0)
+    return peak
 
-    placed = checked_devices(problem, device[None], None)[0]
-    with borrowed(problem) as work:
-        evaluate.pipeline_peaks(arrays(problem), work, placed)
-        return work.peak_bytes.copy()
+
+def _stages_after(problem: Problem, device: Int[np.ndarray, "N"]) -> Int[np.ndarray, "D"]:
+    """Devices whose first forward op comes after that of each device; 0 for one without any."""
+    graph, never = problem.graph, problem.num_ops
+    first = np.full(problem.num_devices, never)
+    forward = np.flatnonzero(~graph.is_backward & ~graph.is_io)
+    np.minimum.at(first, device[forward], forward)
+    return ((first[:, None] < first) & (first < never)).sum(axis=1)
+
+
+def run_peaks(
+    problem: Problem, schedule: Schedule, device: Int[np.ndarray, "N"]
+) -> Int[np.ndarray, "D"]:
+    """Peak bytes of each device in one run; the weights alone where it never ends."""
+    peak = weights_held(problem, device)
+    if not np.isfinite(schedule.latency_s):
+        return peak
+    start_s, end_s, size, where = _copies(problem, schedule, device)
+    for i in range(problem.num_devices):
+        mine = (where == i) & (end_s > start_s)
+        change = np.concatenate([size[mine], -size[mine]])
+        time_s = np.concatenate([start_s[mine], end_s[mine]])
+        in_turn = np.lexsort((change, time_s))  # what ends makes room first
+        peak[i] += np.cumsum(change[in_turn]).max(initial=0)
+    return peak
 
 
 def held_over_time(
-    problem: Problem, schedule: "Schedule", device: Int[np.ndarray, "N"]
+    problem: Problem, schedule: Schedule, device: Int[np.ndarray, "N"]
 ) -> list[Held]:
     """Bytes on each device at every instant of one run; the largest value is the peak.
 
-    For people to look at; searches use the kernels, which find the same peaks. Where the run never
-    ends, the weights alone.
+    For people to look at. Where the run never ends, the weights alone.
     """
     weights = weights_held(problem, device)
     if not np.isfinite(schedule.latency_s):
@@ -108,7 +139,7 @@ def weights_of_ways(problem: Problem, devices: Int[np.ndarray, "B N"]) -> Int[np
 
 
 def _copies(
-    problem: Problem, schedule: "Schedule", device: Int[np.ndarray, "N"]
+    problem: Problem, schedule: Schedule, device: Int[np.ndarray, "N"]
 ) -> tuple[
     Float[np.ndarray, "C"], Float[np.ndarray, "C"], Int[np.ndarray, "C"], Int[np.ndarray, "C"]
 ]:

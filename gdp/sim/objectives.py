@@ -21,7 +21,7 @@ from gdp.problem.problem import Problem
 from gdp.rows import later
 from gdp.sim.engine import arrays
 from gdp.sim.latency import latencies, periods, simulate
-from gdp.sim.memory import latency_peaks, pipeline_peaks, weights_held
+from gdp.sim.memory import pipeline_peaks, weights_held
 from gdp.units import format_seconds
 
 Rank = Int[np.ndarray, "N"] | None
@@ -111,7 +111,7 @@ def peaks(
     """Bytes that each device holds at its fullest, by the objective's rule of memory."""
     rule = objective_of(problem).memory
     if rule == "run":
-        return latency_peaks(problem, device, rank)
+        return simulate(problem, device, rank).peak_bytes
     return (pipeline_peaks if rule == "pipeline" else weights_held)(problem, device)
 
 

@@ -37,8 +37,7 @@ from gdp.errors import ArgumentError
 from gdp.placement import Assignment, Teams, team_faults
 from gdp.problem.problem import Problem
 from gdp.problem.ticks import in_ticks, seconds_per_unit
-from gdp.sim.engine import arrays
-from gdp.sim.latency import borrowed, checked_devices, simulate
+from gdp.sim.latency import busy_ticks, simulate
 from gdp.sim.memory import weights_held, weights_of_ways
 from gdp.sim.objectives import Score as Score
 from gdp.sim.objectives import objective_of, peaks
@@ -122,24 +121,12 @@ def busy_seconds(
 ) -> tuple[Float[np.ndarray, "D"], Float[np.ndarray, "C"], Float[np.ndarray, "Q"]]:
     """Busy seconds per sample of each device, of each channel, and of each processor that devices
     share, over a cycle."""
-    from gdp.sim.kernels.evaluate import evaluate_periods
-
     cycle = _require(problem, device, teams)
-    problem, unit_s = in_ticks(problem), seconds_per_unit(problem)
-    ways = np.stack([devices_of_sample(problem, device, teams, i) for i in range(cycle)])
-    placed = checked_devices(problem, ways, None)
-    flat, value, over = arrays(problem), np.empty(cycle), np.empty(cycle, dtype=np.int64)
-    with borrowed(problem) as work:
-        busy_s, channel_s = np.zeros_like(work.busy_s), np.zeros_like(work.channel_s)
-        processor_s = np.zeros_like(work.processor_s)
-        for i in range(cycle):
-            evaluate_periods(flat, work, placed, i, i + 1, value, over)
-            busy_s += work.busy_s
-            channel_s += work.channel_s
-            processor_s += work.processor_s
-    per_sample_s = unit_s / cycle
-    # The last channel is that of links on which nothing queues.
-    return busy_s * per_sample_s, channel_s[:-1] * per_sample_s, processor_s * per_sample_s
+    problem, per_sample_s = in_ticks(problem), seconds_per_unit(problem) / cycle
+    ways = (devices_of_sample(problem, device, teams, i) for i in range(cycle))
+    parts = zip(*(busy_ticks(problem, way) for way in ways), strict=True)
+    busy_s, channel_s, processor_s = (np.sum(part, axis=0) * per_sample_s for part in parts)
+    return busy_s, channel_s, processor_s
 
 
 def period_s(problem: Problem, device: Int[np.ndarray, "N"], teams: Teams) -> float:

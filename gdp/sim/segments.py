@@ -7,6 +7,7 @@ graph are segments of their own that nothing runs. Axes as in `gdp.graph.op_grap
 
 import itertools
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 from jaxtyping import Bool, Float, Int
@@ -14,8 +15,10 @@ from jaxtyping import Bool, Float, Int
 from gdp.cluster.types import Cluster
 from gdp.graph.groups import all_per_group, distinct, lists, sum_per_group
 from gdp.graph.op_graph import INPUT, OUTPUT, OpGraph, make_graph, topological_order
+from gdp.kernels.twin import PLAIN_OPS, compiled
 from gdp.problem.arrays import arrays_of
 from gdp.problem.problem import Problem
+from gdp.sim.turns import fill_hops, take_turns
 
 _MAX_FINE_OPS = 10_000
 """Larger graphs get the fewest segments: finer ones take N * N / 4 bytes to find, 25 MB here."""
@@ -36,25 +39,31 @@ def segments(graph: OpGraph, device: Int[np.ndarray, "N"]) -> Int[np.ndarray, "N
     >>> segments(g, np.array([0, 1, 0, 0]))
     array([0, 1, 0, 2])
     """
-    from gdp.sim.segments_kernels import fill_hops, take_turns
-
-    n = graph.num_ops
+    n, num_devices = graph.num_ops, int(device.max()) + 1
     src, dst = _pairs_that_work(graph)
     start, index = lists(src, n)
-    reader, works, device = dst[index], ~graph.is_io, device.astype(np.int64)
+    works = ~graph.is_io
     missing = np.bincount(dst, minlength=n)
-    hops, following = np.zeros((2, n), dtype=np.int64)
-    fill_hops(start, reader, device, hops)
-    head, farthest = np.zeros((2, int(device.max()) + 1), dtype=np.int64)
+    firsts = distinct(device[works & (missing == 0)])
+    plain = n * (1 + len(firsts)) <= PLAIN_OPS
+
+    def given(values: np.ndarray) -> Any:
+        return values.tolist() if plain else values.copy()
+
+    turns, hops_of = (take_turns, fill_hops) if plain else map(compiled, (take_turns, fill_hops))
+    reader, on = given(dst[index]), given(device.astype(np.int64))
+    start, works_ = given(start), given(works)
+    hops = given(np.zeros(n, dtype=np.int64))
+    hops_of(start, reader, on, hops)
     best, fewest = np.zeros(n, dtype=np.int64), int(works.sum()) + 1
-    for first in distinct(device[works & (missing == 0)]):
-        turn = np.zeros(n, dtype=np.int64)
-        count = take_turns(
-            start, reader, missing.copy(), hops, device, works, first, head, farthest, following,
-            turn,
-        )  # fmt: skip
+    for first in firsts:
+        head, farthest = map(given, np.zeros((2, num_devices), dtype=np.int64))
+        following, turn = map(given, np.zeros((2, n), dtype=np.int64))
+        count = turns(
+            start, reader, given(missing), hops, on, works_, first, head, farthest, following, turn
+        )
         if count < fewest:
-            best, fewest = turn, count
+            best, fewest = np.array(turn), count
     return _with_io(graph, best)
 
 

@@ -23,6 +23,8 @@ from gdp.sim.latency import simulate
 from gdp.sim.memory import held_over_time, pipeline_peaks, weights_held
 from gdp.sim.score import peak_bytes, score
 
+pytestmark = pytest.mark.usefixtures("both_ways")
+
 
 def three(objective: str = "latency", memory_bytes: int = 100, **fields) -> Problem:
     """Ops of 10, 20 and 40 bytes, of which 1, 2 and 4 are caches; d2 keeps its caches on d0."""

@@ -19,6 +19,8 @@ from gdp.cluster.types import make_cluster
 from gdp.problem.problem import Problem, make_problem
 from gdp.sim.latency import arrays, latencies, simulate
 
+pytestmark = pytest.mark.usefixtures("both_ways")
+
 
 def with_links(problem: Problem, latency_s: np.ndarray, channel: np.ndarray) -> Problem:
     """The same problem with other latencies [D, D] in seconds and other channels [D, D]."""

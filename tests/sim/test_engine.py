@@ -16,6 +16,8 @@ from gdp.cluster.types import Link, make_cluster
 from gdp.problem.problem import Problem, make_problem
 from gdp.sim.latency import latencies, simulate
 
+pytestmark = pytest.mark.usefixtures("both_ways")
+
 
 def ranks_for(kind: str, num_ops: int, seed: int) -> np.ndarray | None:
     """No ranks, distinct ranks, or ranks with ties."""

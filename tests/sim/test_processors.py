@@ -11,6 +11,8 @@ from gdp.problem.problem import make_problem
 from gdp.sim.latency import shares_processor
 from gdp.sim.score import score, values
 
+pytestmark = pytest.mark.usefixtures("both_ways")
+
 
 def problem(processors, objective="latency"):
     """Two ops of 3 and 4 seconds that feed one of 2; a tensor takes a second between devices."""

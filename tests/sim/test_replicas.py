@@ -15,6 +15,8 @@ from gdp.problem.problem import Problem, make_problem
 from gdp.sim.latency import periods
 from gdp.sim.score import may_replicate, peak_bytes, period_s, replicated_score, score
 
+pytestmark = pytest.mark.usefixtures("both_ways")
+
 TEAMS: list[Teams] = [((0, 1),), ((0, 1, 2),), ((1, 3),), ((0, 2), (1, 3)), ((0, 1), (2, 3, 4))]
 
 

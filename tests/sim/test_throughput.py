@@ -8,6 +8,8 @@ from tiny import random_devices, random_problem, without_queues
 from gdp.sim.latency import periods
 from gdp.sim.memory import pipeline_peaks
 
+pytestmark = pytest.mark.usefixtures("both_ways")
+
 
 @pytest.mark.parametrize("free", [False, True])
 @pytest.mark.parametrize("num_devices", [1, 2, 3, 5])

@@ -1,36 +1,33 @@
-"""Numba kernels of `gdp.sim.segments`. Axes: N ops, D devices, E pairs of ops that work."""
+"""Turns of devices, for `gdp.sim.segments`. Axes: N ops, D devices, E pairs of ops that work.
 
-import typing
+Plain functions over lists, which are compiled for large graphs (`gdp.kernels.twin`).
+"""
 
-import numba
-
-from gdp.kernels.options import BARE
+from typing import no_type_check
 
 NOTHING = -1
 
 
-@numba.njit(**BARE)
-@typing.no_type_check
+@no_type_check
 def fill_hops(start, reader, device, hops):
     """The most changes of device on the way from each op to the exit; ops in topological order."""
-    for back in range(hops.shape[0]):
-        op = hops.shape[0] - 1 - back
+    for back in range(len(hops)):
+        op = len(hops) - 1 - back
         for x in range(start[op], start[op + 1]):
             here = hops[reader[x]] + (device[op] != device[reader[x]])
             hops[op] = max(hops[op], here)
 
 
-@numba.njit(**BARE)
-@typing.no_type_check
+@no_type_check
 def take_turns(start, reader, missing, hops, device, works, first, head, farthest, following, turn):
     """Fill the turn of every op that works, one device a turn; the number of turns.
 
     `missing` [N], inputs that another op makes, is used up. Ready ops of a device are a list from
     `head` [D] along `following` [N]; `farthest` [D] is the most hops of any of them.
     """
-    for d in range(head.shape[0]):
+    for d in range(len(head)):
         head[d], farthest[d] = NOTHING, NOTHING
-    for op in range(turn.shape[0]):
+    for op in range(len(turn)):
         if works[op] and missing[op] == 0:
             d = device[op]
             following[op], head[d] = head[d], op
@@ -51,7 +48,7 @@ def take_turns(start, reader, missing, hops, device, works, first, head, farthes
         farthest[d] = NOTHING
         count += 1
         d = NOTHING
-        for other in range(head.shape[0]):
+        for other in range(len(head)):
             if head[other] != NOTHING and (d == NOTHING or farthest[other] > farthest[d]):
                 d = other
     return count

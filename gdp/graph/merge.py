@@ -1,19 +1,18 @@
-"""Numba kernels that contract pairs of ops without making a cycle. Axes: G groups, C candidates."""
+"""Pairs of ops contracted without making a cycle. Axes: G groups, C candidates.
 
-import typing
+Plain functions over lists, which are compiled for large graphs (`gdp.kernels.twin`).
+"""
 
-import numba
+from typing import Any, NamedTuple, no_type_check
+
 import numpy as np
 
-from gdp.kernels.options import BARE, INNER
-from gdp.kernels.struct import as_struct
-
+FORWARD, BACKWARD = np.bool_(True), np.bool_(False)
 MAX_STEPS = 512
 """A safety check that looks at more edges than this gives up: the pair is then left alone."""
 
 
-@numba.njit(**INNER)
-@typing.no_type_check
+@no_type_check
 def _find(parent, x):
     while parent[x] != x:
         parent[x] = parent[parent[x]]
@@ -21,56 +20,52 @@ def _find(parent, x):
     return x
 
 
-class Edges(typing.NamedTuple):
+class Edges(NamedTuple):
     """Edges between the original groups, as CSR lists in both directions."""
 
-    out_ptr: np.ndarray
-    out_adjacent: np.ndarray
-    in_ptr: np.ndarray
-    in_adjacent: np.ndarray
+    out_ptr: Any
+    out_adjacent: Any
+    in_ptr: Any
+    in_adjacent: Any
 
 
-class MergeLimits(typing.NamedTuple):
+class MergeLimits(NamedTuple):
     """Sums that a merged group, and the colocation classes that it ties together, must keep to."""
 
-    label: np.ndarray  # [G] groups merge with their own label only; negative: never
-    cap: np.ndarray  # [K] of the summed load of a group
-    class_of: np.ndarray  # [G]
+    label: Any  # [G] groups merge with their own label only; negative: never
+    cap: Any  # [K] of the summed load of a group
+    class_of: Any  # [G]
     class_cap: float
     target: int  # groups at which to end
 
 
-class MergeState(typing.NamedTuple):
+class MergeState(NamedTuple):
     """The groups as they merge; each array is written in place."""
 
-    parent: np.ndarray  # [G] union-find: the group that a group has become part of
-    pos: np.ndarray  # [G] a topological position
-    load: np.ndarray  # [G, K]
-    class_parent: np.ndarray  # union-find of the classes
-    class_load: np.ndarray
-    head: np.ndarray  # [G] the first member of each group; `following` leads to the others
-    tail: np.ndarray
-    following: np.ndarray
-    stamp: np.ndarray  # [G] the last search that met a group
-    after: np.ndarray  # [G] the result of a forward search
-    before: np.ndarray  # [G] the result of a backward search
-    slots: np.ndarray
-    keys: np.ndarray
+    parent: Any  # [G] union-find: the group that a group has become part of
+    pos: Any  # [G] a topological position
+    load: Any  # [G * K]
+    class_parent: Any  # union-find of the classes
+    class_load: Any
+    head: Any  # [G] the first member of each group; `following` leads to the others
+    tail: Any
+    following: Any
+    stamp: Any  # [G] the last search that met a group
+    after: Any  # [G] the result of a forward search
+    before: Any  # [G] the result of a backward search
+    slots: Any
+    keys: Any
 
 
-as_struct(Edges, MergeLimits, MergeState)
-
-
-@numba.njit(**INNER)
-@typing.no_type_check
-def _search(start, other, sign, edges, state, mark, out):
+@no_type_check
+def _search(start, other, forward, edges, state, mark, out):
     """Groups reached from `start` before `other` in topological order, written to `out`.
 
     Returns their number; -1 when `other` is reached by more than the direct edge, -2 when the
-    search gives up. `sign` is 1 to follow edges forwards, -1 backwards.
+    search gives up. `forward`: whether edges are followed so, or backwards.
     """
-    ptr = edges.out_ptr if sign > 0 else edges.in_ptr
-    adjacent = edges.out_adjacent if sign > 0 else edges.in_adjacent
+    ptr = edges.out_ptr if forward else edges.in_ptr
+    adjacent = edges.out_adjacent if forward else edges.in_adjacent
     pos, stamp = state.pos, state.stamp
     count, top, steps = 0, 0, 0
     current = start
@@ -83,7 +78,7 @@ def _search(start, other, sign, edges, state, mark, out):
                 if near == other:
                     if current != start:
                         return -1
-                elif near != start and stamp[near] != mark and sign * pos[near] < sign * pos[other]:
+                elif near != start and stamp[near] != mark and (pos[near] < pos[other]) == forward:
                     stamp[near] = mark
                     out[count] = near
                     count += 1
@@ -96,8 +91,7 @@ def _search(start, other, sign, edges, state, mark, out):
         top += 1
 
 
-@numba.njit(**INNER)
-@typing.no_type_check
+@no_type_check
 def _sort_by(keys, values, count):
     """Sort the first values and their keys, which may be the same array. Shell's method: compiling
     numba's own sorts takes several seconds of the first run."""
@@ -112,17 +106,16 @@ def _sort_by(keys, values, count):
         gap //= 2
 
 
-@numba.njit(**INNER)
-@typing.no_type_check
+@no_type_check
 def _exceeds(load, a, b, cap):
+    kinds = len(cap)
     exceeds = False
-    for k in range(len(cap)):
-        exceeds |= load[a, k] + load[b, k] > cap[k]
+    for k in range(kinds):
+        exceeds |= load[a * kinds + k] + load[b * kinds + k] > cap[k]
     return exceeds
 
 
-@numba.njit(**INNER)
-@typing.no_type_check
+@no_type_check
 def _reorder(a, b, num_before, num_after, state):
     """Keep `pos` topological: what b needs comes first, then the merged group a, then a's readers.
 
@@ -145,10 +138,9 @@ def _reorder(a, b, num_before, num_after, state):
         pos[state.after[i]] = slots[num_before + 2 + i]
 
 
-@numba.njit(**BARE)
-@typing.no_type_check
-def contract(edges, pairs, may_join, limits, state):
-    """Merge the candidate pairs [C, 2] in the order given, where that is safe.
+@no_type_check
+def contract(edges, first, second, may_join, limits, state):
+    """Merge the candidate pairs `first`, `second` [C] in the order given, where that is safe.
 
     Groups are numbered in topological order. A pair merges when its labels agree and are not
     negative, its summed load stays within the cap, its colocation classes are one, or are joined
@@ -162,10 +154,10 @@ def contract(edges, pairs, may_join, limits, state):
         state.head[g] = state.tail[g] = g
         state.following[g], state.stamp[g] = -1, 0
     num_groups, mark = num, 0
-    for c in range(len(pairs)):
+    for c in range(len(first)):
         if num_groups <= limits.target:
             break
-        a, b = _find(parent, pairs[c, 0]), _find(parent, pairs[c, 1])
+        a, b = _find(parent, first[c]), _find(parent, second[c])
         if a == b or limits.label[a] < 0 or limits.label[a] != limits.label[b]:
             continue
         if _exceeds(state.load, a, b, limits.cap):
@@ -178,13 +170,13 @@ def contract(edges, pairs, may_join, limits, state):
         if several and not (may_join[c] and klass_load[ca] + klass_load[cb] <= limits.class_cap):
             continue
         mark += 1
-        num_after = _search(a, b, np.int64(1), edges, state, mark, state.after)
+        num_after = _search(a, b, FORWARD, edges, state, mark, state.after)
         if num_after == -1:
             continue
         mark += 1
         num_before = 0
         if num_after != 0:
-            num_before = _search(b, a, np.int64(-1), edges, state, mark, state.before)
+            num_before = _search(b, a, BACKWARD, edges, state, mark, state.before)
         # One empty side is proof enough, however large the other.
         if num_before < 0 or (num_after < 0 and num_before > 0):
             continue
@@ -192,7 +184,7 @@ def contract(edges, pairs, may_join, limits, state):
             pos[a] = pos[b]
         elif num_before > 0:
             _reorder(a, b, num_before, num_after, state)
-        _merge(a, b, state)
+        _merge(a, b, len(limits.cap), state)
         if ca != cb:
             state.class_parent[cb] = ca
             klass_load[ca] += klass_load[cb]
@@ -201,42 +193,17 @@ def contract(edges, pairs, may_join, limits, state):
         parent[g] = _find(parent, g)
 
 
-@numba.njit(**INNER)
-@typing.no_type_check
-def _merge(a, b, state):
+@no_type_check
+def _merge(a, b, kinds, state):
     """Let group a take over the members and the load of b."""
     state.parent[b] = a
     state.following[state.tail[a]] = state.head[b]
     state.tail[a] = state.tail[b]
-    for k in range(state.load.shape[1]):
-        state.load[a, k] += state.load[b, k]
+    for k in range(kinds):
+        state.load[a * kinds + k] += state.load[b * kinds + k]
 
 
-@numba.njit(**BARE)
-@typing.no_type_check
-def reads_nothing_else(reader, maker, in_ptr, in_tensor, tensor_maker, answer):
-    """Write to `answer` [C] if the maker makes, or also reads, all inputs of the reader."""
-    for c in range(len(reader)):
-        end = in_ptr[maker[c] + 1]
-        answer[c] = True
-        for e in range(in_ptr[reader[c]], in_ptr[reader[c] + 1]):
-            t = in_tensor[e]
-            if tensor_maker[t] == maker[c]:
-                continue
-            at, high = in_ptr[maker[c]], end
-            while at < high:
-                middle = (at + high) // 2
-                if in_tensor[middle] < t:
-                    at = middle + 1
-                else:
-                    high = middle
-            if at == end or in_tensor[at] != t:
-                answer[c] = False
-                break
-
-
-@numba.njit(**BARE)
-@typing.no_type_check
+@no_type_check
 def extend_to_longest_paths(src, dst, work_s, finish_s):
     """From work to `finish_s` [G]: when each group finishes if all run as early as they can; edges
     are sorted by source."""

@@ -1,0 +1,180 @@
+"""The simulator in plain Python: for a few placements, which need no compiled kernel.
+
+The rules and, to the last bit, the answers of `gdp.sim.kernels`, whose first use costs seconds of
+compilation or, where they were compiled before, of loading. All times are ticks.
+"""
+
+import math
+from dataclasses import replace
+from heapq import heappop, heappush
+from typing import NamedTuple
+
+import numpy as np
+from jaxtyping import Float, Int
+
+from gdp.graph.groups import inverse, lists, starts
+from gdp.problem.arrays import arrays_of
+from gdp.problem.problem import Problem
+from gdp.problem.ticks import send_time
+from gdp.sim.engine import arrays
+from gdp.sim.memory import run_peaks
+from gdp.sim.schedule import Schedule, Transfers
+
+
+class _Sends(NamedTuple):
+    """Tensors that leave the device of their maker, once for each that reads them, by maker. Axes:
+    X sends, E uses."""
+
+    tensor: Int[np.ndarray, "X"]
+    source: Int[np.ndarray, "X"]  # device
+    destination: Int[np.ndarray, "X"]
+    seconds: Float[np.ndarray, "X"]
+    channel: Int[np.ndarray, "X"]  # C where copies do not queue
+    of_use: Int[np.ndarray, "E"]  # the send that a use waits for, -1 where none is needed
+
+
+def simulated(
+    problem: Problem, device: Int[np.ndarray, "N"], order: Int[np.ndarray, "N"] | None
+) -> Schedule:
+    """The schedule of one placement; the ops by priority, None for the one that was ready first."""
+    sends = _sends(problem, device)
+    schedule = _run(problem, device, order, sends)
+    busiest_s = float(_processor_s(problem, device, sends).max(initial=0.0))
+    return replace(
+        schedule,
+        peak_bytes=run_peaks(problem, schedule, device),
+        latency_s=max(schedule.latency_s, busiest_s),
+    )
+
+
+def busy_seconds(
+    problem: Problem, device: Int[np.ndarray, "N"]
+) -> tuple[Float[np.ndarray, "D"], Float[np.ndarray, "C"], Float[np.ndarray, "Q"]]:
+    """Busy time per sample of each device, each channel, and each processor that devices share."""
+    sends, channels = _sends(problem, device), _num_channels(problem)
+    busy_s = _sums(device, _op_seconds(problem, device), problem.num_devices)
+    channel_s = _sums(sends.channel, sends.seconds, channels + 1)
+    return busy_s, channel_s[:channels], _processor_s(problem, device, sends)
+
+
+def _num_channels(problem: Problem) -> int:
+    """C: channels on which transfers queue."""
+    return len(np.unique(problem.cluster.channel[problem.cluster.queues]))
+
+
+def _sends(problem: Problem, device: Int[np.ndarray, "N"]) -> _Sends:
+    a, d = arrays(problem), problem.num_devices
+    tensor, to = a.use_tensor, device[a.use_op]
+    home = device[a.producer[tensor]]
+    leaves = np.flatnonzero(home != to)
+    _, first, number = np.unique((tensor * d + to)[leaves], return_index=True, return_inverse=True)
+    by_request = np.argsort(first)  # of one tensor, destinations in the order of its readers
+    of_use = np.full(len(tensor), -1)
+    of_use[leaves] = inverse(by_request)[number]
+    use = leaves[first[by_request]]
+    tensor, source, to = tensor[use], home[use], to[use]
+    link_s, rate = a.latency_s[source, to], a.bytes_per_s[source, to]
+    seconds = send_time(link_s, a.sent_bytes[tensor], rate, a.round_to)
+    return _Sends(tensor, source, to, seconds, a.channel[source, to], of_use)
+
+
+def _op_seconds(problem: Problem, device: Int[np.ndarray, "N"]) -> Float[np.ndarray, "N"]:
+    """Seconds that each op occupies its device for, with dispatch."""
+    a, flat = arrays_of(problem), arrays(problem)
+    opens = a.opens.copy()
+    opens[flat.use_op[device[flat.use_op] != device[flat.producer[flat.use_tensor]]]] = True
+    opens &= ~(a.is_io | problem.graph.rests)
+    return a.compute_s[np.arange(len(device)), device] + np.where(opens, a.segment_s[device], 0.0)
+
+
+def _processor_s(
+    problem: Problem, device: Int[np.ndarray, "N"], sends: _Sends
+) -> Float[np.ndarray, "Q"]:
+    """Seconds of the ops on each processor that devices share, and of the copies inside it."""
+    processor = problem.cluster.processor
+    of_op, own = processor[device], processor[sends.source]
+    on, inside = of_op >= 0, (own >= 0) & (own == processor[sends.destination])
+    added_s = np.concatenate([_op_seconds(problem, device)[on], sends.seconds[inside]])
+    return _sums(np.concatenate([of_op[on], own[inside]]), added_s, 1 + int(processor.max()))
+
+
+def _sums(
+    index: Int[np.ndarray, "M"], seconds: Float[np.ndarray, "M"], size: int
+) -> Float[np.ndarray, "K"]:
+    # An empty bincount forgets that its weights are floats.
+    return np.bincount(index, seconds, size).astype(float)
+
+
+def _run(
+    problem: Problem, device: Int[np.ndarray, "N"], order: Int[np.ndarray, "N"] | None,
+    sends: _Sends,
+) -> Schedule:  # fmt: skip
+    """The schedule without its memory.
+
+    What happens at one instant because of what was before it is a round: ops end, by id, and
+    transfers arrive; then what these ops made is sent; then devices start ops. Events are
+    (instant, op that ends) and (instant, N + send that arrives).
+    """
+    a, n, channels = arrays(problem), problem.num_ops, _num_channels(problem)
+    # Readers of what an op leaves on its own device, and then of what each send brings.
+    shown_by = np.where(sends.of_use < 0, a.producer[a.use_tensor], n + sends.of_use)
+    start, use = lists(shown_by.astype(np.int64), n + len(sends.tensor))
+    first, reader = start.tolist(), a.use_op[use].tolist()
+    first_send = starts(np.bincount(a.producer[sends.tensor], minlength=n)).tolist()
+    send_s, channel = sends.seconds.tolist(), sends.channel.tolist()
+    missing = np.bincount(a.use_op, minlength=n).tolist()
+    seconds, where = _op_seconds(problem, device).tolist(), device.tolist()
+    position = None if order is None else inverse(order).tolist()
+    start_s, finish_s, busy_s = [math.inf] * n, [math.inf] * n, [0.0] * problem.num_devices
+    sent: list[int] = []
+    sent_s: list[tuple[float, float]] = []
+    free_s = [0.0] * (channels + 1)
+    ready: list[list[tuple[float, int]]] = [[] for _ in busy_s]
+    idle, woken, now_s, done = [True] * len(busy_s), set(where), 0.0, 0
+    events: list[tuple[float, int]] = []
+    for op in a.source_op.tolist():
+        heappush(ready[where[op]], (now_s if position is None else position[op], op))
+    while True:
+        for i in woken:
+            if idle[i] and ready[i]:
+                op = heappop(ready[i])[1]
+                idle[i] = False
+                start_s[op], finish_s[op] = now_s, now_s + seconds[op]
+                busy_s[i] += seconds[op]
+                heappush(events, (finish_s[op], op))
+        if not events or events[0][0] == math.inf:
+            break
+        now_s = events[0][0]
+        woken, ended = set[int](), list[int]()
+        while events and events[0][0] == now_s:
+            event = heappop(events)[1]
+            if event < n:
+                ended.append(event)
+                idle[where[event]] = True
+                woken.add(where[event])
+            for k in range(first[event], first[event + 1]):
+                op = reader[k]
+                missing[op] -= 1
+                if missing[op] == 0:
+                    heappush(ready[where[op]], (now_s if position is None else position[op], op))
+                    woken.add(where[op])
+        done += len(ended)
+        for op in ended:
+            for x in range(first_send[op], first_send[op + 1]):
+                begin_s = max(now_s, free_s[channel[x]])
+                arrive_s = begin_s + send_s[x]
+                if channel[x] < channels:
+                    free_s[channel[x]] = arrive_s
+                sent.append(x)
+                sent_s.append((begin_s, arrive_s))
+                heappush(events, (arrive_s, n + x))
+    times = np.array(sent_s).reshape(-1, 2)
+    tensor, source, to = (np.array(x[sent], np.int64) for x in sends[:3])
+    return Schedule(
+        start_s=np.array(start_s),
+        finish_s=np.array(finish_s),
+        transfers=Transfers(tensor, source, to, times[:, 0].copy(), times[:, 1].copy()),
+        busy_s=np.array(busy_s),
+        peak_bytes=np.zeros(len(busy_s), np.int64),
+        latency_s=now_s if done == n else math.inf,
+    )

@@ -11,6 +11,7 @@ QUICK_OPS = 5_000
 allows beside work and critical path: the others take seconds together at 200,000 ops."""
 _LEAST_CAP_S = 2.0
 # Work of one idle core in a second.
+_BRANCHES_PER_S = 150_000
 _ENTRIES = 60_000  # of a matrix that HiGHS solves as a linear program, in about a second
 _GROWTH = 1.6  # its seconds grow with this power of the entries: 97,000 take 3 s, 254,000 take 14 s
 # Of a mixed-integer program: entries in a second before its first branch, and the share of the
@@ -38,6 +39,11 @@ class WorkBudget:
         self.clock = Clock(max(_LEAST_CAP_S, PATIENCE * seconds) if cap_s is None else cap_s)
         self.cut_short = False
         self.paths_unsolved = False  # the clock ended the linear program of paths
+
+    @property
+    def branches(self) -> int:
+        """Branches of a branch and bound over the devices of a few ops."""
+        return int(self.seconds * _BRANCHES_PER_S)
 
     @property
     def entries(self) -> int:

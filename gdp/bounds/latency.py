@@ -28,7 +28,7 @@ from gdp.bounds.path_program import (
     rows_bind,
     timing_graph,
 )
-from gdp.bounds.paths import MAX_OPS, Arcs, heads_and_tails, send_s
+from gdp.bounds.paths import MAX_OPS, Arcs, Spans, heads_and_tails, no_spans, send_s
 from gdp.bounds.work import window_s
 from gdp.problem.problem import Problem, TimeUnit, stored_bytes
 from gdp.units import format_bytes
@@ -44,22 +44,28 @@ _SHRINK = 0.92  # of the price steps: a sum of 12 first ones is in reach
 def latency_bounds(problem: Problem, budget: WorkBudget, found_s: float = np.inf) -> list[Bound]:
     """Bounds of the latency of any placement, in any order of its ops.
 
-    The critical path takes O(E D^2), and is all of a large graph once the clock is over; where
-    memory binds the linear program of paths is solved, too.
+    The critical path takes O(E D^2), and is all of a large graph once the clock is over; spans take
+    the branches of the budget; where memory binds the linear program of paths is solved, too.
 
     Args:
         problem: Any of the event simulator's.
         budget: Shared by all proofs.
         found_s: Value of a known placement, at which nothing more is worth a proof.
     """
-    timing = timing_graph(problem)
-    arcs = timing.arcs
-    head_s, tail_s = heads_and_tails(arcs)
+    timing = timing_graph(problem, budget)
+    arcs, spans = timing.arcs, timing.spans
+    head_s, tail_s = heads_and_tails(arcs, no_spans(problem.num_devices))
     bounds = [_path(problem, arcs, head_s)]
     if problem.num_ops > QUICK_OPS and budget.is_over():
         return bounds
-    bounds.append(_window(arcs, head_s, tail_s, problem.unit))
-    priced = _memory(problem, arcs, head_s, budget)
+    bounds.append(_window(arcs, head_s, tail_s, "", problem.unit))
+    if len(spans.source):
+        head_s, tail_s = heads_and_tails(arcs, spans)
+        bounds += [
+            _blocks(head_s, spans),
+            _window(arcs, head_s, tail_s, " over modules", problem.unit),
+        ]
+    priced = _memory(problem, arcs, spans, head_s, budget)
     bounds += [] if priced is None else [priced]
     known_s = max(bound.value_s for bound in bounds)
     return [*bounds, *_programs(problem, timing, budget, known_s, found_s)]
@@ -112,7 +118,7 @@ def _path(problem: Problem, arcs: Arcs, head_s: Float[np.ndarray, "V D"]) -> Bou
         alone = arcs._replace(
             latency_s=np.zeros_like(arcs.latency_s), s_per_byte=np.zeros_like(arcs.s_per_byte)
         )
-        free_s = float(heads_and_tails(alone)[0][-1].min())
+        free_s = float(heads_and_tails(alone, no_spans(problem.num_devices))[0][-1].min())
     rest = problem.unit.text(max(0.0, value_s - free_s))
     return Bound(
         value_s,
@@ -121,10 +127,19 @@ def _path(problem: Problem, arcs: Arcs, head_s: Float[np.ndarray, "V D"]) -> Bou
     )
 
 
+def _blocks(head_s: Float[np.ndarray, "V D"], spans: Spans) -> Bound:
+    return Bound(
+        float(head_s[-1].min()),
+        f"critical path over modules: between a fork and its join, {len(spans.source)} times, it "
+        "takes as long as the best placement of what lies between",
+    )
+
+
 def _window(
     arcs: Arcs,
     head_s: Float[np.ndarray, "V D"],
     tail_s: Float[np.ndarray, "V D"],
+    how: str,
     unit: TimeUnit,
 ) -> Bound:
     """The work of a window between the latest heads and tails, shared over all devices."""
@@ -139,7 +154,7 @@ def _window(
     r, q = float(start_s[inside].min()), float(after_s[inside].min())
     return Bound(
         value_s,
-        f"work in a window: {len(inside)} ops that cannot start before {unit.text(r)} "
+        f"work in a window{how}: {len(inside)} ops that cannot start before {unit.text(r)} "
         f"and are followed by {unit.text(q)} take at least "
         f"{unit.text(max(0.0, value_s - r - q))} on all devices together",
     )
@@ -148,6 +163,7 @@ def _window(
 def _memory(
     problem: Problem,
     arcs: Arcs,
+    spans: Spans,
     head_s: Float[np.ndarray, "V D"],
     budget: WorkBudget,
 ) -> Bound | None:
@@ -158,7 +174,7 @@ def _memory(
     memory = problem.cluster.memory_bytes.astype(np.float64)
     if problem.graph.weight_bytes.sum() <= memory.min() or problem.num_ops > MAX_OPS:
         return None
-    steps_s, path = _longest_path(arcs, head_s)
+    steps_s, path = _longest_path(arcs, spans, head_s)
     weight, cache = _weights(problem, path)
     if (weight + cache).sum() <= memory.min():
         return None
@@ -191,11 +207,11 @@ def _memory(
 
 
 def _longest_path(
-    arcs: Arcs, head_s: Float[np.ndarray, "V D"]
+    arcs: Arcs, spans: Spans, head_s: Float[np.ndarray, "V D"]
 ) -> tuple[Float[np.ndarray, "L D D"], Int[np.ndarray, "L"]]:
     """(seconds from step to step by devices, its ops) of a path that leads to the end of the run.
 
-    Backwards from the end, each time over the arc that makes the op wait longest. The first
+    Backwards from the end, each time over the arc or span that makes the op wait longest. The first
     step comes from nowhere and has equal rows.
     """
     num_devices = arcs.op_s.shape[1]
@@ -209,6 +225,10 @@ def _longest_path(
             end_s = float((head_s[arcs.source[k]][:, None] + along_s).min())
             if end_s > longest_s:
                 longest_s, step_s, u = end_s, along_s, int(arcs.source[k])
+        for k in np.flatnonzero((spans.target == v) & (spans.source >= 0)).tolist():
+            end_s = float((head_s[spans.source[k]][:, None] + spans.span_s[k]).min())
+            if end_s > longest_s:
+                longest_s, step_s, u = end_s, spans.span_s[k], int(spans.source[k])
         steps.append(step_s)
         v = u
     return np.array(steps[::-1]), np.array(ops[::-1], dtype=np.int64)

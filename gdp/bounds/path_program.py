@@ -4,6 +4,7 @@
     sum over d of x(g, d) = 1                                          each group g
     x(v, d) = x(u, d) + sum of y(u, v, ., d) - sum of y(u, v, d, .)    v reads what u makes
     e(v) >= e(u) + sum of op_s x(v, .) + sum of send_s y(u, v, ., .)   likewise
+    e(v) >= e(u) + sum of span_s over the devices of u and v           spans (`gdp.bounds.paths`)
     e(v) >= e(u) + work of the block between on d + op_s x(v, .)       blocks, each device d
     e(v) >= e(u) + transfers of the block between + op_s x(v, .)       blocks, each channel
     y(u, v, i, j) <= s(t, i, j)                                        t is sent once, for all
@@ -26,6 +27,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from jaxtyping import Float, Int
 
+from gdp.bounds.budget import WorkBudget
 from gdp.bounds.linear_program import LinearProgram, RowBuilder
 from gdp.bounds.loads import HeldWeights, cut_tensors
 from gdp.bounds.paths import (
@@ -33,10 +35,13 @@ from gdp.bounds.paths import (
     MAX_OPS,
     Arcs,
     SeriesParallelBlock,
+    Spans,
     arcs_of,
     find_blocks,
+    find_spans,
     heads_and_tails,
     longest_s,
+    no_spans,
     send_s,
 )
 from gdp.graph.groups import distinct
@@ -46,20 +51,22 @@ from gdp.problem.ticks import send_time
 
 
 class TimingGraph(NamedTuple):
-    """Arcs and blocks of a problem: everything that takes time one after the other."""
+    """Arcs, spans and blocks of a problem: everything that takes time one after the other."""
 
     arcs: Arcs
+    spans: Spans
     blocks: list[SeriesParallelBlock]
 
 
-def timing_graph(problem: Problem) -> TimingGraph:
-    """The arcs and the blocks of a problem."""
+def timing_graph(problem: Problem, budget: WorkBudget) -> TimingGraph:
+    """The arcs, the spans that the budget allows, and the blocks of a problem."""
     arcs = arcs_of(problem)
-    blocks: list[SeriesParallelBlock] = []
+    spans, blocks = no_spans(problem.num_devices), []
     if problem.num_ops <= MAX_OPS and 1 < problem.num_devices <= MAX_DEVICES:
-        head_s, _ = heads_and_tails(arcs)
+        head_s, _ = heads_and_tails(arcs, spans)
         blocks = find_blocks(arcs, head_s)
-    return TimingGraph(arcs, blocks)
+        spans = find_spans(problem, arcs, blocks, budget)
+    return TimingGraph(arcs, spans, blocks)
 
 
 def path_program_size(problem: Problem) -> int:
@@ -85,6 +92,7 @@ def build_paths(problem: Problem, unit_s: float, timing: TimingGraph) -> LinearP
     builder = _Builder(problem, unit_s, timing)
     builder.add_flows()
     builder.add_arcs()
+    builder.add_spans()
     builder.add_sends()
     builder.add_blocks()
     if rows_bind(problem):
@@ -115,18 +123,22 @@ class _Builder:
         )
 
     def add_flows(self) -> None:
-        """Columns y of each pair of groups between which there is an arc."""
+        """Columns y of each pair of groups between which there is an arc or a span."""
         n, groups = self.problem.num_ops, self.problem.num_groups
         group, links = self.timing.arcs.group, len(self.links)
         inner = self._targets() < n
         u, v = group[self.timing.arcs.source[inner]], group[self._targets()[inner]]
-        self.keys = distinct(u * groups + v)
+        spans = self.timing.spans
+        among = (spans.source >= 0) & (spans.target < n)
+        jumps = group[spans.source[among]] * groups + group[spans.target[among]]
+        self.keys = distinct(np.concatenate([u * groups + v, jumps]))
         self.keys = self.keys[self.keys // groups != self.keys % groups]
         count = len(self.keys)
         self.first_y = self.rows.columns(count * links)
         tail, head = self.keys // groups * self.d, self.keys % groups * self.d
         y = self.first_y + np.arange(count) * links
         one = np.ones(count)
+        held = self.d > 2 or len(jumps) > 0
         for i in range(self.d if count else 0):
             into = [y + k for k in np.flatnonzero(self.target == i)]
             out = [y + k for k in np.flatnonzero(self.source == i)]
@@ -134,7 +146,7 @@ class _Builder:
             columns = [head + i, tail + i, *into, *out]
             values = [one, -one, *[-one] * len(into), *[one] * len(out)]
             self.rows.add_rows(columns, values)
-            if self.d > 2:
+            if held:
                 self.rows.add_rows([tail + i, *out], [-one, *[one] * len(out)])
 
     def _targets(self) -> Int[np.ndarray, "P"]:
@@ -171,6 +183,30 @@ class _Builder:
         first = np.flatnonzero(np.diff(arcs.first_input)[:n] == 0)
         columns = [self.first_e + first, *(arcs.group[first] * self.d + i for i in range(self.d))]
         self.rows.add_rows(columns, [-np.ones(len(first)), *self.op[first].T])
+
+    def add_spans(self) -> None:
+        """Rows of spans: time between the ends of two ops, by their devices."""
+        n, group, spans = self.problem.num_ops, self.timing.arcs.group, self.timing.spans
+        devices = np.arange(self.d)
+        ends = spans.source.tolist(), spans.target.tolist()
+        for u, v, span_s in zip(*ends, spans.span_s / self.unit_s, strict=True):
+            if u < 0 and v == n:
+                self.rows.add_row([[self.first_e + v]], [[-1.0]], -float(span_s.min()))
+                continue
+            columns, values = self._ends(u, v)
+            # Seconds by the device of one end; for both ends, with y for tensors that change
+            # devices.
+            by = span_s.min(axis=0) if u < 0 else span_s.min(axis=1) if v == n else np.diag(span_s)
+            by = np.where(np.isfinite(by), by, 0.0)
+            home = group[v] if u < 0 else group[u]
+            columns.append(home * self.d + devices)
+            values.append(by)
+            y = self._y(group[u], group[v]) if u >= 0 and v < n else -1
+            if y >= 0:
+                across = span_s[self.source, self.target]
+                columns.append(y + np.arange(len(self.links)))
+                values.append(np.where(np.isfinite(across), across - by[self.source], 0.0))
+            self.rows.add_row(columns, values)
 
     def add_sends(self) -> None:
         """Columns s: a tensor that several groups read is sent to each device once."""

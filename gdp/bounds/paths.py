@@ -1,4 +1,4 @@
-"""Heads, tails and blocks: lower bounds of the time before and after ops, and what lies between.
+"""Heads, tails and spans: lower bounds of the time before, after and between ops.
 
 A relaxation of the event simulator: an op waits for each of its inputs, but never for its device or
 a channel, and every reader may assume another device for a producer. With ops in topological order
@@ -9,27 +9,44 @@ a channel, and every reader may assume another device for a producer. With ops i
 where send is the time of all tensors from u to v on their lane, one after the other (side by side
 where nothing queues), and the dispatch of v where it opens a segment because of them; ops of one
 group share their device. No run is shorter than head(v, d) + tail(v, d) minimised over d, for any
-v.
+v. Spans are further arcs: from the end of u on e to the end of v on d it takes at least
+`span_s[e, d]`.
 
-Series-parallel blocks are what models are made of: modules that branch and join again. All ops on
-the paths from u to v run after the end of u and before the start of v; the linear program of paths
-has a row for each of them (`gdp.bounds.path_program`).
+Spans come from series-parallel blocks, as models are made of modules that branch and join again.
+All ops on the paths from u to v run after the end of u and before the start of v, so with u on
+device e and v on d
+
+    end(v) - end(u) >= least time in which devices and channels can do that part of the graph.
+
+For small parts this minimum over all placements is found by branch and bound, where each placement
+counts with the one-machine bounds of its devices and channels (Carlier 1982); for larger ones it is
+at least the work between u and v shared over all devices. Other uses of the devices meanwhile, and
+inputs from outside, are left out: they can only prolong it. Along the graph spans show that on slow
+links it does not pay to spread a block over devices, which neither the critical path nor the work
+alone can show.
 
 Axes: N ops, V = N + 1: the ops and one more that reads all of them and ends the run; P arcs; D
-devices; I ops inside a block.
+devices; S spans; I ops inside a block; M ops of a part, the last of them v; K tensors read in it.
 """
 
 from typing import NamedTuple
 
 import numpy as np
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Bool, Float, Int, UInt
 
+from gdp.bounds.budget import WorkBudget
+from gdp.bounds.work import shared_work_s
 from gdp.problem.arrays import arrays_of
 from gdp.problem.problem import Problem
+from gdp.problem.symmetry import links_alike, same
 
 MAX_DEVICES = 64
 MAX_OPS = 10_000  # bit sets of ancestors take N * N / 8 bytes, pairs N * N / 2 steps
-_MAX_INNER = 18  # larger blocks count from their nearest gate alone
+_MAX_INNER = 18  # larger parts count with their work alone
+_MANY_INNER = 10  # branching over more may be cut short
+_PAIR = 20  # overhead of a pair, in branches
+_FEW = 8  # devices; with more of them a branch takes longer
+_MAX_BRANCHES = 20_000  # of one part with one pair of end devices
 
 
 class Arcs(NamedTuple):
@@ -48,12 +65,69 @@ class Arcs(NamedTuple):
     s_per_byte: Float[np.ndarray, "D D"]
 
 
+class Spans(NamedTuple):
+    """Further arcs between ops that lie far apart; source -1 is the start of the run."""
+
+    source: Int[np.ndarray, "S"]
+    target: Int[np.ndarray, "S"]  # ascending
+    span_s: Float[np.ndarray, "S D D"]
+
+
 class SeriesParallelBlock(NamedTuple):
     """The ops on the paths from u to v that take any time; u = -1 is the start, v = N the end."""
 
     source: int
     target: int
     inner: Int[np.ndarray, "I"]
+
+
+class Part(NamedTuple):
+    """A part of a graph. Source -1 is u, or the start where there is no u."""
+
+    op_s: Float[np.ndarray, "M D"]
+    opens_s: Float[np.ndarray, "M D"]
+    tied: Int[np.ndarray, "M"]  # an earlier op, or u (-1), that shares its device; -2: none
+    tied_to_target: Bool[np.ndarray, "M"]
+    first_input: Int[np.ndarray, "M+1"]
+    source: Int[np.ndarray, "P"]
+    tensor: Int[np.ndarray, "P"]  # -1: nothing is sent, wherever the op runs
+    sent_bytes: Float[np.ndarray, "K"]
+    latency_s: Float[np.ndarray, "D D"]
+    s_per_byte: Float[np.ndarray, "D D"]
+    channel: Int[np.ndarray, "D D"]
+    num_channels: int
+    alike: Int[np.ndarray, "D"]  # devices of one number can be renamed into each other
+
+
+class SearchState(NamedTuple):
+    """Scratch of the branch and bound over a part. Axis: X nodes (ops and transfers)."""
+
+    head_s: Float[np.ndarray, "X"]
+    busy_s: Float[np.ndarray, "X"]
+    tail_s: Float[np.ndarray, "X"]
+    machine: Int[np.ndarray, "X"]
+    before: UInt[np.ndarray, "X"]  # the nodes that a node waits for, as bits
+    path_s: Float[np.ndarray, "X X"]  # [y, x]: least time from the end of x to the start of y
+    node_tensor: Int[np.ndarray, "X"]  # what a transfer sends; -1 for ops
+    node_to: Int[np.ndarray, "X"]
+    chosen: Int[np.ndarray, "X"]
+    sent: Int[np.ndarray, "K D"]  # the transfer of a tensor to a device; -1: none
+    users: Int[np.ndarray, "D"]  # ops on each device
+    node: Int[np.ndarray, "M"]
+    device: Int[np.ndarray, "M"]
+    after_s: Float[np.ndarray, "M D"]
+    choice: Int[np.ndarray, "M D"]
+    choice_s: Float[np.ndarray, "M D"]
+    num_choices: Int[np.ndarray, "M"]
+    next_choice: Int[np.ndarray, "M"]
+    start_node: Int[np.ndarray, "M"]
+    end_node: Int[np.ndarray, "M"]
+
+
+def no_spans(num_devices: int) -> Spans:
+    """No further arcs."""
+    none = np.zeros(0, np.int64)
+    return Spans(none, none, np.zeros((0, num_devices, num_devices)))
 
 
 def arcs_of(problem: Problem) -> Arcs:
@@ -110,7 +184,7 @@ def longest_s(arcs: Arcs) -> float:
 
 
 def heads_and_tails(
-    arcs: Arcs,
+    arcs: Arcs, spans: Spans
 ) -> tuple[Float[np.ndarray, "V D"], Float[np.ndarray, "V D"]]:
     """(earliest end of every op on every device, least time from that end to the end of the run).
 
@@ -119,11 +193,44 @@ def heads_and_tails(
     from gdp.bounds.paths_kernels import heads, tails
     from gdp.kernels.struct import as_struct
 
-    as_struct(Arcs)
+    as_struct(Arcs, Spans)
     head_s, tail_s = np.empty_like(arcs.op_s), np.empty_like(arcs.op_s)
-    heads(arcs, head_s)
-    tails(arcs, tail_s)
+    heads(arcs, spans, head_s)
+    tails(arcs, spans, tail_s)
     return head_s, tail_s
+
+
+def find_spans(
+    problem: Problem, arcs: Arcs, blocks: list[SeriesParallelBlock], budget: WorkBudget
+) -> Spans:
+    """The spans that branching within the budget gives, smallest blocks first."""
+    d = problem.num_devices
+    left = budget.branches * _FEW // max(_FEW, d)
+    pairs = sorted(blocks, key=lambda block: len(block.inner))
+    known: dict[bytes, Float[np.ndarray, "D D"]] = {}
+    spans: list[tuple[int, int, Float[np.ndarray, "D D"]]] = []
+    for k, (u, v, inner) in enumerate(pairs):
+        if left <= 0 or budget.is_over():
+            break
+        part = _part(problem, arcs, u, v, inner)
+        span_s = np.tile(arcs.op_s[v], (d, 1))
+        if part is None or len(inner) > _MANY_INNER:
+            span_s = span_s + shared_work_s(arcs.op_s[inner])[0]
+        if part is not None:
+            key = b"".join(np.ascontiguousarray(x).tobytes() for x in part)
+            if key not in known:
+                limit = min(left // min(8, len(pairs) - k), _MAX_BRANCHES)
+                known[key], used = _span_s(part, u >= 0, v < problem.num_ops, limit)
+                left -= used
+            span_s = np.maximum(span_s, known[key])
+        left -= _PAIR
+        spans.append((u, v, span_s))
+    spans.sort(key=lambda entry: entry[1])
+    return Spans(
+        np.array([u for u, _, _ in spans], dtype=np.int64),
+        np.array([v for _, v, _ in spans], dtype=np.int64),
+        np.array([s for _, _, s in spans], dtype=np.float64).reshape(-1, d, d),
+    )
 
 
 def find_blocks(arcs: Arcs, head_s: Float[np.ndarray, "V D"]) -> list[SeriesParallelBlock]:
@@ -148,3 +255,97 @@ def find_blocks(arcs: Arcs, head_s: Float[np.ndarray, "V D"]) -> list[SeriesPara
             if len(busy) > 1 and (u == gate[v] or small):
                 blocks.append(SeriesParallelBlock(u, v, busy.copy()))
     return blocks
+
+
+def _part(problem: Problem, arcs: Arcs, u: int, v: int, inner: Int[np.ndarray, "I"]) -> Part | None:
+    """The ops between u and v, and v, as a problem of their own; None where there are too many."""
+    from gdp.bounds.paths_kernels import MAX_NODES, NO_TIE, TIED_TO_SOURCE
+
+    if len(inner) > _MAX_INNER:
+        return None
+    a = arrays_of(problem)
+    ops = [*inner.tolist(), v]
+    index = {op: k for k, op in enumerate(ops)}
+    if u >= 0:
+        index[u] = -1
+    first, source, tensor = [0], [], []
+    tensors: dict[int, int] = {}
+    for op in ops:
+        if op < problem.num_ops:
+            for t in a.in_tensor[a.in_start[op] : a.in_start[op + 1]].tolist():
+                maker = int(a.producer[t])
+                if maker in index:
+                    source.append(index[maker])
+                    tensor.append(tensors.setdefault(t, len(tensors)))
+        else:
+            ends = arcs.source[arcs.first_input[op] : arcs.first_input[op + 1]].tolist()
+            source += [index[e] for e in ends if e in index]
+            tensor += [-1] * sum(e in index for e in ends)
+        first.append(len(source))
+    if len(ops) + len(source) > MAX_NODES:
+        return None
+    group = arcs.group[ops]
+    tied = np.full(len(ops), NO_TIE)
+    for k in range(len(ops)):
+        earlier = np.flatnonzero(group[:k] == group[k])
+        if u >= 0 and arcs.group[u] == group[k]:
+            tied[k] = TIED_TO_SOURCE
+        elif len(earlier):
+            tied[k] = earlier[0]
+    op_s, opens_s = arcs.op_s[ops], arcs.opens_s[ops]
+    return Part(
+        op_s=op_s,
+        opens_s=opens_s,
+        tied=tied,
+        tied_to_target=group == group[-1],
+        first_input=np.array(first, np.int64),
+        source=np.array(source, np.int64),
+        tensor=np.array(tensor, np.int64),
+        sent_bytes=a.sent_bytes[list(tensors)].astype(np.float64),
+        latency_s=arcs.latency_s,
+        s_per_byte=arcs.s_per_byte,
+        channel=a.channel,
+        num_channels=problem.cluster.num_channels,
+        alike=(links_alike(problem) & same(op_s, opens_s)).argmax(axis=1),
+    )
+
+
+def _span_s(
+    part: Part, has_source: bool, has_target: bool, limit: int
+) -> tuple[Float[np.ndarray, "D D"], int]:
+    """(least seconds for each device of u and of v, branches), renamed devices computed once."""
+    from gdp.bounds.paths_kernels import least_span
+    from gdp.kernels.struct import as_struct
+
+    as_struct(Part, SearchState)
+    d = part.op_s.shape[1]
+    work = _search_state(part)
+    span_s = np.full((d, d), np.inf)
+    known: dict[tuple[int, int, bool], float] = {}
+    used = 0
+    for e in range(d) if has_source else [-1]:
+        for to in range(d) if has_target else [0]:
+            if not np.isfinite(part.op_s[-1, to]):
+                continue
+            key = (int(part.alike[e]) if e >= 0 else -1, int(part.alike[to]), e == to)
+            if key not in known:
+                known[key], branches = least_span(part, work, e, to, limit)
+                used += int(branches)
+            span_s[e if e >= 0 else slice(None), to if has_target else slice(None)] = known[key]
+    return span_s, used
+
+
+def _search_state(part: Part) -> SearchState:
+    from gdp.bounds.paths_kernels import MAX_NODES
+
+    n, d = part.op_s.shape
+    x = MAX_NODES
+
+    def ints(*shape: int) -> Int[np.ndarray, "..."]:
+        return np.zeros(shape, np.int64)
+
+    return SearchState(
+        np.zeros(x), np.zeros(x), np.zeros(x), ints(x), np.zeros(x, np.uint64), np.zeros((x, x)),
+        ints(x), ints(x), ints(x), ints(max(1, len(part.sent_bytes)), d), ints(d), ints(n),
+        ints(n), np.zeros((n, d)), ints(n, d), np.zeros((n, d)), ints(n), ints(n), ints(n), ints(n),
+    )  # fmt: skip

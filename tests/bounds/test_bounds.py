@@ -27,6 +27,7 @@ from gdp.graph.op_graph import INPUT, OUTPUT
 from gdp.problem.problem import Problem, make_problem
 from gdp.sim.latency import periods
 from gdp.sim.memory import pipeline_peaks
+from gdp.sim.score import values
 
 TOLERANCE = 1e-9
 
@@ -63,7 +64,7 @@ def test_no_placement_in_any_order_is_faster_than_a_latency_bound(seed: int, dev
 
 @pytest.mark.parametrize("seed", range(40))
 def test_no_placement_in_any_order_is_faster_on_graphs_that_fork_and_join(seed: int) -> None:
-    """Modules in a row with slow and fast links."""
+    """Modules in a row with slow and fast links: what the spans are made for."""
     rng = np.random.default_rng(seed)
     edges = [(0, 1), (0, 2), (1, 3), (2, 3), (3, 4), (3, 5), *[(1, 4), (0, 5)][: seed % 3]]
     graph = plain_graph(6, edges, sizes=rng.integers(0, 4, size=6).tolist())
@@ -199,10 +200,25 @@ def test_a_program_too_large_for_the_budget_keeps_the_work_and_the_weights() -> 
     assert 300.0 * (1 - 1e-6) <= bound.value_s <= 300.0 * (1 + TOLERANCE)
 
 
-def test_a_fork_and_join_has_its_critical_path_and_its_loads() -> None:
-    """5 s of the 6 s and all of the 4 s that the optima take, as worked out by hand."""
-    assert best_bound(fork_join("latency"), 5.0).value_s == pytest.approx(5.0)
+def test_a_fork_and_join_is_proven_optimal_in_both_objectives() -> None:
+    """6 s and 4 s, as worked out by hand; the critical path alone shows 5 s."""
+    assert best_bound(fork_join("latency"), 5.0).value_s == pytest.approx(6.0)
     assert best_bound(fork_join("throughput"), 5.0).value_s == pytest.approx(4.0, rel=1e-4)
+
+
+def test_slow_links_make_one_device_optimal_and_the_bound_shows_it() -> None:
+    """Three modules of two equal branches, each 1 s; sending takes 10 s, so 3 * (2 + 1) + 1 s."""
+    edges = []
+    for k in range(3):
+        a = 3 * k
+        edges += [(a, a + 1), (a, a + 2), (a + 1, a + 3), (a + 2, a + 3)]
+    graph = plain_graph(10, edges, sizes=10)
+    problem = make_problem(graph, unit_cluster(2), np.ones((10, 2)))
+    one_s, _ = values(problem, np.zeros((1, 10), dtype=np.int64))
+    bound = best_bound(problem, 5.0)
+    assert one_s[0] == pytest.approx(10.0)
+    assert bound.value_s == pytest.approx(10.0)
+    assert "module" in bound.argument
 
 
 def test_an_input_on_the_host_must_be_sent_or_the_slow_host_must_work() -> None:
@@ -353,7 +369,8 @@ def test_a_proof_that_the_clock_ends_says_so() -> None:
     assert max(b.value_s for b in cut) <= max(b.value_s for b in whole)
 
 
-def test_more_work_branches_more_in_a_search_tree() -> None:
+def test_more_work_branches_more() -> None:
+    assert [WorkBudget(s).branches > 0 for s in (0.0, 0.1)] == [False, True]
     assert (
         WorkBudget(1.0).nodes(10)
         > WorkBudget(1.0).nodes(2_000)

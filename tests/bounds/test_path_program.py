@@ -29,7 +29,7 @@ NAME = "paths, work, transfers and memory"
 
 def least_s(problem: Problem) -> float:
     """The value of the program with whole placements."""
-    model = build_paths(problem, 1.0, timing_graph(problem))
+    model = build_paths(problem, 1.0, timing_graph(problem, WorkBudget(2.0)))
     return least_whole(model, (0.0, np.inf), None, 1e-9).bound
 
 
@@ -96,7 +96,7 @@ def test_what_an_op_reads_and_makes_is_there_beside_the_weights() -> None:
     """
     graph = plain_graph(2, [(0, 1)], 4, weight_bytes=[3, 3])
     problem = make_problem(graph, unit_cluster(2, memory_bytes=9), np.ones((2, 2)))
-    model = build_paths(problem, 1.0, timing_graph(problem))
+    model = build_paths(problem, 1.0, timing_graph(problem, WorkBudget(1.0)))
     assert least_whole(model, (0.0, np.inf), None, 1e-9).is_infeasible
     enough = make_problem(graph, unit_cluster(2, memory_bytes=11), np.ones((2, 2)))
     assert least_s(enough) == pytest.approx(6.0) == brute_force_s(enough)  # 4 s to send
@@ -132,7 +132,7 @@ def test_both_ways_to_solve_a_linear_program_prove_as_much(
 ) -> None:
     for seed in range(12):
         problem = tight_latency(seed, 2 + seed % 2, 1.2)
-        model = build_paths(problem, 1.0, timing_graph(problem))
+        model = build_paths(problem, 1.0, timing_graph(problem, WorkBudget(1.0)))
         proven_s = []
         for interior in (0, 1 << 30):
             monkeypatch.setattr(linear_program, "_INTERIOR", interior)
@@ -148,7 +148,7 @@ def test_what_the_interior_point_method_fails_at_is_left_to_the_simplex_method(
 ) -> None:
     """Unless no time is left for it."""
     problem = tight_latency(0, 2, 1.2)
-    program = build_paths(problem, 1.0, timing_graph(problem))
+    program = build_paths(problem, 1.0, timing_graph(problem, WorkBudget(1.0)))
     expected = linear_program.dual_weights(program, 10.0)
     assert expected is not None
     solver, methods = scipy.optimize.linprog, []
@@ -173,7 +173,7 @@ def test_what_the_interior_point_method_fails_at_is_left_to_the_simplex_method(
 def test_any_weights_of_the_rows_prove_a_bound(seed: int) -> None:
     problem = tight_latency(seed, 2, 1.2)
     best_s = brute_force_s(problem)
-    model = build_paths(problem, 1.0, timing_graph(problem))
+    model = build_paths(problem, 1.0, timing_graph(problem, WorkBudget(1.0)))
     rng = np.random.default_rng(seed)
     for _ in range(20):
         weight = rng.random(model.a.shape[0]) * rng.integers(0, 2, model.a.shape[0])

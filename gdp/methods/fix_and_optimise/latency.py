@@ -17,6 +17,7 @@ from dataclasses import replace
 import numpy as np
 from jaxtyping import Bool, Int
 
+from gdp.bounds.budget import WorkBudget
 from gdp.bounds.linear_program import (
     UNIT,
     LinearProgram,
@@ -52,6 +53,7 @@ _NODES = 20  # of a round's search tree
 _MOST_ENTRIES = 100_000  # of the matrix
 _PAIR, _WINDOW = (100, 0.5), (40, 0.125)  # groups, or the share of them if that is more
 _APART = 0.05  # of the free groups: so many have another device than in anything tried before
+_SPANS_S = 1.0  # budget for the spans
 _POLISHED_OPS = 400_000  # simulated in the local search after each round
 _POLISH = (200, 4000)  # its simulations, at least and at most
 
@@ -86,7 +88,8 @@ def _improved(problem: Problem, first: Evaluated, seed: int, clock: Clock) -> Ev
         return first
     if path_program_size(problem) > _MOST_ENTRIES:
         return anneal_from_hot_starts(problem, first, seed, clock, _HOT_CHAINS)
-    program = build_paths(problem, first.value_s / UNIT, timing_graph(problem))
+    timing = timing_graph(problem, _spans_budget(clock))
+    program = build_paths(problem, first.value_s / UNIT, timing)
     least_s = _least_s(program, clock)
     if first.overflow_bytes == 0 and least_s >= target_s(first):
         return first
@@ -118,6 +121,12 @@ def _by_regions(
         count += polished.evaluations
         best = min(best, polished)
     return replace(best, evaluations=count)
+
+
+def _spans_budget(clock: Clock) -> WorkBudget:
+    """Work of the spans, which only seconds may end earlier."""
+    clock.charge(_SPANS_S)
+    return WorkBudget(_SPANS_S, np.inf if clock.is_counted else None)
 
 
 def _least_s(program: LinearProgram, clock: Clock) -> float:

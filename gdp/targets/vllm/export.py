@@ -288,8 +288,8 @@ class VllmOptions:
                 "sent between them (NixlConnector does not tell producers from consumers)"
             )
             reasons["servers"] = (
-                "a copy of the model each, behind a proxy that sends a request to a prefill server, "
-                "then to a decode server"
+                "a copy of the model each, behind a proxy that sends a request to a prefill "
+                "server, then to a decode server"
             )
         elif len(self.servers) > 1:
             reasons["servers"] = (

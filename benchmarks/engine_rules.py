@@ -34,7 +34,7 @@ SETS = (
     ALL,
     replace(ALL, node=0),
     replace(ALL, data=2, machines=()),
-    replace(ALL, serves="prompts"),
+    replace(ALL, role="prefill"),
 )
 IN_DOCUMENTATION = "docs/"
 """Files that are no part of a package begin so."""

@@ -100,7 +100,7 @@ class QuestionRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True, om
     target: str = ""  # runtime that was planned for
     granularity: str = ""
     offload: str = ""
-    serves: str = ""  # of requests "prompts" or "tokens" alone
+    role: str = ""  # "prefill" or "decode" of disaggregated serving
     draft: DraftModel | str | None = None  # in older files a text, "K MODEL"; see `draft_model`
     whole: tuple[str, ...] = ()  # paths of the modules that the granularity kept whole
 

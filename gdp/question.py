@@ -107,7 +107,7 @@ class Question:
     offload: str | None = None  # where accelerate keeps weights that do not fit
     longest: bool = False  # reserve caches for the longest context that fits
     copies: int = 0  # of a decoder, each for requests of its own; 0: as the objective wants them
-    serves: str = ""  # of requests "prompts" or "tokens" alone; "": both
+    role: str = ""  # "prefill" or "decode" of disaggregated serving; "": both
     draft: DraftModel | None = None  # a small model beside it
     kept: Kept = field(default=NOTHING_KEPT, repr=False)  # what was prepared for its answer
 
@@ -131,7 +131,7 @@ class Question:
             cluster=cluster_toml(self.cluster), objective=self.objective,
             constraints=self.constraints, costs=storable(costs),
             costs_sha256=digest_of(costs) if costs else "", target=self.target or "",
-            granularity=self.granularity or "", offload=self.offload or "", serves=self.serves,
+            granularity=self.granularity or "", offload=self.offload or "", role=self.role,
             draft=self.draft,
         )  # fmt: skip
 
@@ -191,7 +191,7 @@ def question_about(
         "latency" if objective is None else objective,
         costs,
         of_kind(constraints, Constraints, "constraints"),
-        serves=record.serves if record is not None else "",
+        role=record.role if record is not None else "",
         draft=record.draft_model if record is not None else None,
     )
     return question, placed

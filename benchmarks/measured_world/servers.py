@@ -38,7 +38,7 @@ from typing import NamedTuple, Protocol
 import numpy as np
 
 from gdp.costs.measured.kernels import ENGINES
-from gdp.sim.scheduling import Batch, Scheduler, chunks_of
+from gdp.sim.scheduling import IterationBatch, Scheduler, chunks_of
 from gdp.sim.serving import ServingEngine
 from gdp.sim.traffic import ROUNDS, Arrival, Traffic
 from gdp.targets.sglang.scheduler import SglangScheduler
@@ -79,14 +79,16 @@ class TensorRtScheduler(Scheduler):
     wait_iterations: int = 0  # `batch_wait_timeout_iters`
     wait_tokens: int = 0  # `batch_wait_max_tokens_ratio`, of the tokens of an iteration
 
-    def next_batch(self, queue: Iterable[int], running: int, room: int, deferred: int) -> Batch:
+    def next_batch(
+        self, queue: Iterable[int], running: int, room: int, deferred: int
+    ) -> IterationBatch:
         """Prompts that fit whole; longer ones than an iteration are cut."""
         chunks = chunks_of(queue, room - running, whole=room)
         tokens = sum(chunks)
         few = tokens + running < self.wait_tokens
         if tokens and running and few and deferred < self.wait_iterations:
-            return Batch([], deferred_iterations=deferred + 1)
-        return Batch(chunks, deferred_iterations=0 if tokens else deferred)
+            return IterationBatch([], deferred_iterations=deferred + 1)
+        return IterationBatch(chunks, deferred_iterations=0 if tokens else deferred)
 
 
 class Setup(NamedTuple):

@@ -90,22 +90,22 @@ def _place_for_traffic(
             parts, spec, traffic, within=limits, disaggregated=not serving.joint, draft=draft
         )
     path = outputs.paths.get("placement")
-    if plan.prompts is not None and path and not is_stream(path):
-        of_prompts = beside(path)
-        check_file_writable(of_prompts, "placement", overwrite)
-        save_placement(plan.prompts.result.placement, of_prompts)
+    if plan.prefill is not None and path and not is_stream(path):
+        of_prefill = beside(path)
+        check_file_writable(of_prefill, "placement", overwrite)
+        save_placement(plan.prefill.result.placement, of_prefill)
     _write(plan.result, outputs, plan.traffic_json())
     show(plan.to_json(), lambda: result_text(plan.result, plan.lines()))
 
 
 def beside(path: str) -> str:
-    """The file of the GPUs that read prompts, where those that write tokens have another.
+    """The file of the prefill GPUs, where the decode GPUs have another.
 
     >>> beside("plans/p.json")
-    'plans/p.prompts.json'
+    'plans/p.prefill.json'
     """
     stem, dot, ending = path.rpartition(".")
-    return f"{stem}.prompts.{ending}" if dot and "/" not in ending else f"{path}.prompts"
+    return f"{stem}.prefill.{ending}" if dot and "/" not in ending else f"{path}.prefill"
 
 
 def _write(

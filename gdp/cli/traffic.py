@@ -32,7 +32,7 @@ _within = click.option(
 
 _joint = click.option(
     "--no-disaggregation", "joint", is_flag=True,
-    help="All GPUs serve prompts and tokens of --traffic: none of them prompts alone.",
+    help="All GPUs prefill and decode the requests of --traffic: no disaggregated serving.",
 )  # fmt: skip
 
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 
-class Batch(NamedTuple):
+class IterationBatch(NamedTuple):
     """Work of one iteration."""
 
     chunks: list[int]  # prompt tokens of the first requests in the queue
@@ -27,17 +27,19 @@ class Scheduler:
     preempts: bool = False  # admits by the prompt alone; else a request keeps room to its end
     admission_interval: int = 1  # iterations of decoding between two looks at new requests
 
-    def next_batch(self, queue: Iterable[int], running: int, room: int, deferred: int) -> Batch:
+    def next_batch(
+        self, queue: Iterable[int], running: int, room: int, deferred: int
+    ) -> IterationBatch:
         """The work of the next iteration.
 
         Args:
             queue: Unread prompt tokens of each admitted request, in the order of admission.
             running: Tokens that decoding takes.
             room: Tokens of one iteration.
-            deferred: `Batch.deferred_iterations` of the iteration before.
+            deferred: `IterationBatch.deferred_iterations` of the iteration before.
         """
         del deferred
-        return Batch(chunks_of(queue, room - running))
+        return IterationBatch(chunks_of(queue, room - running))
 
 
 def chunks_of(queue: Iterable[int], room: int, whole: int = 0) -> list[int]:

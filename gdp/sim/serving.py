@@ -298,8 +298,8 @@ class _Run:
     """One simulation: clients, and the lanes that their requests pass."""
 
     def __init__(
-        self, requests: Sequence[Arrival], concurrency: int, entry: "list[Lane]",
-        decode: "Sequence[Lane]" = (),
+        self, requests: Sequence[Arrival], concurrency: int, entry: "list[ServingLane]",
+        decode: "Sequence[ServingLane]" = (),
     ) -> None:  # fmt: skip
         free = [0.0] * (concurrency or len(requests))
         self.clients = _Clients(requests, free, entry[0].engine.scheduler.request_s)
@@ -312,7 +312,7 @@ class _Run:
         The lane whose pass starts first goes on, so that all that reaches it by then is known."""
         lanes, clients = [*self.entry, *self.decode], self.clients
         while True:
-            lane = min(lanes, key=Lane.starts_s) if len(lanes) > 1 else lanes[0]
+            lane = min(lanes, key=ServingLane.starts_s) if len(lanes) > 1 else lanes[0]
             due_s = clients.due()
             if due_s <= lane.starts_s():
                 if math.isinf(due_s):
@@ -325,17 +325,17 @@ class _Run:
             for request in lane.iterate(self._until_s(lane)):
                 sink(request, lane.now)
 
-    def _until_s(self, lane: "Lane") -> float:
+    def _until_s(self, lane: "ServingLane") -> float:
         """A time before which no request reaches a lane: it comes no earlier than the next pass of
         a lane before it starts, nor than a request ends elsewhere whose client asks again."""
         until_s = min(self.clients.due(), lane.coming[0][0] if lane.coming else math.inf)
         if not self.decode:
             return until_s
         others = (other.ends_s() for other in self.decode if other is not lane)
-        return min([until_s, *map(Lane.starts_s, self.entry), *others])
+        return min([until_s, *map(ServingLane.starts_s, self.entry), *others])
 
 
-class Lane:
+class ServingLane:
     """One batch: its requests, and the iterations that serve them."""
 
     def __init__(
@@ -537,10 +537,10 @@ class Lane:
 def _lanes(
     engine: ServingEngine, concurrency: int, longest: int,
     role: Literal["", "prefill", "decode"] = "",
-) -> list[Lane]:  # fmt: skip
+) -> list[ServingLane]:  # fmt: skip
     """The batches of a group."""
     count, most, room = batches_of(engine, concurrency, longest)
-    return [Lane(engine, most, room, role) for _ in range(count)]
+    return [ServingLane(engine, most, room, role) for _ in range(count)]
 
 
 def _passes_in(seconds: float, first_s: float, grows_s: float) -> int:

@@ -92,7 +92,7 @@ DECISIONS = {
     "placement.DraftModel": {"model": DATA},  # a configuration, whatever it looks like
     "placement.QuestionRecord": {
         "cluster": TEXT, "costs": DATA, "costs_sha256": TEXT, "dims": TEXT, "draft": TEXT,
-        "granularity": TEXT, "model": CODE, "objective": TEXT, "offload": TEXT, "serves": TEXT,
+        "granularity": TEXT, "model": CODE, "objective": TEXT, "offload": TEXT, "role": TEXT,
         "target": TEXT, "whole": TEXT,
     },
     "placement._File": {"devices": TEXT, "graph_digest": TEXT, "made_by": TEXT, "ops": TEXT},
@@ -285,7 +285,7 @@ def test_no_text_of_a_placement_leads_anywhere(hostile: str, placed: dict[str, A
     (folder / "secret.txt").write_text("secret")
     os.mkfifo(folder / "pipe")
     placed["question"] |= {"costs": "", "costs_sha256": "0", "dims": {"a": 1}, "target": "",
-                           "granularity": "", "offload": "", "objective": "latency", "serves": "",
+                           "granularity": "", "offload": "", "objective": "latency", "role": "",
                            "draft": "", "whole": []}  # fmt: skip
     text = hostile.format(folder=folder.resolve())
     question = placed["question"]

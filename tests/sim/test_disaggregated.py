@@ -108,8 +108,8 @@ def test_jumps_over_equal_passes_are_those_passes(
 ) -> None:
     traffic, groups = random_case(seed)
     jumped = serve_disaggregated(traffic, groups)
-    iterate = serving.Lane.iterate
-    monkeypatch.setattr(serving.Lane, "iterate", lambda lane, _: iterate(lane, lane.now))
+    iterate = serving.ServingLane.iterate
+    monkeypatch.setattr(serving.ServingLane, "iterate", lambda lane, _: iterate(lane, lane.now))
     one_by_one = serve_disaggregated(traffic, groups)
     for name in ("seconds", "tokens_per_s", "running", "waiting_s"):
         own, other = getattr(jumped.served, name), getattr(one_by_one.served, name)

@@ -137,7 +137,7 @@ def test_copies_on_several_machines_are_servers_of_their_own() -> None:
 
 
 def test_caches_are_sent_from_machine_to_machine() -> None:
-    both = VllmOptions((4,), (0, 0), 0.9, 64, data=2, serves="prompts", machines=("a", "b"))
+    both = VllmOptions((4,), (0, 0), 0.9, 64, data=2, role="prefill", machines=("a", "b"))
     hosts = [own.environment()["VLLM_NIXL_SIDE_CHANNEL_HOST"] for own in both.commands]
     assert hosts == ["a", "b"]
     assert "VLLM_NIXL_SIDE_CHANNEL_HOST" in both.why()

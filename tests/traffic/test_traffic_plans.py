@@ -13,7 +13,7 @@ import pytest
 from click.testing import CliRunner
 
 import gdp
-from gdp.api.traffic.plan import PromptsGroup, ServedPlan, served_on
+from gdp.api.traffic.plan import PrefillGroup, ServedPlan, served_on
 from gdp.api.traffic.serve import is_worth_it, numbers_of_copies
 from gdp.cli.main import cli
 from gdp.sim.traffic import Arrival, Spread
@@ -87,7 +87,7 @@ def test_copies_are_weighed_against_one_model_on_all_gpus(two: ServedPlan) -> No
 def limit_us(two: ServedPlan) -> int:
     """Microseconds a token that a GPU for tokens alone keeps, and others do not."""
     *joint, apart = two.compared_with
-    assert apart.layout == "prompts on one GPU, tokens on one GPU"
+    assert apart.layout == "prefill on one GPU, decode on one GPU"
     assert apart.token is not None
     least_s = min(row.token.p95_s for row in joint if row.token is not None)
     assert apart.token.p95_s < 0.95 * least_s
@@ -96,7 +96,7 @@ def limit_us(two: ServedPlan) -> int:
 
 def test_prompts_share_gpus_where_no_limit_wants_it_otherwise(two: ServedPlan) -> None:
     apart = two.compared_with[-1]
-    assert two.prompts is None
+    assert two.prefill is None
     assert apart.request_s is not None
     assert two.served.request.mean_s < apart.request_s
     equal = replace(two, served=replace(two.served))
@@ -109,12 +109,12 @@ def test_prompts_share_gpus_where_no_limit_wants_it_otherwise(two: ServedPlan) -
 
 def test_two_groups_in_words(two: ServedPlan) -> None:
     sent = Spread(0.002, 0.002, 0.002)
-    group = PromptsGroup(two.result, two.generation, two.engine, 3 << 20, 0.001, sent)
-    apart = replace(two, prompts=group)
-    assert apart.layout == "prompts on data 2, tokens on data 2"
+    group = PrefillGroup(two.result, two.generation, two.engine, 3 << 20, 0.001, sent)
+    apart = replace(two, prefill=group)
+    assert apart.layout == "prefill on data 2, decode on data 2"
     assert (
-        "groups   t4:0, t4:1 read prompts, t4:0, t4:1 write tokens: the caches of a prompt, "
-        "3.00 MiB, are sent in 1.000 ms (2.000 ms with waiting for the link)"
+        "groups   prefill on t4:0, t4:1, decode on t4:0, t4:1: the KV cache of a prompt, "
+        "3.00 MiB, is sent in 1.000 ms (2.000 ms with waiting for the link)"
     ) in apart.lines()
 
 
@@ -132,23 +132,23 @@ def test_prompts_get_a_gpu_of_their_own_where_a_limit_wants_it(
     within = {"first_s": None, "token_s": pytest.approx(1e-6 * limit_us)}
     assert traffic["within"] == within
     # Two layers have keys and values of two heads of 12 numbers of two bytes.
-    prompts, sent_bytes = traffic["prompts"], 2 * 2 * 2 * 12 * 2 * 64
-    assert prompts["sent_bytes"] == sent_bytes
+    prefill, sent_bytes = traffic["prefill"], 2 * 2 * 2 * 12 * 2 * 64
+    assert prefill["sent_bytes"] == sent_bytes
     cluster = gdp.Cluster.load(machine)
     link_s = cluster.link_latency_s[1, 2] + sent_bytes / cluster.link_bytes_per_s[1, 2]
-    assert prompts["transfer_s"] == pytest.approx(link_s)
-    assert prompts["sent"]["mean_s"] >= link_s
+    assert prefill["transfer_s"] == pytest.approx(link_s)
+    assert prefill["sent"]["mean_s"] >= link_s
     assert traffic["layout"] == traffic["compared"][-1]["layout"]
     _check_servers(tmp_path)
     page = str(tmp_path / "p.html")
     done = CliRunner().invoke(cli, ["report", str(path), "--traffic", MANY, "-o", page])
     assert done.exit_code == 1
-    assert "GPUs that serve tokens alone" in str(done.exception)
+    assert "of the decode GPUs alone" in str(done.exception)
 
 
 def _check_servers(folder: Path) -> None:
     """What is exported of the placements of two groups: a server each."""
-    parts = (("p", "8200", "1", "decode"), ("p.prompts", "8100", "0", "prefill"))
+    parts = (("p", "8200", "1", "decode"), ("p.prefill", "8100", "0", "prefill"))
     for (part, port, gpu, mode), runtime in itertools.product(parts, ("vllm", "sglang")):
         to = folder / f"{part} {runtime}"
         args = ["export", str(folder / f"{part}.json"), "--to", runtime, "-o", str(to)]

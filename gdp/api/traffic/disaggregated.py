@@ -1,6 +1,6 @@
-"""Prompts on some GPUs and tokens on others, where that serves traffic better than both on all.
+"""Disaggregated serving: prefill on some GPUs and decode on others, where that is faster.
 
-Groups of whole GPUs, of one kind each: some read prompts, the others write tokens, each as copies
+Groups of whole GPUs, of one kind each: some prefill, the others decode, each as copies
 of the model with a layout of their own. A copy of either group is planned once for each
 number of GPUs; the pairs that are the best by their rates are simulated, and the best of these is
 planned on its own GPUs and simulated again.
@@ -17,7 +17,7 @@ import numpy as np
 
 from gdp.api.answer import answer
 from gdp.api.ask import ask
-from gdp.api.traffic.plan import PromptsGroup, ServedPlan, engine_on, model_bytes
+from gdp.api.traffic.plan import PrefillGroup, ServedPlan, engine_on, model_bytes
 from gdp.cluster.types import NO_CHANNEL, Cluster
 from gdp.constraints import Pin, allowed_mask
 from gdp.errors import ArgumentError, InfeasibleError
@@ -68,21 +68,21 @@ class GroupPlan(NamedTuple):
 
 
 class _Pair(NamedTuple):
-    """GPUs of a group that reads prompts and of one that writes tokens."""
+    """GPUs of the prefill group and of the decode group."""
 
-    prompts: tuple[int, ...]
-    tokens: tuple[int, ...]
-    of_prompts: int  # GPUs of each copy
-    of_tokens: int
+    prefill: tuple[int, ...]
+    decode: tuple[int, ...]
+    prefill_copy: int  # GPUs of each copy
+    decode_copy: int
 
     @property
     def copies(self) -> tuple[int, int]:
         """Of either group."""
-        return len(self.prompts) // self.of_prompts, len(self.tokens) // self.of_tokens
+        return len(self.prefill) // self.prefill_copy, len(self.decode) // self.decode_copy
 
 
-def plan_apart(asked: Asked, traffic: Traffic, joint: ServedPlan) -> ServedPlan | None:
-    """The best plan with GPUs for prompts and GPUs for tokens; None where there is none.
+def plan_disaggregated(asked: Asked, traffic: Traffic, joint: ServedPlan) -> ServedPlan | None:
+    """The best disaggregated plan; None where there is none.
 
     Args:
         asked: What is asked of the model.
@@ -133,47 +133,47 @@ class _Search:
         cuts = [
             (gpus[:k], gpus[k:]) for gpus in alike for k in range(1, len(gpus)) if len(alike) == 1
         ]
-        for prompts, tokens in cuts or itertools.permutations(alike, 2):
-            for sizes in itertools.product(_powers(len(prompts)), _powers(len(tokens))):
+        for prefill, decode in cuts or itertools.permutations(alike, 2):
+            for sizes in itertools.product(_powers(len(prefill)), _powers(len(decode))):
                 own, other = (
                     tuple(gpus[: len(gpus) // size * size])
-                    for gpus, size in zip((prompts, tokens), sizes, strict=True)
+                    for gpus, size in zip((prefill, decode), sizes, strict=True)
                 )
                 pair = _Pair(own, other, *sizes)
                 if question.constraints.replicas or pair.copies == (1, 1):
                     yield pair
 
-    def of_prompts(self, pair: _Pair) -> GroupPlan | None:
-        """The plan of a copy that reads prompts: of as many at once as fill a pass."""
+    def prefill_plan(self, pair: _Pair) -> GroupPlan | None:
+        """The plan of a copy that prefills: of as many at once as fill a pass."""
         at_once = self.joint.engine.tokens_at_once // self.traffic.prompt
         batch = max(1, min(at_once, self.clients))
-        return self._of_copy(pair.prompts[: pair.of_prompts], batch, "prompts")
+        return self._of_copy(pair.prefill[: pair.prefill_copy], batch, "prefill")
 
-    def of_tokens(self, pair: _Pair) -> GroupPlan | None:
-        """The plan of a copy that writes tokens: of its part of the requests, in powers of two of
+    def decode_plan(self, pair: _Pair) -> GroupPlan | None:
+        """The plan of a copy that decodes: of its part of the requests, in powers of two of
         all, so that few plans are made."""
         parts = 2 ** round(math.log2(pair.copies[1]))
         batch = math.ceil(self.clients / parts)
-        return self._of_copy(pair.tokens[: pair.of_tokens], batch, "tokens")
+        return self._of_copy(pair.decode[: pair.decode_copy], batch, "decode")
 
-    def _of_copy(self, gpus: Sequence[int], batch: int, serves: str) -> GroupPlan | None:
+    def _of_copy(self, gpus: Sequence[int], batch: int, role: str) -> GroupPlan | None:
         like = self.cluster.alike[list(gpus)].tolist()
-        key = (*like, batch, serves)
+        key = (*like, batch, role)
         if key not in self.known:
-            self.known[key] = self.plan(gpus, 1, batch, serves)
+            self.known[key] = self.plan(gpus, 1, batch, role)
         return self.known[key]
 
-    def plan(self, gpus: Sequence[int], copies: int, batch: int, serves: str) -> GroupPlan | None:
+    def plan(self, gpus: Sequence[int], copies: int, batch: int, role: str) -> GroupPlan | None:
         """The plan of a group on some GPUs, of fewer requests where so many do not fit; None where
         not even one does."""
         names = self.cluster.device_names
         barred = tuple(names[d] for d in self.cluster.gpus if d not in gpus)
-        new = 1 if serves == "prompts" else self.traffic.new
+        new = 1 if role == "prefill" else self.traffic.new
         while batch >= 1 and self._have_room(gpus):
             question = self.asked.question(self.traffic.prompt, new, batch)
             rules = question.constraints
             rules = replace(rules, forbid=(*rules.forbid, Pin("*", barred))) if barred else rules
-            question = replace(question, copies=copies, serves=serves, constraints=rules)
+            question = replace(question, copies=copies, role=role, constraints=rules)
             try:
                 result = answer(question)
             except InfeasibleError:
@@ -187,24 +187,24 @@ class _Search:
         room = sum(self.cluster.devices[d].memory_bytes for d in gpus)
         return model_bytes(self.joint.result.question.graph) <= room
 
-    def groups(self, pair: _Pair, prompts: GroupPlan, tokens: GroupPlan) -> TwoGroups:
-        """Engines of a pair, and the way between its GPUs."""
+    def groups(self, pair: _Pair, prefill: GroupPlan, decode: GroupPlan) -> TwoGroups:
+        """Engines of a pair, and the link between its GPUs."""
         prompt, (readers, writers) = self.traffic.prompt, pair.copies
-        send_s, token_send_s, shared = _way(
-            self.cluster, pair, prompts.sent_bytes(prompt), tokens.sent_bytes(prompt)
+        send_s, token_send_s, shared = kv_transfer_cost(
+            self.cluster, pair, prefill.sent_bytes(prompt), decode.sent_bytes(prompt)
         )
         return TwoGroups(
-            prompts.engine._replace(copies=readers), tokens.engine._replace(copies=writers),
+            prefill.engine._replace(copies=readers), decode.engine._replace(copies=writers),
             send_s, token_send_s / prompt, shared,
         )  # fmt: skip
 
     def estimate(self, pair: _Pair) -> tuple[float, float] | None:
         """By how much a pair exceeds the limits, and seconds of a request, of steady traffic; None
         where the model does not fit."""
-        prompts, tokens = self.of_prompts(pair), self.of_tokens(pair)
-        if prompts is None or tokens is None:
+        prefill, decode = self.prefill_plan(pair), self.decode_plan(pair)
+        if prefill is None or decode is None:
             return None
-        groups, (readers, writers) = self.groups(pair, prompts, tokens), pair.copies
+        groups, (readers, writers) = self.groups(pair, prefill, decode), pair.copies
         prompt, new, reading, writing = self.traffic.prompt, self.traffic.new, *groups[:2]
         side = self.clients / writers
         pass_s = max(writing.step_s, writing.token_s * side)
@@ -221,42 +221,42 @@ class _Search:
 
     def simulated(self, pair: _Pair) -> tuple[tuple[float, float], _Pair] | None:
         """A pair with its value by `ServedPlan.value`; None where a request has no room."""
-        prompts, tokens = self.of_prompts(pair), self.of_tokens(pair)
-        if prompts is None or tokens is None:
+        prefill, decode = self.prefill_plan(pair), self.decode_plan(pair)
+        if prefill is None or decode is None:
             return None
-        plan = self._served(pair, prompts, tokens)
+        plan = self._served(pair, prefill, decode)
         return None if plan is None else (plan.value, pair)
 
     def planned(self, pair: _Pair) -> ServedPlan | None:
         """A pair planned on its own GPUs."""
-        near = self.of_prompts(pair), self.of_tokens(pair)
-        prompts, tokens = (
+        near = self.prefill_plan(pair), self.decode_plan(pair)
+        prefill, decode = (
             plan
             if plan is None or plan.gpus == gpus
-            else self.plan(gpus, copies, plan.generation.request.batch, serves)
-            for plan, gpus, copies, serves in zip(
-                near, pair[:2], pair.copies, ("prompts", "tokens"), strict=True
+            else self.plan(gpus, copies, plan.generation.request.batch, role)
+            for plan, gpus, copies, role in zip(
+                near, pair[:2], pair.copies, ("prefill", "decode"), strict=True
             )
         )
-        return None if prompts is None or tokens is None else self._served(pair, prompts, tokens)
+        return None if prefill is None or decode is None else self._served(pair, prefill, decode)
 
-    def _served(self, pair: _Pair, prompts: GroupPlan, tokens: GroupPlan) -> ServedPlan | None:
-        groups = self.groups(pair, prompts, tokens)
+    def _served(self, pair: _Pair, prefill: GroupPlan, decode: GroupPlan) -> ServedPlan | None:
+        groups = self.groups(pair, prefill, decode)
         try:
             served, sent = serve_disaggregated(in_steady_state(self.traffic, groups.decode), groups)
         except ArgumentError:  # a request has no room
             return None
         mean = self.traffic.prompt
-        reading = PromptsGroup(
-            prompts.result, prompts.generation, groups.prefill,
-            sum(tokens.sent_bytes(mean)), groups.transfer_s(mean), sent,
+        reading = PrefillGroup(
+            prefill.result, prefill.generation, groups.prefill,
+            sum(decode.sent_bytes(mean)), groups.transfer_s(mean), sent,
         )  # fmt: skip
         return ServedPlan(
-            tokens.result,
-            tokens.generation,
+            decode.result,
+            decode.generation,
             groups.decode,
             served,
-            tokens.generation.request.batch,
+            decode.generation.request.batch,
             reading,
             self.joint.within,
         )
@@ -267,7 +267,7 @@ def _powers(most: int) -> list[int]:
     return [2**k for k in range(most.bit_length())]
 
 
-def _way(
+def kv_transfer_cost(
     cluster: Cluster, pair: _Pair, sent: Sequence[int], taken: Sequence[int]
 ) -> tuple[float, float, bool]:
     """(seconds of latency, seconds of the bytes of one prompt, True where all share one channel).
@@ -276,7 +276,7 @@ def _way(
     longest, on the slowest link between the groups; where all links are one channel, such as a
     network between two machines, the bytes of all go one after the other.
     """
-    between = np.ix_(pair.prompts, pair.tokens)
+    between = np.ix_(pair.prefill, pair.decode)
     channels = np.unique(cluster.channel[between])
     shared = len(channels) == 1 and channels[0] != NO_CHANNEL and min(map(len, pair[:2])) > 1
     busiest = sum(taken) if shared else max(*sent, *taken)

@@ -49,8 +49,8 @@ class ComparedPlan:
 
 
 @dataclass(frozen=True, eq=False)
-class PromptsGroup:
-    """The GPUs that read prompts, where others write the tokens."""
+class PrefillGroup:
+    """The prefill GPUs of disaggregated serving."""
 
     result: Result
     generation: GenerationAnswer
@@ -70,14 +70,14 @@ class PromptsGroup:
 
 @dataclass(frozen=True, eq=False)
 class ServedPlan:
-    """A plan and the traffic on it; where prompts have GPUs of their own, that of the others."""
+    """A plan and the traffic on it; disaggregated, that of the decode GPUs."""
 
     result: Result
     generation: GenerationAnswer  # of as many requests side by side as run at once
     engine: ServingEngine
     served: ServedTraffic
     passes_of: int  # requests side by side, whose passes the engine's seconds are
-    prompts: PromptsGroup | None = None
+    prefill: PrefillGroup | None = None
     within: TrafficLimits = NO_LIMITS
     compared_with: tuple[ComparedPlan, ...] = ()  # itself among them; () where there was one plan
 
@@ -87,10 +87,10 @@ class ServedPlan:
         own = layout_of(self.result, self.generation)
         if self.engine.drafting is not None:
             own += f", {self.engine.drafting.tokens} tokens drafted"
-        if self.prompts is None:
+        if self.prefill is None:
             return own
-        others = layout_of(self.prompts.result, self.prompts.generation)
-        return f"prompts on {others}, tokens on {own}"
+        others = layout_of(self.prefill.result, self.prefill.generation)
+        return f"prefill on {others}, decode on {own}"
 
     @property
     def value(self) -> tuple[float, float]:
@@ -129,7 +129,7 @@ class ServedPlan:
         within = {k: None if math.isinf(s) else s for k, s in self.within._asdict().items()}
         return asdict(self.served) | {
             "room": self.room, "layout": self.layout, "within": within,
-            "prompts": None if self.prompts is None else self.prompts.to_json(),
+            "prefill": None if self.prefill is None else self.prefill.to_json(),
             "compared": [asdict(row) for row in self.compared_with],
             "engine": engine_json(self.engine), "passes_of": self.passes_of,
         }  # fmt: skip
@@ -151,7 +151,8 @@ class ServedPlan:
         if not near(self.side_by_side, self.passes_of):
             lines.append(
                 f"passes   are those of {self.passes_of} requests side by side, where "
-                f"{self.side_by_side} run: one request alone is told too slow, many too fast"
+                f"{self.side_by_side} run: a single request is predicted too slow, "
+                "many too fast"
             )
         lines += self._groups() + self._limits()
         if self.compared_with:
@@ -166,7 +167,7 @@ class ServedPlan:
         asked = served.running + served.waiting_s * served.requests / max(served.seconds, 1e-9)
         most = min(self.room or math.inf, engine.copies * engine.requests_at_once)
         if asked * NEAR < most:
-            reading = engine if self.prompts is None else self.prompts.engine
+            reading = engine if self.prefill is None else self.prefill.engine
             return told + (
                 "for the pass under way and prompts before theirs, "
                 f"{reading.tokens_at_once} tokens a pass at most"
@@ -179,14 +180,14 @@ class ServedPlan:
 
     def _groups(self) -> list[str]:
         """A line on the two groups."""
-        if self.prompts is None:
+        if self.prefill is None:
             return []
-        own, others = _used(self.result), _used(self.prompts.result)
+        own, others = _used(self.result), _used(self.prefill.result)
         return [
-            f"groups   {others} read prompts, {own} write tokens: the caches of a prompt, "
-            f"{format_bytes(self.prompts.sent_bytes)}, are sent in "
-            f"{format_seconds(self.prompts.transfer_s)} "
-            f"({format_seconds(self.prompts.sent.mean_s)} with waiting for the link)"
+            f"groups   prefill on {others}, decode on {own}: the KV cache of a prompt, "
+            f"{format_bytes(self.prefill.sent_bytes)}, is sent in "
+            f"{format_seconds(self.prefill.transfer_s)} "
+            f"({format_seconds(self.prefill.sent.mean_s)} with waiting for the link)"
         ]
 
     def _limits(self) -> list[str]:
@@ -231,12 +232,12 @@ def on_vllm(question: Question, placement: Placement) -> Question:
     _tokens_at_once(question)
     if question.draft:
         raise ArgumentError(
-            "the placement is of a model with another one that drafts: place it again with "
+            "the placement is of a model with a draft model: place it again with "
             "--traffic and --draft"
         )
-    if question.serves:
+    if question.role:
         raise ArgumentError(
-            f"the placement is of the GPUs that serve {question.serves} alone, and traffic is for "
+            f"the placement is of the {question.role} GPUs alone, and traffic is for "
             "a plan of both: place the model again with --traffic"
         )
     return replace(question, cluster=vllm_cluster(question, stages_of(question.graph, placement)))

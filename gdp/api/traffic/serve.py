@@ -1,5 +1,5 @@
 """The call `serve`: the best plan for vLLM under traffic, of those with one copy of the model, with
-several, and with GPUs of their own for prompts."""
+several, and disaggregated ones."""
 
 import math
 import os
@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from gdp.api.answer import answer
-from gdp.api.traffic.disaggregated import Asked, plan_apart
+from gdp.api.traffic.disaggregated import Asked, plan_disaggregated
 from gdp.api.traffic.drafting import Draft, with_draft
 from gdp.api.traffic.plan import (
     PLANS,
@@ -38,7 +38,7 @@ from gdp.targets.vllm.plan import vllm_cluster
 FIRST_BATCH = 8
 """Requests at once for which traffic with a rate is planned before it is simulated."""
 WORTH = 0.1
-"""Least gain for which prompts get GPUs of their own: several servers and a proxy are more to run,
+"""Least gain for which prefill gets GPUs of its own: several servers and a proxy are more to run,
 and no measurement of such plans stands behind their seconds."""
 
 
@@ -69,14 +69,14 @@ def serve(
         objective: As `gdp.place` takes it.
         requests_at_once: Requests that run at once at most (`--max-num-seqs` of vLLM); None for
             vLLM's own default.
-        within: Seconds that 95% of the requests are to keep, such as "first=500ms,token=30ms": to
-            the first token, and between tokens. Default: no limits.
-        disaggregated: Prompts may get GPUs of their own.
-        draft: A small model that drafts tokens, where that is faster.
+        within: Seconds that 95% of the requests are to keep, such as "first=500ms,token=30ms": TTFT
+            and TPOT. Default: no limits.
+        disaggregated: Prefill may get GPUs of its own.
+        draft: A draft model for speculative decoding, where that is faster.
 
     Returns:
-        The plan for as many requests at once as the traffic has or memory allows, with times to the
-        first token and between tokens. Times are seconds.
+        The plan for as many requests at once as the traffic has or memory allows, with TTFT
+        and TPOT. Times are seconds.
 
     Raises:
         InfeasibleError: Not even one request fits.
@@ -136,7 +136,7 @@ def served_plan(
         for plan in tuple(plans):
             compare(f"{plan.layout} with drafts", partial(with_draft, traffic, plan, draft))
     best = min(plans, key=lambda plan: plan.value)
-    apart = plan_apart(asked, traffic, best) if disaggregated and draft is None else None
+    apart = plan_disaggregated(asked, traffic, best) if disaggregated and draft is None else None
     if apart is not None:
         rows.append(apart.compared())
         best = apart if is_worth_it(apart, best) else best

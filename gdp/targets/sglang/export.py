@@ -60,7 +60,7 @@ def export(job: ExportJob) -> list[Path]:
             "to vllm, or name another small model"
         )
     # Copies in one server (`--dp-size`) have experts of their own here.
-    apart = options.serves or len(options.nodes) > 1
+    apart = options.role or len(options.nodes) > 1
     each = options.commands if apart else (options,)
     commands = [command(own) for own in each]
     return write_commands("sglang", {}, commands, why(options), job.output, job.overwrite)
@@ -128,7 +128,7 @@ def arguments(options: VllmOptions) -> list[str]:
         *(["--kv-cache-dtype", cached] if cached else []),
         *(["--dtype", options.dtype] if options.dtype else []),
         *([] if options.draft is None else _drafting(options.draft)),
-        *(_apart(options) if options.serves else _of_copy(options)),
+        *(_apart(options) if options.role else _of_copy(options)),
         *(_of_machines(options) if options.machines else []),
     ]  # fmt: skip
 
@@ -165,13 +165,12 @@ def _of_machines(options: VllmOptions) -> list[str]:
 
 
 def _apart(options: VllmOptions) -> list[str]:
-    """Arguments of a server that reads prompts, or writes tokens, alone."""
-    mode = "prefill" if options.serves == "prompts" else "decode"
+    """Arguments of a server for prefill, or for decode, alone."""
     port = options.port or options.servers[0].port
     first = ["--disaggregation-bootstrap-port", str(BOOTSTRAP_PORT + port)]
     return [
-        "--port", str(port), "--disaggregation-mode", mode,
-        "--disaggregation-transfer-backend", "nixl", *(first if mode == "prefill" else []),
+        "--port", str(port), "--disaggregation-mode", options.role,
+        "--disaggregation-transfer-backend", "nixl", *(first if options.role == "prefill" else []),
     ]  # fmt: skip
 
 

@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from gdp.sim.scheduling import Batch, Scheduler, chunks_of
+from gdp.sim.scheduling import IterationBatch, Scheduler, chunks_of
 
 
 @dataclass(frozen=True)
@@ -13,8 +13,10 @@ class SglangScheduler(Scheduler):
 
     async_scheduling: bool = True
 
-    def next_batch(self, queue: Iterable[int], running: int, room: int, deferred: int) -> Batch:
+    def next_batch(
+        self, queue: Iterable[int], running: int, room: int, deferred: int
+    ) -> IterationBatch:
         """Prompts alone while there are any."""
         del running, deferred
         chunks = chunks_of(queue, room)
-        return Batch(chunks, decodes=not chunks)
+        return IterationBatch(chunks, decodes=not chunks)

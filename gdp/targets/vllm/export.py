@@ -47,7 +47,7 @@ QUANTIZED_WHEN_LOADED = {"fp8": "fp8", "nf4": "bitsandbytes", "nf4-double": "bit
 the others it reads checkpoints that are stored so."""
 FIRST_PORT = 8000
 """Of several servers on one machine; the further ones take those that follow."""
-FURTHER_PORTS: Mapping[str, int] = {"": 0, "prompts": 100, "tokens": 200}
+FURTHER_PORTS: Mapping[str, int] = {"": 0, "prefill": 100, "decode": 200}
 """Of servers that serve a part of each request, beyond `FIRST_PORT`."""
 SENDS_CACHES = (
     "--kv-transfer-config.kv_connector", "NixlConnector",
@@ -105,7 +105,7 @@ class VllmOptions:
     experts: bool = False  # whole experts on each GPU
     mixture: bool = False  # the model has experts, which copies in one server would share
     port: int = 0  # of the server; 0: vLLM's own
-    serves: str = ""  # of requests "prompts" or "tokens" alone
+    role: str = ""  # "prefill" or "decode" of disaggregated serving
     draft: DraftModel | None = None
     machines: tuple[str, ...] = ()  # of each GPU; () where the cluster has one
     node: int = 0  # among the machines of a server
@@ -119,9 +119,9 @@ class VllmOptions:
     def servers(self) -> "tuple[VllmOptions, ...]":
         """The options of each server: one, or one for each copy of a mixture, of groups between
         which caches are sent, and of copies on several machines."""
-        first = FIRST_PORT + FURTHER_PORTS[self.serves]
+        first = FIRST_PORT + FURTHER_PORTS[self.role]
         apart = self.mixture or len(set(self.machines)) > 1
-        if not self.serves and (self.data < 2 or not apart):
+        if not self.role and (self.data < 2 or not apart):
             return (self,)
         size = len(self.gpus) // self.data
         return tuple(
@@ -161,7 +161,7 @@ class VllmOptions:
         order = {"CUDA_DEVICE_ORDER": "PCI_BUS_ID", "CUDA_VISIBLE_DEVICES": self.visible()}
         parts = ",".join(map(str, self.partition))
         order |= {"VLLM_PP_LAYER_PARTITION": parts} if len(self.partition) > 1 else {}
-        if self.serves:
+        if self.role:
             # A server takes one of these ports for each of its GPUs at most.
             side = SIDE_PORT + MOST_GPUS * (self.port - FIRST_PORT)
             order |= {"UCX_NET_DEVICES": "all", "VLLM_NIXL_SIDE_CHANNEL_PORT": str(side)}
@@ -186,7 +186,7 @@ class VllmOptions:
             *(["--attention-backend", TRITON] if self.mixed else []),
             *(["--port", str(self.port)] if self.port and not self.node else []),
             *(self._of_several_machines() if len(self.nodes) > 1 else []),
-            *(SENDS_CACHES if self.serves else []),
+            *(SENDS_CACHES if self.role else []),
             *([] if self.draft is None else self._drafting(self.draft)),
         ]  # fmt: skip
 
@@ -282,14 +282,14 @@ class VllmOptions:
                     f"the plan stands on a small model stored as {scheme}, which vLLM does not "
                     "make itself: name a checkpoint that is stored so"
                 )
-        if self.serves:
+        if self.role:
             reasons["--kv-transfer-config"] = (
-                f"these GPUs serve {self.serves} and others the rest: the caches of prompts are "
+                f"disaggregated serving: these GPUs {self.role}, and KV caches are "
                 "sent between them (NixlConnector does not tell producers from consumers)"
             )
             reasons["servers"] = (
-                "a copy of the model each, behind a proxy that sends a request to one that serves "
-                "prompts, then to one that serves tokens"
+                "a copy of the model each, behind a proxy that sends a request to a prefill "
+                "server, then to a decode server"
             )
         elif len(self.servers) > 1:
             reasons["servers"] = (
@@ -370,7 +370,7 @@ def vllm_options(
     longest: int | None = None,
     quantize: str = "",
     at_once: int = 0,
-    serves: str = "",
+    role: str = "",
     draft: DraftModel | None = None,
     dtype: str = "",
     kind: str = "",
@@ -385,7 +385,7 @@ def vllm_options(
         longest: Context that the model was made for; None where nothing says it.
         quantize: Scheme of `--quantize` that the plan stands on; "" for none.
         at_once: Tokens of one pass that the plan stands on; 0 for none.
-        serves: "prompts" or "tokens" where other GPUs serve the rest of each request; "" for both.
+        role: "prefill" or "decode" of disaggregated serving; "" for both.
         draft: A small model that drafts tokens.
         dtype: Of the weights, where the plan stands on one; "" for vLLM's own choice.
         kind: Kind of quantisation of the weights (`gdp.targets.engine.kind_of`).
@@ -432,7 +432,7 @@ def vllm_options(
     return VllmOptions(
         partition, tuple(int(numbers[d] or 0) for d in used), share, int(most), quantize, at_once,
         tensor, data, any(split.experts for split in placement.splits),
-        bool(graph.has_kernel(EXPERTS).any()), serves=serves, draft=draft,
+        bool(graph.has_kernel(EXPERTS).any()), role=role, draft=draft,
         machines=tuple(cluster.device_names[at[d]] for d in used) if several else (),
         dtype=dtype, mixed=len({has_bfloat16(cluster.devices[d]) for d in used}) > 1, kind=kind,
     )  # fmt: skip

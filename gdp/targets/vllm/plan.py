@@ -251,7 +251,7 @@ def options_of(job: ExportJob) -> VllmOptions:
     scheme = "" if spec.quantize == "none" else spec.quantize
     options = vllm_options(
         job.question.graph, job.placement, machine, peak_bytes, longest, scheme,
-        spec.max_num_batched_tokens, job.question.serves, job.question.draft, spec.dtype,
+        spec.max_num_batched_tokens, job.question.role, job.question.draft, spec.dtype,
         quantisation_of(job.spec),
     )  # fmt: skip
     options = replace(options, kv_cache_dtype=spec.kv_cache_dtype)

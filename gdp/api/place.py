@@ -28,8 +28,8 @@ from gdp.sim.objectives import find_objective
 from gdp.targets.contexts import plan_longest
 from gdp.targets.free import plan_freely
 from gdp.targets.hf_accelerate.plan import cluster_with_offload
+from gdp.targets.peers import tensor_parallel_note
 from gdp.targets.table import PLANNERS
-from gdp.targets.vllm.export import tensor_parallel
 from gdp.units import format_seconds
 
 MOST_CUT_OPS = 5_000
@@ -163,7 +163,7 @@ def answer(question: Question, phases: Phases | None = None) -> Result:
         notes += _as_executed(result)
     divides = target is not None and PLANNERS[target].divides
     if request is not None and not divides:
-        notes.append(tensor_parallel(graph, question.cluster))
+        notes.append(tensor_parallel_note(graph, question.cluster))
     if request is not None and question.objective == "latency" and not is_served(graph):
         notes.append(phases_apart(result))
     notes.append(loading_note(model, graph))

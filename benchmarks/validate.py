@@ -44,10 +44,10 @@ from gdp.problem.problem import Origin, make_problem
 from gdp.question import Question
 from gdp.sim.prediction import Prediction
 from gdp.sim.segments import segment_values, segments
+from gdp.targets.onnx_source import Source, load_source, randomised
 from gdp.targets.onnxruntime.pipeline import SideBySide
 from gdp.targets.onnxruntime.run import CutPlan, cut_plan, prepare
 from gdp.targets.onnxruntime.sessions import core_of_device
-from gdp.targets.onnxruntime.source import Source, load_source, randomised
 
 LOG = logging.getLogger(__name__)
 MODELS = {

@@ -86,7 +86,7 @@ def test_torch_places_on_them_and_an_uncut_module_computes_with_all(
 ) -> None:
     torch = pytest.importorskip("torch", reason="torch is not installed")
     from gdp.targets.pytorch.program import _settle
-    from gdp.targets.pytorch.run import torch_devices
+    from gdp.targets.torch_devices import torch_devices
 
     threads: list[int] = []
     monkeypatch.setattr(torch, "set_num_threads", threads.append)

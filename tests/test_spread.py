@@ -11,10 +11,10 @@ from gdp import solve
 from gdp.cluster.types import Cluster, Device, fullness, make_cluster
 from gdp.costs.base import roofline
 from gdp.graph.op_graph import OpGraph
+from gdp.methods.chain import EQUAL
 from gdp.models import Generation, load
 from gdp.question import Question
 from gdp.sim.objectives import Score
-from gdp.targets.rows import EQUAL
 from tests.gguf_models import sayable, write_gguf
 
 QUICK = gdp.Search(seconds=None, evaluations=20)

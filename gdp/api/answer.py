@@ -19,8 +19,8 @@ from gdp.result import Result
 from gdp.sim.objectives import find_objective
 from gdp.targets.contexts import plan_longest
 from gdp.targets.free import plan_freely
+from gdp.targets.peers import tensor_parallel_note
 from gdp.targets.table import PLANNERS
-from gdp.targets.vllm.export import tensor_parallel
 from gdp.terminal import stage
 from gdp.units import format_seconds
 
@@ -87,7 +87,7 @@ def _notes(question: Question, result: Result) -> list[str]:
     request = graph.request
     notes = _as_executed(result) if target in (None, "onnxruntime") else []
     if request is not None and (target is None or not PLANNERS[target].divides):
-        notes.append(tensor_parallel(graph, question.cluster))
+        notes.append(tensor_parallel_note(graph, question.cluster))
     if request is not None and question.objective == "latency" and not request.is_served:
         notes.append(phases_apart(result))
     return [*filter(None, (*notes, loading_note(result.question.model, graph)))]

@@ -8,10 +8,15 @@ doi 10.1145/322092.322101), devices that run a set S of ops within a window of L
 Axes: M ops or groups, D devices, V ops of a window, N ops, S ops inside it, B thresholds.
 """
 
+from collections.abc import Sequence
+
 import numpy as np
 from jaxtyping import Float, Int, Num
 
+from gdp.cluster.types import Cluster
+from gdp.graph.fuse import fuse
 from gdp.graph.groups import distinct
+from gdp.graph.op_graph import OpGraph
 from gdp.problem.problem import Problem
 
 _ROUNDS = 60
@@ -129,3 +134,29 @@ def earliest_ends(problem: Problem, duration: Num[np.ndarray, "N"]) -> Num[np.nd
     for u, v in zip(src.tolist(), dst.tolist(), strict=True):
         end[v] = max(end[v], end[u] + duration[v])
     return end
+
+
+def roofline_bound_s(graph: OpGraph, cluster: Cluster, devices: Sequence[int]) -> float:
+    """Seconds of a run, and of a period, that no division of the ops over these devices beats.
+
+    Sound for all costs that are no faster than the peaks of a device. Tensors may stay in caches:
+    weights alone are read.
+    """
+    graph = fuse(graph).graph
+    n = graph.num_ops
+    read = np.bincount(graph.use_op, graph.tensor_bytes[graph.use_tensor], n)
+    made = np.bincount(graph.producer, graph.tensor_bytes, n)
+    held = np.maximum(graph.memory_traffic_bytes - read - made, 0.0)
+    own = [cluster.devices[d] for d in devices]
+    op_s = np.stack(
+        [np.maximum(graph.flop / max(d.flop_per_s.values()), held / d.bytes_per_s) for d in own],
+        axis=1,
+    )
+    return shared_work_s(op_s * graph.repeats[:, None])[0]
+
+
+def divided_pass_s(graph: OpGraph, cluster: Cluster) -> float:
+    """Seconds in which the GPUs read, at once, all bytes of a pass; of a generation, of a step."""
+    step = graph.repeats > 1 if (graph.repeats > 1).any() else np.ones(graph.num_ops, dtype=bool)
+    slowest = min(cluster.devices[d].bytes_per_s for d in cluster.gpus)
+    return float(graph.memory_traffic_bytes[step].sum()) / (len(cluster.gpus) * slowest)

@@ -165,3 +165,15 @@ def preset_links(
                 Link(a.name, b.name, kind.bytes_per_s, kind.latency_s, channel, one_way=True)
             )
     return links
+
+
+def kind_of(platform: str, model: str) -> str:
+    """Kind of a device that a framework reports: that of the preset whose name is in the device's.
+
+    >>> kind_of("gpu", "NVIDIA A100-SXM4-80GB"), kind_of("cpu", "cpu"), kind_of("gpu", "Unheard of")
+    ('a100', 'cpu', 'gpu')
+    """
+    if platform == "cpu":
+        return "cpu"
+    preset = preset_of_model(model)
+    return platform if preset is None else device_preset(preset).kind

@@ -8,15 +8,18 @@ from typing import NamedTuple
 import numpy as np
 
 from gdp import solve
+from gdp.bounds.work import divided_pass_s
 from gdp.cluster.types import Cluster
 from gdp.constraints import allowed_mask, together_ids
 from gdp.costs.offload import is_offload
 from gdp.errors import GdpError, PlacementError
+from gdp.graph.op_graph import OpGraph
 from gdp.methods.base import Candidate
 from gdp.placement import Placement
 from gdp.question import Question
 from gdp.result import Result, counts_of, with_bound
 from gdp.sim.objectives import Score
+from gdp.units import format_seconds
 
 SAME = 0.005
 """Values that differ by a smaller share are called equal."""
@@ -110,3 +113,18 @@ def compared(own: Score, other: Score, title: str) -> str:
     if abs(ratio - 1) < SAME:
         return f"as fast as {title}"
     return f"{ratio:.{1 if ratio >= 1.1 else 2}f} times as fast as {title}"
+
+
+TENSOR_PARALLEL = (
+    "plans are of whole ops: splitting each layer over N GPUs, which --for vllm plans, reads their "
+    "memories at once, in at least bytes / (N * bandwidth) a token"
+)
+
+
+def tensor_parallel_note(graph: OpGraph, cluster: Cluster) -> str:
+    """Bound of tensor parallelism over all GPUs, in a sentence; "" where there is one GPU."""
+    if len(cluster.gpus) < 2:
+        return ""
+    least_s = format_seconds(divided_pass_s(graph, cluster))
+    what = "a step of decoding" if (graph.repeats > 1).any() else "a pass"
+    return f"{TENSOR_PARALLEL}: {len(cluster.gpus)} GPUs take at least {least_s} for {what} here"

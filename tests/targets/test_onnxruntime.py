@@ -21,8 +21,8 @@ from gdp.measure.measuring import Measuring
 from gdp.measure.plan import make_plan, roofline_prediction
 from gdp.measure.request import RunRequest
 from gdp.placement import load_placement, make_placement, save_placement
+from gdp.targets.onnx_source import load_source
 from gdp.targets.onnxruntime.run import check_outputs, cut_plan, make_inputs, prepare, run_onnx
-from gdp.targets.onnxruntime.source import load_source
 
 CORES = usable_cores()
 

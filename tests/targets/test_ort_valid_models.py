@@ -16,10 +16,10 @@ from gdp.graph.op_graph import OpGraph
 from gdp.importers.onnx.model import load_onnx
 from gdp.measure.compare import OutputCheck
 from gdp.measure.plan import make_plan, roofline_prediction
+from gdp.targets.onnx_source import load_source
 from gdp.targets.onnxruntime import run
 from gdp.targets.onnxruntime.run import check_outputs, cut_plan, make_inputs, prepare
 from gdp.targets.onnxruntime.sessions import from_array, to_array
-from gdp.targets.onnxruntime.source import load_source
 
 FLOAT, INT64, BOOL, BFLOAT16 = (
     TensorProto.FLOAT, TensorProto.INT64, TensorProto.BOOL, TensorProto.BFLOAT16,

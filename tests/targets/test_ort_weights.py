@@ -14,8 +14,7 @@ from gdp.cores import usable_cores
 from gdp.errors import ModelError
 from gdp.importers.onnx.model import load_onnx
 from gdp.placement import make_placement
-from gdp.targets.onnxruntime.sessions import make_session
-from gdp.targets.onnxruntime.source import (
+from gdp.targets.onnx_source import (
     Source,
     external_locations,
     load_source,
@@ -23,6 +22,7 @@ from gdp.targets.onnxruntime.source import (
     randomised,
     with_weights,
 )
+from gdp.targets.onnxruntime.sessions import make_session
 
 CORE = f"core{usable_cores()[0]}"
 

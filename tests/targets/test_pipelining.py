@@ -24,11 +24,11 @@ from gdp.costs.base import roofline
 from gdp.errors import InfeasibleError, PlacementError
 from gdp.graph.op_graph import OpGraph
 from gdp.methods.base import Search
+from gdp.methods.chain import LayerCosts
 from gdp.placement import make_placement
 from gdp.question import Question
 from gdp.targets.pipelining.export import export_pipelining, idle_share, stages_of
 from gdp.targets.pipelining.plan import best_pipeline
-from gdp.targets.rows import ModuleBlocks
 
 SCRIPTS = (
     "pipelining/runner.py", "onnxruntime/runner_template.py", "tensor_parallel/runner.py",
@@ -221,7 +221,7 @@ def test_tensors_and_an_even_row_leave_less_memory_to_weights(
 ) -> None:
     """Of 30 bytes the tensors take 10, so that half of them leave just the 25 of the weights."""
     stretch = np.array([[0, 1], [0, 0]])
-    blocks = ModuleBlocks(
+    blocks = LayerCosts(
         plain_graph(1, []), unit_cluster(1, memory_bytes=30), np.zeros(1, np.int64),
         stretch[:, :, None] * 1.0, stretch * 25, *np.zeros((2, 2), np.int64), np.array([10]),
     )  # fmt: skip

@@ -14,6 +14,7 @@ from gdp.costs.profile import load_profile, save_profile
 from gdp.errors import ClusterError
 from gdp.importers.onnx.model import load_onnx
 from gdp.targets.jax.profile import bandwidth, statistic, timed_rounds
+from gdp.targets.onnx_source import load_source
 from gdp.targets.onnxruntime.profile import (
     HELPERS,
     ProfileConfig,
@@ -22,7 +23,6 @@ from gdp.targets.onnxruntime.profile import (
     profile_source,
     tagged,
 )
-from gdp.targets.onnxruntime.source import load_source
 
 QUICK = ProfileConfig(rounds=2, seconds=0.02, min_runs=2, max_runs=3)
 

@@ -14,6 +14,7 @@ from gdp.cluster.types import Cluster, Device, Link, make_cluster
 from gdp.costs.base import roofline
 from gdp.errors import PlacementError
 from gdp.files.writing import OWN_FILES_ONLY
+from gdp.methods.chain import layer_row
 from gdp.placement import Placement, make_placement
 from gdp.question import Question
 from gdp.targets.sglang.export import arguments as of_sglang
@@ -21,7 +22,7 @@ from gdp.targets.sglang.export import why as why_of_sglang
 from gdp.targets.table import EXPORTERS, PLANNERS
 from gdp.targets.target import ExportJob
 from gdp.targets.torchrun import torchrun_lines
-from gdp.targets.vllm.export import VllmOptions, layer_row, vllm_options
+from gdp.targets.vllm.export import VllmOptions, vllm_options
 from gdp.targets.vllm.groups import arrangements, grouped
 from tests.decoders import Sizes, decoder
 

@@ -190,7 +190,7 @@ def test_what_asks_for_its_device_is_traced_for_one_that_computes() -> None:
 def test_outputs_are_compared_in_their_own_type(kind: str) -> None:
     """One unit in the last place of a type is no difference, four percent are one."""
     from gdp.measure.compare import compare
-    from gdp.targets.pytorch.run import named_arrays
+    from gdp.targets.torch_devices import named_arrays
 
     own = named_arrays([torch.ones(2, 3).to(getattr(torch, kind))])
     assert own["output 0"].dtype.name == kind

@@ -18,10 +18,11 @@ from gdp.errors import PlacementError
 from gdp.graph.generation import generation_graph
 from gdp.graph.op_graph import INPUT, OUTPUT, OpGraph, make_graph
 from gdp.graph.request import Request
+from gdp.methods.chain import layer_row
 from gdp.placement import Placement, make_placement
 from gdp.question import Question
 from gdp.targets.table import PLANNERS
-from gdp.targets.vllm.export import layer_row, vllm_options
+from gdp.targets.vllm.export import vllm_options
 from gdp.units import format_seconds
 
 LAYERS, WEIGHTS, TOKEN = 4, 100_000, 80

@@ -18,11 +18,12 @@ from gdp.constraints import Constraints, Pin
 from gdp.costs.base import roofline
 from gdp.errors import ArgumentError, InfeasibleError, PlacementError
 from gdp.graph.op_graph import OpGraph
+from gdp.methods.chain import layer_row
 from gdp.placement import Placement, Split, load_placement, make_placement, save_placement
 from gdp.question import Question
 from gdp.result import Result
 from gdp.targets.table import PLANNERS
-from gdp.targets.vllm.export import VllmOptions, export_vllm, layer_row, vllm_options
+from gdp.targets.vllm.export import VllmOptions, export_vllm, vllm_options
 from gdp.targets.vllm.groups import grouped
 from tests.decoders import Sizes, decoder
 

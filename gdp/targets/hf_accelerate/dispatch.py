@@ -15,7 +15,7 @@ from gdp.graph.op_graph import OpGraph
 from gdp.placement import Placement
 from gdp.question import Question
 from gdp.targets.hf_accelerate.device_map import device_map
-from gdp.targets.pytorch.run import require_devices, torch_names
+from gdp.targets.torch_devices import require_devices, torch_names
 from gdp.units import format_bytes
 from gdp.version import install_command
 

@@ -32,6 +32,7 @@ from gdp.costs.offload import (
 from gdp.errors import ArgumentError, InfeasibleError, PlacementError
 from gdp.graph.groups import merge_ids, sum_per_group
 from gdp.graph.op_graph import OpGraph
+from gdp.methods.chain import layer_row
 from gdp.methods.shares import RESIDENT_SHARE
 from gdp.placement import Placement, make_placement
 from gdp.question import Question
@@ -39,8 +40,7 @@ from gdp.result import Result, with_bound
 from gdp.sim.objectives import find_objective
 from gdp.targets.modules import torch_model, torch_module, with_whole_modules
 from gdp.targets.peers import Peer, beside, broken_constraint
-from gdp.targets.rows import MEMORY_SHARES, evened, module_blocks
-from gdp.targets.vllm.export import layer_row
+from gdp.targets.rows import MEMORY_SHARES, balance_memory, layer_costs
 from gdp.units import format_bytes
 
 OFFLOADS = ("cpu", "disk", "none")
@@ -87,7 +87,7 @@ def _without_offload(question: Question, peer: Peer, share: float) -> Result:
     """The best map on the accelerators alone, by a share of the clock; `InfeasibleError` where none
     is found."""
     question = _with_pins_of_root(replace(question, cluster=resident(question.cluster)))
-    return evened(beside(_searched(question, share), peer), _even_maps(question))
+    return balance_memory(beside(_searched(question, share), peer), _even_maps(question))
 
 
 def _with_offload(question: Question, peer: Peer) -> Result:
@@ -211,12 +211,12 @@ def _even_maps(question: Question) -> Iterator[Placement]:
     """Legal maps that spread the layers of a decoder evenly in one row; none of other models."""
     try:
         row = layer_row(question.graph)
-        blocks = module_blocks(question, row.layer.clip(0, row.num_layers - 1))
+        blocks = layer_costs(question, row.layer.clip(0, row.num_layers - 1))
     except (PlacementError, InfeasibleError):
         return
     join = np.maximum if find_objective(question.objective).pipelined else np.add
     for share in MEMORY_SHARES:
-        placement = blocks.placement(blocks.even_row(share, join), "gdp auto")
+        placement = blocks.placement(blocks.memory_balanced_partition(share, join), "gdp auto")
         if placement and not broken_constraint(placement, question):
             yield placement
 

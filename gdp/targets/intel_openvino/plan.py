@@ -19,7 +19,7 @@ from gdp.question import Question
 from gdp.result import Result
 from gdp.targets.intel_openvino.export import hetero_plan
 from gdp.targets.modules import with_whole_modules
-from gdp.targets.rows import MEMORY_SHARES, module_blocks
+from gdp.targets.rows import MEMORY_SHARES, layer_costs
 
 MAX_CUTS = 256
 """Places between ops where a row of pieces may be cut: those over which the fewest bytes pass."""
@@ -97,7 +97,7 @@ def _plans(question: Question) -> Iterator[tuple[str, Placement]]:
 def _rows(question: Question) -> Iterator[Int[np.ndarray, "N"]]:
     """Devices of the rows of least latency, and of least period, with less and less memory."""
     ops = np.arange(question.graph.num_ops)
-    blocks = module_blocks(question, np.searchsorted(_cuts(question.graph), ops, side="right"))
+    blocks = layer_costs(question, np.searchsorted(_cuts(question.graph), ops, side="right"))
     seen: set[bytes] = set()
     for join, share in itertools.product((np.add, np.maximum), MEMORY_SHARES):
         row = blocks.best_of_orders(share, join)[1]

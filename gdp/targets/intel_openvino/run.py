@@ -22,8 +22,8 @@ from gdp.measure.report import DEFAULT, PLACED, SINGLE, RunReport, SegmentTime
 from gdp.measure.request import RunRequest
 from gdp.sim.segments import segments
 from gdp.targets.intel_openvino.export import hetero_plan
-from gdp.targets.onnxruntime.inputs import MADE_UP, make_inputs, repeatable
-from gdp.targets.onnxruntime.source import Source, load_source, randomised
+from gdp.targets.onnx_inputs import MADE_UP, make_inputs, repeatable
+from gdp.targets.onnx_source import Source, load_source, randomised
 from gdp.version import install_command
 
 PLUGIN = "openvino_intel_cpu_plugin"

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from gdp.cluster.presets import device_preset, preset_of_model
+from gdp.cluster.presets import kind_of
 from gdp.cores import num_cores
 from gdp.costs.profile import DeviceRecord, Kernel, Overheads, Profile, ProfiledModel
 from gdp.errors import ClusterError
@@ -72,18 +72,6 @@ def jax_device(platform: str) -> Any:
         raise ClusterError(
             f"JAX has no device of platform {platform!r} here; it has {', '.join(platforms)}"
         ) from None
-
-
-def kind_of(platform: str, model: str) -> str:
-    """Kind of a JAX device in clusters: that of the preset whose name is in the device's.
-
-    >>> kind_of("gpu", "NVIDIA A100-SXM4-80GB"), kind_of("cpu", "cpu"), kind_of("gpu", "Unheard of")
-    ('a100', 'cpu', 'gpu')
-    """
-    if platform == "cpu":
-        return "cpu"
-    preset = preset_of_model(model)
-    return platform if preset is None else device_preset(preset).kind
 
 
 def profile_function(

@@ -13,11 +13,13 @@ import numpy as np
 from jaxtyping import Int
 
 from gdp import solve
+from gdp.bounds.work import roofline_bound_s
 from gdp.cluster.types import Cluster, fullness, nearly_full
 from gdp.costs.op_offload import applies, is_sent
 from gdp.errors import ArgumentError, InfeasibleError, ModelError, PlacementError
 from gdp.graph.generation import with_context
 from gdp.graph.op_graph import OpGraph
+from gdp.methods.chain import EQUAL, EVEN_STEPS
 from gdp.models import is_gguf, load, spec_of
 from gdp.ops.llamacpp import DRAFT, UBATCH
 from gdp.placement import Placement, make_placement
@@ -32,16 +34,7 @@ from gdp.targets.llamacpp.pipeline import saved_s
 from gdp.targets.llamacpp.rules import with_known_gpus
 from gdp.targets.llamacpp.tensor import TensorPlan, tensor_plans
 from gdp.targets.peers import Peer, beside
-from gdp.targets.rows import (
-    EQUAL,
-    EVEN_STEPS,
-    FINE_SHARES,
-    MEMORY_SHARES,
-    SPREAD,
-    evened,
-    first_that_fits,
-)
-from gdp.targets.vllm.layouts import least_s
+from gdp.targets.rows import FINE_SHARES, MEMORY_SHARES, SPREAD, balance_memory, first_feasible
 from gdp.units import format_seconds
 
 BOUND_BY = "weights and caches over the bandwidth of all devices, FLOPs over their peaks"
@@ -204,9 +197,9 @@ def _planned(question: Question, slots: Slots, blocks: LlamaBlocks) -> Result:
     graph, cluster = question.graph, question.cluster
     plans = _placements(graph, cluster, slots, blocks)
     reason = "a device is too small or forbidden"
-    result = first_that_fits(question, plans, reason, "llamacpp")
+    result = first_feasible(question, plans, reason, "llamacpp")
     result = beside(result, _fit_peer(graph, cluster, slots, blocks))
-    result = evened(result, _even_placements(graph, cluster, slots, blocks))
+    result = balance_memory(result, _even_placements(graph, cluster, slots, blocks))
     result = _pipelined(result, _piped_placements(graph, cluster, slots, blocks))
     return _or_divided(result, tensor_plans(question, slots, blocks.rest))
 
@@ -261,7 +254,8 @@ def _or_divided(result: Result, plans: Sequence[TensorPlan]) -> Result:
         gain = "fits" if not best.score.feasible else "is as fast as whole layers"
         notes = (*result.notes, f"no tensor split of the GPUs {gain}")
         return replace(result, candidates=candidates, notes=notes)
-    bound = least_s(question, every_device=True), BOUND_BY
+    devices = range(question.cluster.num_devices)
+    bound = roofline_bound_s(question.graph, question.cluster, devices), BOUND_BY
     divided = solve.evaluate(question, best.placement, bound)
     note = (
         f"{best.name}: {layers_s / best.score.value_s:.2f} times as fast as the best plan of "

@@ -13,6 +13,7 @@ from jaxtyping import Int
 
 from gdp.errors import ModelError
 from gdp.graph.op_graph import OpGraph
+from gdp.targets.onnx_inputs import values_read
 
 MIN_IR_VERSION = 4
 """From IR 4 on an initialiser need not be an input as well."""
@@ -109,20 +110,6 @@ def _types_by_inference(
     inferred = onnx.shape_inference.infer_shapes(model).graph
     types = {v.name: v for v in (*inferred.value_info, *inferred.output)}
     return {name: types.get(name, onnx.ValueInfoProto(name=name)) for name in names}
-
-
-def values_read(node: onnx.NodeProto) -> list[str]:
-    """The values a node reads, those that its control-flow bodies capture included."""
-    names = [name for name in node.input if name]
-    for attribute in node.attribute:
-        bodies = [attribute.g] if attribute.type == onnx.AttributeProto.GRAPH else attribute.graphs
-        for body in bodies:
-            local = {v.name for v in body.input} | {i.name for i in body.initializer}
-            for inner in body.node:
-                names += [name for name in values_read(inner) if name not in local]
-                local.update(inner.output)
-            names += [v.name for v in body.output if v.name not in local]
-    return list(dict.fromkeys(names))
 
 
 class _Content:

@@ -25,8 +25,8 @@ from gdp.files.writing import (
 from gdp.graph.op_graph import OpGraph
 from gdp.placement import Placement
 from gdp.sim.segments import segment_values, segments
+from gdp.targets.onnx_source import load_source
 from gdp.targets.onnxruntime.cut import Cut, SubModel, cut_model
-from gdp.targets.onnxruntime.source import load_source
 from gdp.targets.target import ExportJob
 from gdp.version import gdp_version
 

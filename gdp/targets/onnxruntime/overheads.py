@@ -13,9 +13,9 @@ from onnx import TensorProto, helper, numpy_helper
 
 from gdp.costs.profile import Overheads
 from gdp.measure.record import timed
+from gdp.targets.onnx_source import Source
 from gdp.targets.onnxruntime.pipeline import PipelineExecutor, SessionStage, make_slot
 from gdp.targets.onnxruntime.sessions import make_session, pinned
-from gdp.targets.onnxruntime.source import Source
 
 SIZES_BYTES = (1 << 8, 1 << 16, 1 << 18, 1 << 20, 1 << 22, 1 << 24)
 _SAMPLES = 60

@@ -25,9 +25,9 @@ from gdp.errors import ClusterError
 from gdp.graph.op_graph import OpGraph
 from gdp.importers.program import executed
 from gdp.measure.record import statistic, this_core, timed
-from gdp.targets.onnxruntime.inputs import MADE_UP, make_inputs
+from gdp.targets.onnx_inputs import MADE_UP, make_inputs
+from gdp.targets.onnx_source import Source, load_source, randomised
 from gdp.targets.onnxruntime.sessions import make_session, pinned, versions
-from gdp.targets.onnxruntime.source import Source, load_source, randomised
 
 LOG = logging.getLogger(__name__)
 

@@ -18,8 +18,9 @@ from gdp.measure.plan import ExecutionPlan
 from gdp.measure.report import DEFAULT, PLACED, REPLICAS, SINGLE, RunReport, SegmentTime, row
 from gdp.measure.request import RunRequest
 from gdp.sim.objectives import find_objective
+from gdp.targets.onnx_inputs import MADE_UP, make_inputs, repeatable
+from gdp.targets.onnx_source import Source, load_source, randomised
 from gdp.targets.onnxruntime.cut import Cut, cut_model
-from gdp.targets.onnxruntime.inputs import MADE_UP, make_inputs, repeatable
 from gdp.targets.onnxruntime.pipeline import (
     PipelineExecutor,
     Serving,
@@ -37,7 +38,6 @@ from gdp.targets.onnxruntime.sessions import (
     to_array,
     versions,
 )
-from gdp.targets.onnxruntime.source import Source, load_source, randomised
 
 ONE, FULL = "the placement, one sample at a time", "the placement"
 

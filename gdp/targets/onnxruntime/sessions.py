@@ -15,7 +15,7 @@ import onnx
 from gdp.cluster.types import CORE_KIND, Cluster
 from gdp.cores import usable_cores
 from gdp.errors import ClusterError, ModelError
-from gdp.targets.onnxruntime.source import Source, external_locations
+from gdp.targets.onnx_source import Source, external_locations
 
 
 def core_of_device(cluster: Cluster) -> tuple[int, ...]:

@@ -12,6 +12,7 @@ import numpy as np
 
 from gdp.costs.offload import resident
 from gdp.errors import ArgumentError, PlacementError
+from gdp.methods.chain import LayerCosts
 from gdp.methods.intervals import Row, best_rows
 from gdp.question import Question
 from gdp.result import Result
@@ -19,9 +20,8 @@ from gdp.targets.modules import modules_kept, torch_boundaries
 from gdp.targets.pipelining.export import export_pipelining
 from gdp.targets.rows import (
     MEMORY_SHARES,
-    ModuleBlocks,
-    first_that_fits,
-    module_blocks,
+    first_feasible,
+    layer_costs,
 )
 from gdp.targets.target import ExportJob
 
@@ -61,14 +61,14 @@ def best_pipeline(question: Question, cuts: Sequence[int]) -> Result:
         raise ArgumentError("--for pipelining cuts where modules begin: leave out --together")
     question = replace(question, cluster=resident(question.cluster))
     ops = np.arange(question.graph.num_ops)
-    blocks = module_blocks(question, np.searchsorted(np.array(sorted(cuts)), ops, side="right"))
+    blocks = layer_costs(question, np.searchsorted(np.array(sorted(cuts)), ops, side="right"))
     simplicity = question.simplicity
     rows = (_pipeline_row(blocks, share, simplicity) for share in MEMORY_SHARES)
     plans = (blocks.placement(row, "gdp pipelining") for row in rows)
-    return first_that_fits(question, plans, "no device holds even one of its pieces", "pipelining")
+    return first_feasible(question, plans, "no device holds even one of its pieces", "pipelining")
 
 
-def _pipeline_row(blocks: ModuleBlocks, memory_share: float, simplicity: float) -> Row:
+def _pipeline_row(blocks: LayerCosts, memory_share: float, simplicity: float) -> Row:
     """The row of stages that sends the fewest bytes among those of nearly the least period; empty
     where nothing fits."""
     seconds, link_s, orders = blocks.fitting_s(memory_share), blocks.link_s, blocks.orders

@@ -14,12 +14,12 @@ from typing import Any
 import numpy as np
 from jaxtyping import Float
 
+from gdp.cluster.presets import kind_of
 from gdp.costs.profile import DeviceRecord, Kernel, Overheads, Profile, ProfiledModel
 from gdp.errors import ClusterError
 from gdp.importers.program import executed
 from gdp.importers.pytorch.model import RecordedTorch, TorchModel
 from gdp.measure.record import bandwidth, statistic, this_core, timed_rounds
-from gdp.targets.jax.profile import kind_of
 from gdp.targets.pytorch.program import Workers, moved, on_device, whole_piece
 from gdp.targets.pytorch.run import values
 

@@ -72,7 +72,7 @@ def planned(
         PlacementError: Modules of PyTorch cannot follow the placement.
     """
     from gdp.importers.pytorch.config_type import loaded_config
-    from gdp.targets.pytorch.run import torch_names
+    from gdp.targets.torch_devices import torch_names
 
     split, shards, model = divided_model(spec, graph, placement, cluster)
     read = loaded_config(spec)

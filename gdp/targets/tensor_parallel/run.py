@@ -29,8 +29,8 @@ from gdp.measure.report import DEFAULT, PLACED, SINGLE, RunReport, SegmentTime, 
 from gdp.measure.request import RunRequest
 from gdp.measure.statistics import Trace
 from gdp.placement import Split, make_placement
-from gdp.targets.pytorch.run import named_arrays, torch_devices
 from gdp.targets.tensor_parallel.export import planned, write
+from gdp.targets.torch_devices import named_arrays, torch_devices
 from gdp.units import format_bytes, format_seconds
 
 HF = "hf:"

@@ -18,7 +18,7 @@ import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from jaxtyping import Int
@@ -30,17 +30,13 @@ from gdp.costs.offload import is_offload
 from gdp.errors import PlacementError
 from gdp.files.writing import OWN_FILES_ONLY, OverwritePolicy, indented_json, new_contents
 from gdp.graph.op_graph import OpGraph
-from gdp.graph.request import DECODE, Request
+from gdp.graph.request import Request
+from gdp.methods.chain import LayerRow, layer_row
 from gdp.ops.rule import EXPERTS
 from gdp.placement import DraftModel, Placement
 from gdp.splits.members import held_graphs
 from gdp.targets.vllm.rules import BITSANDBYTES_LEFT, TRITON, VLLM
-from gdp.units import format_seconds
 
-TENSOR_PARALLEL = (
-    "plans are of whole ops: splitting each layer over N GPUs, which --for vllm plans, reads their "
-    "memories at once, in at least bytes / (N * bandwidth) a token"
-)
 UNTRIED = "vLLM was not run with this: the form is that of its source and documentation"
 QUANTIZED_WHEN_LOADED = {"fp8": "fp8", "nf4": "bitsandbytes", "nf4-double": "bitsandbytes"}
 """Value of `--quantization` for schemes of `--quantize` that vLLM applies to weights of 16 bits; of
@@ -58,36 +54,8 @@ JSON, whose quotes a shell would keep where arguments come from a file."""
 SIDE_PORT, MOST_GPUS = 5600, 8
 """First port on which servers tell each other where their caches are, and ports of each."""
 ADDRESSES = "put the address of a machine in the place of its name"
-_LAYER = re.compile(r"^(.*?)\.(\d+)(?=\.|$)")
-"""List of layers and number of the layer, of a module path."""
 _DRAFT = re.compile(r"(?:hf:)?+(?!-)([^\s?]+)(?:\?\S*)?")
 """A model that drafts. Arguments are split at spaces, and none may be a flag of its own."""
-_SMALL = 0.01
-"""Of a layer's weights: smaller modules, such as norms and rotary tables, follow their rank."""
-
-
-def tensor_parallel(graph: OpGraph, cluster: Cluster) -> str:
-    """Bound of splitting every layer over the GPUs, in a sentence; "" where there is one GPU."""
-    gpus = [cluster.devices[d] for d in cluster.gpus]
-    if len(gpus) < 2:
-        return ""
-    stepping = graph.repeats > 1
-    step = stepping if stepping.any() else np.ones(graph.num_ops, dtype=bool)
-    slowest = min(device.bytes_per_s for device in gpus)
-    least_s = float(graph.memory_traffic_bytes[step].sum()) / (len(gpus) * slowest)
-    what = "a step of decoding" if stepping.any() else "a pass"
-    return (
-        f"{TENSOR_PARALLEL}: {len(gpus)} GPUs take at least {format_seconds(least_s)} for {what} "
-        "here"
-    )
-
-
-class LayerRow(NamedTuple):
-    """A decoder as ranks of vLLM divide it. Axes: N ops."""
-
-    layer: Int[np.ndarray, "N"]  # number of its layer; -1 before all, `num_layers` behind all
-    fixed: Int[np.ndarray, "_"]  # ops with weights that decide where a stretch lies
-    num_layers: int
 
 
 @dataclass(frozen=True)
@@ -327,39 +295,6 @@ def scheme_of(draft: DraftModel) -> str:
     parts = (part.partition("=") for part in draft.model.partition("?")[2].split("&"))
     scheme = {name: value for name, _, value in parts}.get("quantize", "")
     return "" if scheme == "none" else scheme
-
-
-def layer_row(graph: OpGraph) -> LayerRow:
-    """Layers of the ops of a decoder; `PlacementError` where there is no single row of layers.
-
-    Where layers keep caches, others are no rivals: those of an encoder of images, whose weights
-    vLLM loads beside the decoder's, whichever GPUs hold that."""
-    matches = [_LAYER.match(scope) for scope in graph.scope]
-    held: dict[str, int] = {}
-    cached = set[str]()
-    for match, size, cache in zip(matches, graph.weight_bytes, graph.cache_bytes, strict=True):
-        if match is not None:
-            held[match[1]] = held.get(match[1], 0) + int(size)
-            cached |= {match[1]} if cache else set()
-    rows = sorted((path for path in held if held[path]), key=lambda path: -held[path])
-    rows = [path for path in rows if path in cached] or rows
-    rivals = [path for path in rows[1:] if held[path] > _SMALL * held[rows[0]]]
-    if not rows or rivals:
-        what = " and ".join(map(repr, [*rows[:1], *rivals])) or "none"
-        raise _cannot(f"it divides one row of layers, and the model has {what}")
-    layer = np.full(graph.num_ops, -1)
-    inside = np.array([match is not None and match[1] == rows[0] for match in matches])
-    layer[inside] = [
-        int(match[2]) for match in matches if match is not None and match[1] == rows[0]
-    ]
-    count = int(layer.max()) + 1
-    stepping = graph.phase == DECODE
-    for phase in (stepping, ~stepping):
-        last = np.flatnonzero(inside & phase).max(initial=0)
-        layer[phase & ~inside & (np.arange(graph.num_ops) > last)] = count
-    size = np.bincount(layer[inside], graph.weight_bytes[inside], count)
-    large = graph.weight_bytes > _SMALL * float(size.min())
-    return LayerRow(layer, np.flatnonzero(large & ~graph.is_io), count)
 
 
 def vllm_options(

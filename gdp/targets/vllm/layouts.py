@@ -1,26 +1,26 @@
 """Layouts of vLLM: tensor, pipeline and data parallel sizes, and whole experts on each GPU.
 
 GPUs form groups of the tensor parallel size, alike ones first; a dynamic program lays one stretch
-of layers on each group of a pipeline (`gdp.targets.rows`), with embedding and head counted; data
+of layers on each group of a pipeline (`gdp.methods.chain`), with embedding and head counted; data
 parallel copies of it take requests in turn. The best layouts by that estimate are simulated.
 """
 
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import NamedTuple
 
 import numpy as np
 from jaxtyping import Int
 
-from gdp.bounds.work import shared_work_s
 from gdp.cluster.machines import machines
 from gdp.cluster.types import Cluster
 from gdp.constraints import allowed_mask
 from gdp.errors import ModelError
-from gdp.graph.fuse import fuse
 from gdp.graph.op_graph import OpGraph
 from gdp.methods.base import Candidate
+from gdp.methods.chain import LayerCosts
 from gdp.methods.intervals import Row
 from gdp.placement import Placement, Split
 from gdp.prepare import prepare_placement
@@ -29,7 +29,7 @@ from gdp.sim.objectives import Score, find_objective
 from gdp.splits.division import Pieces
 from gdp.splits.members import divided, known_division
 from gdp.targets.engine import runs_stages
-from gdp.targets.rows import FINE_SHARES, ModuleBlocks, module_blocks
+from gdp.targets.rows import FINE_SHARES, layer_costs
 from gdp.targets.vllm.groups import Group, arrangements, grouped
 from gdp.targets.vllm.rules import VLLM
 from gdp.units import format_bytes
@@ -64,7 +64,7 @@ class LayoutEstimate:
 
     degrees: Degrees
     value_s: float
-    blocks: ModuleBlocks
+    blocks: LayerCosts
     twins: dict[int, tuple[int, ...]]  # first GPUs of the groups that take turns with a group
 
     @property
@@ -76,7 +76,8 @@ class LayoutEstimate:
     def placements(self, pipelined: bool) -> Iterator[Placement]:
         """Its plans with less and less memory for weights; of equally fast ones the emptiest."""
         join = np.maximum if pipelined else np.add
-        rows = (self.blocks.even_row(share, join, EQUAL_STAGES) for share in FINE_SHARES)
+        even = partial(self.blocks.memory_balanced_partition, join=join, equal=EQUAL_STAGES)
+        rows = map(even, FINE_SHARES)
         yield from filter(None, map(self._placed, rows))
 
     def _placed(self, row: Row) -> Placement | None:
@@ -220,7 +221,7 @@ def _of_groups(
     parts, splits = None, tuple(Split(group, experts) for group in groups if size > 1)
     if splits:
         parts = divided(question.graph, cluster, splits)
-    blocks = module_blocks(question, block, parts, [group[0] for group in groups])
+    blocks = layer_costs(question, block, parts, [group[0] for group in groups])
     pipelined = find_objective(question.objective).pipelined
     join, staged = np.maximum if pipelined else np.add, runs_stages(VLLM, question.model)
     for copies in _copies(question, len(groups)):
@@ -240,20 +241,3 @@ def _copies(question: Question, groups: int) -> Sequence[int]:
         return range(question.copies, min(question.copies, groups) + 1)
     copied = find_objective(question.objective).pipelined and question.constraints.replicas
     return range(1, groups + 1 if copied else 2)
-
-
-def least_s(question: Question, every_device: bool = False) -> float:
-    """Seconds of a request that no layout beats, whatever it divides: of the period of a full
-    pipeline, too. Of GPUs alone, or of `every_device`. Sound for all costs that are no faster than
-    a device's peaks."""
-    graph, cluster = fuse(question.graph).graph, question.cluster
-    n = graph.num_ops
-    read = np.bincount(graph.use_op, graph.tensor_bytes[graph.use_tensor], n)
-    made = np.bincount(graph.producer, graph.tensor_bytes, n)
-    held = np.maximum(graph.memory_traffic_bytes - read - made, 0.0)
-    devices = cluster.devices if every_device else [cluster.devices[d] for d in cluster.gpus]
-    op_s = np.stack(
-        [np.maximum(graph.flop / max(d.flop_per_s.values()), held / d.bytes_per_s)
-         for d in devices], axis=1,
-    )  # fmt: skip
-    return shared_work_s(op_s * graph.repeats[:, None])[0]

@@ -5,12 +5,14 @@ from functools import partial
 from pathlib import Path
 
 from gdp import solve
+from gdp.bounds.work import roofline_bound_s
 from gdp.cluster.reserve import for_runtime
 from gdp.cluster.table import has_bfloat16
 from gdp.cluster.types import Cluster
 from gdp.costs.offload import resident
 from gdp.errors import ArgumentError, InfeasibleError, ModelError
 from gdp.graph.op_graph import OpGraph
+from gdp.methods.chain import layer_row
 from gdp.models import HF_PREFIX, Model, as_served, spec_of
 from gdp.ops.vllm import DEFAULTS, SMALL_KINDS, Defaults
 from gdp.placement import Placement
@@ -24,7 +26,6 @@ from gdp.targets.vllm.export import (
     VllmOptions,
     by_share,
     export_vllm,
-    layer_row,
     vllm_options,
     with_one_share,
 )
@@ -32,7 +33,6 @@ from gdp.targets.vllm.layouts import (
     BOUND_BY,
     Simulated,
     estimates,
-    least_s,
     simulated,
     told_layout,
 )
@@ -124,7 +124,7 @@ def plan_vllm(question: Question) -> Result:
             f"{question.graph.name!r} does not fit on cluster {cluster.name!r}: {reason}"
         )
     best = min(fitting, key=lambda one: one.value_s)
-    bound = (least_s(replace(question, cluster=cluster)), BOUND_BY) if several else None
+    bound = (roofline_bound_s(question.graph, cluster, cluster.gpus), BOUND_BY) if several else None
     machine, layouts = next((own, found) for own, found in tried if best in found)
     question = _on(question, machine, best.degrees.pipeline)
     result = solve.evaluate(question, best.placement, bound)

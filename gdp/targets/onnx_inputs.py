@@ -148,8 +148,6 @@ def constant_tensors(graph: onnx.GraphProto) -> dict[str, onnx.TensorProto]:
 
 def repeatable(model: onnx.ModelProto) -> Repeatable:
     """Values that depend on random operators or quantisers of a model."""
-    from gdp.targets.onnxruntime.cut import values_read
-
     constants = _constants(model.graph)
     drawn: list[str] = []
     random: set[str] = set()
@@ -207,3 +205,17 @@ def _constants(graph: onnx.GraphProto) -> dict[str, np.ndarray]:
         and tensor.data_type != onnx.TensorProto.STRING
         and int(np.prod(tensor.dims)) <= _SMALL
     }
+
+
+def values_read(node: onnx.NodeProto) -> list[str]:
+    """The values a node reads, those that its control-flow bodies capture included."""
+    names = [name for name in node.input if name]
+    for attribute in node.attribute:
+        bodies = [attribute.g] if attribute.type == onnx.AttributeProto.GRAPH else attribute.graphs
+        for body in bodies:
+            local = {v.name for v in body.input} | {i.name for i in body.initializer}
+            for inner in body.node:
+                names += [name for name in values_read(inner) if name not in local]
+                local.update(inner.output)
+            names += [v.name for v in body.output if v.name not in local]
+    return list(dict.fromkeys(names))

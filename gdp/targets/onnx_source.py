@@ -15,7 +15,7 @@ import onnx
 
 from gdp.errors import ModelError
 from gdp.importers.onnx.spec import foreign_data
-from gdp.targets.onnxruntime.inputs import bodies, constant_tensors
+from gdp.targets.onnx_inputs import bodies, constant_tensors, values_read
 
 
 @dataclass(frozen=True)
@@ -57,8 +57,6 @@ def randomised(source: Source, seed: int) -> Source:
 
 def _drop_unread_inputs(model: onnx.ModelProto) -> None:
     """Folding leaves inputs that no node reads; a session would ask for them."""
-    from gdp.targets.onnxruntime.cut import values_read
-
     graph = model.graph
     read = {name for node in graph.node for name in values_read(node)}
     read |= {value.name for value in graph.output}

@@ -20,7 +20,6 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import gdp
-from gdp.api.generation import generation_answer
 from gdp.cluster.file import load_cluster
 from gdp.cluster.reserve import GIB, with_reserve
 
@@ -94,7 +93,7 @@ def predicted(row: dict[str, str]) -> Room:
             f"hf:{folder}?max_num_batched_tokens={row['batched_tokens']}", prompt=2048, new=256
         )
         result = gdp.place(request, with_reserve(cluster, kept), target="vllm")
-    answer = generation_answer(result.question, result.placement, result.score)
+    answer = result.generation
     assert answer is not None
     free = [
         m.free_bytes + m.growing_bytes

@@ -30,7 +30,6 @@ import gdp
 from benchmarks.tables import head
 from gdp.api.answer import answer
 from gdp.api.ask import ask
-from gdp.api.generation import generation_answer
 from gdp.clock import Phases
 from gdp.cluster.presets import cluster_preset
 from gdp.errors import GdpError, InfeasibleError
@@ -115,7 +114,7 @@ def cell(model: str, box: str, folder: Path, seconds: float) -> Cell:
     except InfeasibleError as error:
         return Cell(model, box, time.perf_counter() - start_s, limit=str(error))
     spent_s = time.perf_counter() - start_s
-    told_of = generation_answer(result.question, result.placement, result.score)
+    told_of = result.generation
     assert told_of is not None
     peer = next((c for c in result.candidates if c.method == "accelerate, auto"), None)
     away = [m.weights_bytes for m in told_of.memory if "offload" in m.device]

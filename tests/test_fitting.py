@@ -9,7 +9,6 @@ from click.testing import CliRunner
 
 import gdp
 from gdp.api.fit import FitRow, fit
-from gdp.api.generation import generation_answer
 from gdp.cli.fit import fit_text
 from gdp.cli.main import cli
 from tests.gguf_models import write_gguf
@@ -77,8 +76,9 @@ def test_a_row_is_what_place_answers(tmp_path: Path, context: int | str | None) 
     for row in rows:
         asked = gdp.Generation(model, prompt=row.prompt, new=4, context=context)
         result = gdp.place(asked, machine, target="llamacpp", search=once)
-        told = generation_answer(result.question, result.placement, result.score)
+        told = result.generation
         assert told is not None
+        assert result.to_json()["generation"] == told.to_json()
         for name in ("tokens_per_s", "first_token_s", "request_s", "full_tokens_per_s", "context"):
             assert getattr(row, name) == getattr(told, name), name
         assert row.gap == result.gap

@@ -7,7 +7,6 @@ from typing import Any
 import pytest
 
 import gdp
-from gdp.api.generation import generation_answer
 from gdp.cluster.file import load_cluster, with_max_memory
 from gdp.cluster.reserve import with_reserve
 from gdp.errors import InfeasibleError
@@ -52,7 +51,7 @@ def test_room_is_what_the_share_leaves(
     cluster = with_reserve(cluster, {"": total // 2})
     result = gdp.place(_request(tmp_path), cluster, target="vllm")
     assert f"max_num_batched_tokens={tokens}" in str(result.placement.question.model)  # type: ignore[union-attr]
-    answer = generation_answer(result.question, result.placement, result.score)
+    answer = result.generation
     assert answer is not None
     row = answer.memory[1]
     used = row.free_bytes + row.growing_bytes + row.weights_bytes + row.activations_bytes  # type: ignore[operator]

@@ -33,7 +33,7 @@ SIMULATED = 4
 
 
 class Asked(NamedTuple):
-    """What is asked of a model, apart from the requests that run side by side."""
+    """Question about a model, without the requests that run side by side."""
 
     model: str | Path
     parts: Mapping[str, Any]  # of its questions, as `gdp.api.ask` takes them

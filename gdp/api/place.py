@@ -17,9 +17,10 @@ from gdp.costs.base import CostModel
 from gdp.costs.offload import resident
 from gdp.errors import ArgumentError, of_kind
 from gdp.graph.op_graph import OpGraph
+from gdp.importers.spec import ModelSpec
 from gdp.measure.plan import make_plan
 from gdp.methods.base import Search
-from gdp.models import HF_PREFIX, Model, asks_longest, at_context, load, spec_of
+from gdp.models import HF_PREFIX, LONGEST, Model, load, spec_of
 from gdp.prepare import prepare_placement, room_bytes
 from gdp.question import Question
 from gdp.result import Result
@@ -133,8 +134,9 @@ def ask(
         raise ArgumentError(f"no target {target!r}; there are {', '.join(PLANNERS)}")
     if offload is not None and (target is None or not PLANNERS[target].offloads):
         raise ArgumentError("offload is what accelerate does: give target='accelerate'")
-    machine, longest = load_cluster(cluster), asks_longest(model)
-    model = at_context(model, None) if longest else model
+    machine, spec = load_cluster(cluster), ModelSpec.of(model)
+    longest = spec.options.get("context") == LONGEST
+    model = spec.having(context=None) if longest else model
     room = _room_bytes(target, machine, offload, parts["constraints"])
     if target is not None:
         model = PLANNERS[target].model(model, machine)
@@ -155,7 +157,8 @@ def answer(question: Question, phases: Phases | None = None) -> Result:
     graph, model, target = result.question.graph, result.question.model, question.target
     request = graph.request
     if question.longest and model is not None and request is not None:
-        model = at_context(model, request.context)  # so that it is loaded with the same caches
+        # So that it is loaded with the same caches.
+        model = ModelSpec.of(model).having(context=request.context or None)
     phases.ended("planning", result.phases)
     notes = list(result.notes)
     if target in (None, "onnxruntime"):

@@ -11,7 +11,7 @@ import numpy as np
 
 from gdp.errors import ArgumentError, ModelError
 from gdp.graph.op_graph import OpGraph
-from gdp.importers.spec import ModelSpec
+from gdp.importers.spec import LONGEST, ModelSpec
 from gdp.importers.table import HF_PREFIX, IMPORTERS, PYTHON_PREFIX, LoadOptions, importer_of
 from gdp.importers.traceable import Traceable, reported, trace_of
 from gdp.units import whole_number
@@ -19,9 +19,6 @@ from gdp.units import whole_number
 if TYPE_CHECKING:
     from gdp.importers.jax.trace import JaxModel
     from gdp.importers.pytorch.model import TorchModel
-
-LONGEST = "max"
-"""The context of a request that asks for the longest one that fits."""
 
 
 @dataclass(frozen=True)

@@ -17,10 +17,10 @@ from gdp.costs.base import CostModel
 from gdp.costs.offload import resident
 from gdp.errors import ArgumentError, of_kind
 from gdp.graph.op_graph import OpGraph
-from gdp.importers.spec import ModelSpec
+from gdp.importers.spec import LONGEST, ModelSpec
 from gdp.measure.plan import make_plan
 from gdp.methods.base import Search
-from gdp.models import HF_PREFIX, LONGEST, Model, load, spec_of
+from gdp.models import HF_PREFIX, Model, load, spec_of
 from gdp.prepare import prepare_placement, room_bytes
 from gdp.question import Question
 from gdp.result import Result

@@ -21,7 +21,7 @@ from gdp.graph.groups import components, merge_ids
 from gdp.graph.op_graph import INPUT, OUTPUT, Attribute, GraphBuilder, OpDetail, OpGraph
 from gdp.graph.request import Request
 from gdp.graph.source import Source
-from gdp.importers.spec import ModelSpec
+from gdp.importers.spec import LONGEST, ModelSpec
 from gdp.ops.rule import Shape
 from gdp.units import whole_number
 
@@ -354,10 +354,6 @@ def _detail(op: Op, more: Mapping[str, Attribute]) -> OpDetail:
         output_shapes=tuple(out.dims for out in op.outs),
         attributes={**op.attributes, **more} if more else op.attributes,
     )
-
-
-LONGEST = "max"
-"""The context of a spec that asks for the longest one that fits."""
 
 
 def spec_parts(

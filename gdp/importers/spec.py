@@ -5,6 +5,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from urllib.parse import parse_qsl, quote
 
+LONGEST = "max"
+"""The context of a request that asks for the longest one that fits."""
 _PLAIN = "/:,~@!*'()$"
 
 

@@ -19,7 +19,7 @@ _COUNT = click.IntRange(1, 2**31 - 1)
 
 def _context(context: click.Context, parameter: click.Parameter, value: str | None) -> str | None:
     """A number of tokens, or "max"."""
-    from gdp.models import LONGEST
+    from gdp.importers.spec import LONGEST
     from gdp.units import whole_number
 
     if value is not None and value != LONGEST and whole_number(value) is None:

@@ -3,26 +3,22 @@
 import os
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
-from urllib.parse import quote
 
 import numpy as np
 
 from gdp.errors import ArgumentError, ModelError
 from gdp.graph.op_graph import OpGraph
+from gdp.importers.spec import LONGEST, ModelSpec
 from gdp.importers.table import HF_PREFIX, IMPORTERS, PYTHON_PREFIX, LoadOptions, importer_of
 from gdp.importers.traceable import Traceable, reported, trace_of
-from gdp.ops.vllm import AT_ONCE
 from gdp.units import whole_number
 
 if TYPE_CHECKING:
     from gdp.importers.jax.trace import JaxModel
     from gdp.importers.pytorch.model import TorchModel
-
-LONGEST = "max"
-"""The context of a request that asks for the longest one that fits."""
 
 
 @dataclass(frozen=True)
@@ -64,10 +60,10 @@ class Generation(os.PathLike[str]):
 
     def __fspath__(self) -> str:
         """The spec that the command line writes."""
-        path = os.fspath(self.model).removeprefix(HF_PREFIX)
-        path = path if is_gguf(path) else HF_PREFIX + path
-        joint = "&" if "?" in path else "?"
-        return path + joint + "&".join(f"{k}={v}" for k, v in self._sizes().items())
+        spec = ModelSpec.of(self.model)
+        if not (is_gguf(spec) or spec.path.startswith(HF_PREFIX)):
+            spec = replace(spec, path=HF_PREFIX + spec.path)
+        return str(spec.having(**self._sizes()))
 
     def _sizes(self) -> dict[str, int | str]:
         sizes = {"prompt": self.prompt, "new": self.new, "batch": self.batch}
@@ -106,89 +102,38 @@ def is_gguf(spec: Model) -> bool:
 
 
 def with_options(
-    spec: str,
-    *,
-    task: str | None = None,
-    batch: int | None = None,
-    sequence: int | None = None,
-    quantize: str | None = None,
-    mmproj: str | None = None,
-    image: int | None = None,
-    decode: bool = False,
-) -> str:
-    """The spec of a model with options of `hf:` and .gguf models appended; raises `ArgumentError`
-    for a model that has none.
+    model: str | os.PathLike[str], **options: str | int | bool | None
+) -> str | os.PathLike[str]:
+    """A model with options of `hf:` and .gguf models; raises `ArgumentError` for a model that has
+    none.
 
-    >>> with_options("hf:llama", task="causal-lm", sequence=512, decode=True)
+    >>> str(with_options("hf:llama", task="causal-lm", sequence=512, decode=True))
     'hf:llama?task=causal-lm&sequence=512&decode'
     """
-    settings = {
-        "task": task, "batch": batch, "sequence": sequence, "quantize": quantize,
-        "mmproj": mmproj and quote(mmproj), "image": image,
-    }  # fmt: skip
-    parts = {name: f"{name}={value}" for name, value in settings.items() if value is not None}
-    parts |= {"decode": "decode"} if decode else {}
-    if not parts:
-        return spec
-    if not parts.keys() <= importer_of(spec).options:
-        forms = " and ".join(row.form for row in IMPORTERS if parts.keys() <= row.options)
-        raise ArgumentError(f"--{next(iter(parts))} is for {forms} models, not for {spec!r}")
-    return spec + ("&" if "?" in spec else "?") + "&".join(parts.values())
+    given = {k: v for k, v in options.items() if v is not None and v is not False}
+    if not given.keys() <= importer_of(spec_of(model)).options:
+        forms = " and ".join(row.form for row in IMPORTERS if given.keys() <= row.options)
+        raise ArgumentError(
+            f"--{next(iter(given))} is for {forms} models, not for {spec_of(model)!r}"
+        )
+    return ModelSpec.of(model).having(**given) if given else model
 
 
-def with_draft(spec: str, file: str | os.PathLike[str], tokens: int, acceptance: float) -> str:
+def with_draft(model: Model, file: str | os.PathLike[str], tokens: int, acceptance: float) -> str:
     """The spec of a .gguf model with another one that drafts so many tokens a pass; raises
     `ArgumentError` where one of them is none.
 
     >>> with_draft("m.gguf?cache=q8_0", "small.gguf", 4, 0.7)
     'm.gguf?cache=q8_0&draft=small.gguf&drafts=4&acceptance=0.7'
     """
-    for model in (spec, os.fspath(file)):
-        if not is_gguf(model):
+    for each in (model, file):
+        if not is_gguf(each):
             raise ArgumentError(
-                f"llama.cpp drafts with one .gguf file for another one, and {model!r} is none"
+                f"llama.cpp drafts with one .gguf file for another one, and {spec_of(each)!r} is "
+                "none"
             )
-    return (
-        f"{spec}{'&' if '?' in spec else '?'}draft={quote(os.fspath(file))}&drafts={tokens}"
-        f"&acceptance={acceptance:g}"
-    )
-
-
-def as_served(model: Model, at_once: int) -> Model:
-    """A configuration of transformers as an engine computes it, so many tokens in one pass; other
-    models, and one that says this itself, as they are.
-
-    >>> as_served("hf:llama?prompt=64&new=8", 2048)
-    'hf:llama?prompt=64&new=8&max_num_batched_tokens=2048'
-    """
-    spec = spec_of(model)
-    if not spec.startswith(HF_PREFIX) or AT_ONCE in spec.partition("?")[2]:
-        return model
-    return spec + ("&" if "?" in spec else "?") + f"{AT_ONCE}={at_once}"
-
-
-def asks_longest(model: Model) -> bool:
-    """True for a request whose context shall be the longest that fits.
-
-    >>> asks_longest(Generation("llama", prompt=8, new=4, context="max"))
-    True
-    """
-    return f"context={LONGEST}" in spec_of(model).partition("?")[2].split("&")
-
-
-def at_context(model: Model, tokens: int | None) -> Model:
-    """A request with its context in tokens, None for that of its prompt and new tokens; other
-    models are returned as they are.
-
-    >>> at_context("hf:llama?prompt=8&new=4&context=max", 4096)
-    'hf:llama?prompt=8&new=4&context=4096'
-    """
-    spec = spec_of(model)
-    path, _, query = spec.partition("?")
-    parts = [part for part in query.split("&") if part and not part.startswith("context=")]
-    if not any(part.startswith("prompt=") for part in parts):
-        return model
-    return "?".join((path, "&".join([*parts, *([] if tokens is None else [f"context={tokens}"])])))
+    drafts = {"draft": os.fspath(file), "drafts": tokens, "acceptance": f"{acceptance:g}"}
+    return str(ModelSpec.of(model).having(**drafts))
 
 
 def load(
@@ -248,9 +193,10 @@ def load(
         >>> gdp.load("onnx:light_squeezenet").num_ops > 50
         True
     """
-    text = with_options(
-        spec_of(spec), task=task, batch=batch, sequence=sequence, quantize=quantize, decode=decode
-    )
+    given = {
+        "task": task, "batch": batch, "sequence": sequence, "quantize": quantize, "decode": decode
+    }  # fmt: skip
+    text = spec_of(with_options(spec_of(spec), **given))
     if isinstance(spec, OpGraph):
         return spec
     if not isinstance(spec, str | os.PathLike):

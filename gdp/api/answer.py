@@ -11,8 +11,9 @@ from gdp.api.phases import phases_apart
 from gdp.clock import COMPILE, Phases, waiting_for
 from gdp.cluster.reserve import for_runtime
 from gdp.graph.op_graph import OpGraph
+from gdp.importers.spec import ModelSpec
 from gdp.measure.plan import make_plan
-from gdp.models import HF_PREFIX, Model, at_context, spec_of
+from gdp.models import HF_PREFIX, Model, spec_of
 from gdp.prepare import prepare_placement
 from gdp.question import NOTHING_KEPT, Question
 from gdp.result import Result
@@ -47,7 +48,8 @@ def answer(question: Question, phases: Phases | None = None) -> Result:
     asked, model = result.question, result.question.model
     request = asked.graph.request
     if question.longest and model is not None and request is not None:
-        model = at_context(model, request.context)  # so that it is loaded with the same caches
+        # So that it is loaded with the same caches.
+        model = ModelSpec.of(model).having(context=request.context or None)
     notes = *result.notes, *_notes(question, result)
     generation = generation_answer(asked, result.placement, result.score)
     kept_whole = set(asked.constraints.whole) - set(question.constraints.whole)

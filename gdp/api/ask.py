@@ -12,8 +12,9 @@ from gdp.constraints import Constraints, allowed_mask, together_ids
 from gdp.costs.offload import resident
 from gdp.errors import ArgumentError, of_kind
 from gdp.graph.op_graph import OpGraph
+from gdp.importers.spec import LONGEST, ModelSpec
 from gdp.methods.base import Search
-from gdp.models import Model, asks_longest, at_context, load, spec_of
+from gdp.models import Model, load, spec_of
 from gdp.prepare import costs_of, room_bytes
 from gdp.question import Kept, Question
 from gdp.solve import methods_of, require_time
@@ -53,8 +54,9 @@ def ask(
         raise ArgumentError(f"no target {target!r}; there are {', '.join(PLANNERS)}")
     if offload is not None and (target is None or not PLANNERS[target].offloads):
         raise ArgumentError("offload is what accelerate does: give target='accelerate'")
-    machine, longest = load_cluster(cluster), asks_longest(model)
-    model = at_context(model, None) if longest else model
+    machine, spec = load_cluster(cluster), ModelSpec.of(model)
+    longest = spec.options.get("context") == LONGEST
+    model = spec.having(context=None) if longest else model
     room = _room_bytes(target, machine, offload, parts["constraints"])
     if target is not None:
         model = PLANNERS[target].model(model, machine)

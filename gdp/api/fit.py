@@ -16,8 +16,9 @@ from gdp.cluster.links import links_line
 from gdp.cluster.types import UNLIMITED_BYTES, Cluster, fullness
 from gdp.costs.base import CostModel
 from gdp.errors import InfeasibleError, PlacementError
+from gdp.importers.spec import ModelSpec
 from gdp.methods.base import Search
-from gdp.models import Generation, is_gguf, spec_of, with_options
+from gdp.models import Generation, is_gguf, with_options
 from gdp.placement import Placement
 from gdp.question import Kept, Question
 from gdp.result import Result
@@ -116,7 +117,7 @@ def fit(
         row = FitRow(machine.name, prompt, new, batch, fits=False, quantize=scheme, model=named)
         if progress is not None:
             progress(row.label, i / len(asked))
-        spec = with_options(os.fspath(model), quantize=scheme) if scheme else model
+        spec = with_options(model, quantize=scheme or None)
         request = Generation(spec, prompt=prompt, new=new, batch=batch, context=context)
         try:
             question, result = _answered(request, machine, target, parts)
@@ -172,10 +173,13 @@ def _needed(question: Question) -> str:
     if max(machine.memory_bytes) < UNLIMITED_BYTES:
         room = machine.room_bytes(np.ones(machine.num_devices, dtype=bool))
         text += f", and all devices together have {format_bytes(room)}"
-    spec = spec_of(question.model or "")
+    spec = ModelSpec.of(question.model)
     if is_gguf(spec):
-        return text + ("" if "cache=" in spec else "; with ?cache=q8_0 caches take about half")
-    return text + ("" if "quantize=" in spec else "; with --quantize fp8 or nf4 weights take less")
+        return text + (
+            "" if "cache" in spec.options else "; with ?cache=q8_0 caches take about half"
+        )
+    said = "quantize" in spec.options
+    return text + ("" if said else "; with --quantize fp8 or nf4 weights take less")
 
 
 def _longest(question: Question, result: Result) -> int:

@@ -93,8 +93,9 @@ def fit(
     from gdp.api.traffic.fit import fit_traffic
     from gdp.cluster.types import Cluster
     from gdp.files.writing import write_atomic
+    from gdp.importers.spec import LONGEST
     from gdp.methods.base import Search
-    from gdp.models import HF_PREFIX, LONGEST, is_gguf
+    from gdp.models import HF_PREFIX, is_gguf
     from gdp.terminal import listening
 
     for model in models:

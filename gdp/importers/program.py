@@ -12,7 +12,6 @@ import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
-from urllib.parse import parse_qsl
 
 import numpy as np
 
@@ -22,6 +21,7 @@ from gdp.graph.groups import components, merge_ids
 from gdp.graph.op_graph import INPUT, OUTPUT, Attribute, GraphBuilder, OpDetail, OpGraph
 from gdp.graph.request import Request
 from gdp.graph.source import Source
+from gdp.importers.spec import LONGEST, ModelSpec
 from gdp.ops.rule import Shape
 from gdp.units import whole_number
 
@@ -356,24 +356,19 @@ def _detail(op: Op, more: Mapping[str, Attribute]) -> OpDetail:
     )
 
 
-LONGEST = "max"
-"""The context of a spec that asks for the longest one that fits."""
-
-
 def spec_parts(
     text: str, form: str, keys: frozenset[str], prefix: str = ""
-) -> tuple[str, dict[str, str]]:
+) -> tuple[str, Mapping[str, str]]:
     """(path, parameters) of a spec such as MODEL.gguf?batch=2&decode, less its prefix.
 
     Raises `ModelError`, which shows the `form`, where the path is missing or a key unknown.
     """
-    path, _, query = text.removeprefix(prefix).partition("?")
-    given = dict(parse_qsl(query, keep_blank_values=True))
-    unknown = sorted(given.keys() - keys)
-    if unknown or not path:
+    spec = ModelSpec.of(text.removeprefix(prefix))
+    unknown = sorted(spec.options.keys() - keys)
+    if unknown or not spec.path:
         got = repr(unknown[0] if unknown else "no path")
         raise ModelError(f"{text!r} must look like {form}, got {got}")
-    return path, given
+    return spec.path, spec.options
 
 
 def batch_of(given: Mapping[str, str]) -> tuple[int, int, bool]:

@@ -31,7 +31,7 @@ def test_a_spec_has_one_importer(spec: str, name: str) -> None:
 
 
 def test_options_are_of_the_importers_that_have_them() -> None:
-    assert with_options("m.gguf", sequence=4, decode=True) == "m.gguf?sequence=4&decode"
+    assert str(with_options("m.gguf", sequence=4, decode=True)) == "m.gguf?sequence=4&decode"
     with pytest.raises(ArgumentError, match=r"--sequence is for hf:CONFIG and \.gguf models, not"):
         with_options("m.onnx", sequence=4)
     with pytest.raises(ArgumentError, match=r"--quantize is for hf:CONFIG models, not for 'm.gguf"):

@@ -91,7 +91,7 @@ def fit_traffic(
         row = TrafficRow(machine.name, scheme, model=named)
         if progress is not None:
             progress(row.label, i / len(asked))
-        spec = with_options(os.fspath(model), quantize=scheme) if scheme else model
+        spec = os.fspath(with_options(model, quantize=scheme or None))
 
         parts = {
             "cluster": machine, "target": "vllm", "costs": costs, "search": search,

@@ -10,6 +10,7 @@ from gdp.costs.measured.costs import prompt_launch_s
 from gdp.errors import ArgumentError, GdpError
 from gdp.graph.op_graph import OpGraph
 from gdp.importers.pytorch.config_spec import parse_config_spec
+from gdp.importers.spec import ModelSpec
 from gdp.models import load, spec_of
 from gdp.placement import Placement, make_placement
 from gdp.prepare import requests_in_flight
@@ -279,7 +280,7 @@ def _passes_of(result: Result, batch: int) -> ServingEngine | None:
     """The engine of a plan's layout with other requests side by side; None where the model cannot
     be read, or has other ops then."""
     question, placed = result.question, result.placement
-    spec = replace(parse_config_spec(spec_of(question.model or "")), batch=batch).text
+    spec = ModelSpec.of(question.model).having(batch=batch)
     try:
         graph = load(spec)
     except GdpError:

@@ -19,7 +19,7 @@ _COUNT = click.IntRange(1, 2**31 - 1)
 
 def _context(context: click.Context, parameter: click.Parameter, value: str | None) -> str | None:
     """A number of tokens, or "max"."""
-    from gdp.models import LONGEST
+    from gdp.importers.spec import LONGEST
     from gdp.units import whole_number
 
     if value is not None and value != LONGEST and whole_number(value) is None:
@@ -106,7 +106,7 @@ class ModelOptions:
 
     def __post_init__(self) -> None:
         """Append task, batch, sequence, quantisation and decoding to the spec of the model."""
-        from gdp.models import with_options
+        from gdp.models import spec_of, with_options
 
         if isinstance(self, NamedModel) and not self.spec:
             if any(getattr(self, f.name) for f in fields(self)):
@@ -115,10 +115,10 @@ class ModelOptions:
         if self.generate is not None:
             self._require_generating()
         try:
-            spec = with_options(
+            spec = spec_of(with_options(
                 self.spec, task=self.task, batch=self.batch, sequence=self.sequence,
                 quantize=self.quantize, mmproj=self.mmproj, image=self.image, decode=self.decode,
-            )  # fmt: skip
+            ))  # fmt: skip
         except ArgumentError as error:
             raise click.UsageError(str(error)) from None
         if self.context is not None and self.generate is None:

@@ -1,6 +1,6 @@
 """Specs of models of transformers, `hf:PATH?task=causal-lm`, and the files that they name."""
 
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 
 from gdp.errors import ModelError
@@ -43,20 +43,6 @@ class ConfigSpec:
     # Traces do not depend on these two, so that they are last:
     requests: int = 0  # in flight at once
     context: int = 0  # tokens that caches are reserved for; 0: those of prompt and new
-
-    @property
-    def text(self) -> str:
-        """The spec that `parse_config_spec` reads as this one.
-
-        >>> ConfigSpec("llama", prompt=64, new=8, batch=2).text
-        'hf:llama?batch=2&prompt=64&new=8'
-        """
-        given = {
-            name: value for name, value in asdict(self).items()
-            if name != "path" and value != getattr(ConfigSpec, name)
-        }  # fmt: skip
-        parts = [name if value is True else f"{name}={value}" for name, value in given.items()]
-        return PREFIX + self.path + ("?" if parts else "") + "&".join(parts)
 
     @property
     def request(self) -> Request:

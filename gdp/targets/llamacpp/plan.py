@@ -19,8 +19,9 @@ from gdp.costs.op_offload import applies, is_sent
 from gdp.errors import ArgumentError, InfeasibleError, ModelError, PlacementError
 from gdp.graph.generation import with_context
 from gdp.graph.op_graph import OpGraph
+from gdp.importers.spec import ModelSpec
 from gdp.methods.chain import EQUAL, EVEN_STEPS
-from gdp.models import is_gguf, load, spec_of
+from gdp.models import is_gguf, load
 from gdp.ops.llamacpp import DRAFT, UBATCH
 from gdp.placement import Placement, make_placement
 from gdp.prepare import prepare_placement
@@ -77,7 +78,7 @@ def _smaller_caches(result: Result) -> str:
     never taken unasked, as it changes what the model writes."""
     question, graph = result.question, result.question.graph
     share = float(graph.cache_bytes.sum()) / max(1.0, float(graph.weight_bytes.sum()))
-    if "cache=" in spec_of(question.model) or share < CACHES_TRIED:
+    if "cache" in ModelSpec.of(question.model).options or share < CACHES_TRIED:
         return ""
     try:
         packed = with_settings(question, cache="q8_0")
@@ -148,8 +149,10 @@ def _sends(result: Result) -> bool:
 def _with_ubatch(question: Question, ubatch: int) -> Question | None:
     """The question with so many tokens of a prompt at once; None where its model says a size, or
     its prompts are no longer than half of it."""
-    said = "ubatch=" in spec_of(question.model)
-    if said or 2 * UBATCH * question.graph.chunks.max() <= ubatch:
+    if (
+        "ubatch" in ModelSpec.of(question.model).options
+        or 2 * UBATCH * question.graph.chunks.max() <= ubatch
+    ):
         return None
     return with_settings(question, ubatch=str(ubatch))
 
@@ -160,11 +163,9 @@ def with_settings(question: Question, **settings: str | None) -> Question | None
     model, graph = question.model, question.graph
     if model is None or not is_gguf(model):
         return None
-    path, _, query = spec_of(model).partition("?")
-    parts = [part for part in query.split("&") if part and part.split("=")[0] not in settings]
-    parts += [f"{key}={value}" for key, value in settings.items() if value is not None]
-    spec = "?".join([path, *(["&".join(parts)] if parts else [])])
-    request, other = graph.request, question.kept.once("model", (spec, ""), lambda: load(spec))
+    spec = ModelSpec.of(model).having(**settings)
+    other = question.kept.once("model", (str(spec), ""), lambda: load(spec))
+    request = graph.request
     if request is not None and other.request is not None:
         asked = other.request._replace(requests=request.requests)
         other = with_context(replace(other, request=asked), request.context)

@@ -10,7 +10,9 @@ import numpy as np
 
 from gdp.constraints import Constraints
 from gdp.errors import ArgumentError
-from gdp.models import HF_PREFIX, Generation, Model, as_served, load, spec_of
+from gdp.importers.spec import ModelSpec
+from gdp.models import HF_PREFIX, Generation, Model, load, spec_of
+from gdp.ops.vllm import AT_ONCE
 from gdp.placement import Placement, make_placement
 from gdp.prepare import room_bytes
 from gdp.question import Question
@@ -62,5 +64,5 @@ def _as_the_large_one(draft: Generation, spec: str) -> Model:
     from gdp.importers.pytorch.config_type import loaded_config
 
     large = loaded_config(spec)
-    served = spec_of(as_served(draft, large.spec.max_num_batched_tokens))
-    return f"{served}&dtype={large.loaded}"
+    served = ModelSpec.of(draft).by_default(**{AT_ONCE: large.spec.max_num_batched_tokens})
+    return served.having(dtype=large.loaded)

@@ -12,9 +12,10 @@ from gdp.cluster.types import Cluster
 from gdp.costs.offload import resident
 from gdp.errors import ArgumentError, InfeasibleError, ModelError
 from gdp.graph.op_graph import OpGraph
+from gdp.importers.spec import ModelSpec
 from gdp.methods.chain import layer_row
-from gdp.models import HF_PREFIX, Model, as_served, spec_of
-from gdp.ops.vllm import DEFAULTS, SMALL_KINDS, Defaults
+from gdp.models import HF_PREFIX, Model
+from gdp.ops.vllm import AT_ONCE, DEFAULTS, SMALL_KINDS, Defaults
 from gdp.placement import Placement
 from gdp.question import Question
 from gdp.result import Result
@@ -54,15 +55,15 @@ def vllm_model(model: Model, cluster: Cluster) -> Model:
     `vllm serve` computes at once on the GPUs of a cluster, in a type that all of them compute.
     Other models as they are."""
     cluster, _ = legal_devices(VLLM, model, cluster)
-    served = as_served(model, vllm_defaults(cluster).batched_tokens)
-    spec = spec_of(served)
-    gpus = [cluster.devices[d] for d in cluster.gpus]
-    if not spec.startswith(HF_PREFIX) or all(map(has_bfloat16, gpus)):
-        return served
+    spec = ModelSpec.of(model)
+    if not spec.path.startswith(HF_PREFIX):
+        return model
+    spec = spec.by_default(**{AT_ONCE: vllm_defaults(cluster).batched_tokens})
+    if all(has_bfloat16(cluster.devices[d]) for d in cluster.gpus):
+        return spec
     from gdp.importers.pytorch.config_type import loaded_config
 
-    read = loaded_config(spec, has_bfloat16=False)
-    return served if read.spec.dtype else f"{spec}&dtype={read.loaded}"
+    return spec.by_default(dtype=loaded_config(str(spec), has_bfloat16=False).loaded)
 
 
 def vllm_cluster(question: Question, stages: int = 1) -> Cluster:

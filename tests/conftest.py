@@ -10,6 +10,12 @@ import pytest
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 # Programs of JAX are compiled for one test each: that takes longer than to run them.
 os.environ.setdefault("JAX_DISABLE_MOST_OPTIMIZATIONS", "1")
+# By content, and read when jax is first imported: also programs of tests that train nothing.
+os.environ.setdefault(
+    "JAX_COMPILATION_CACHE_DIR",
+    os.path.join(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache", "gdp", "xla"),
+)
+os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0.1")
 # Tests that open sessions of their own shall no more send telemetry than gdp does.
 os.environ["ORT_DISABLE_TELEMETRY"] = "1"
 # Answers shall not depend on what was learned of the machine.

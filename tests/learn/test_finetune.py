@@ -43,6 +43,7 @@ def problem() -> Problem:
     return random_problem(5, num_ops=30, num_devices=3)
 
 
+@pytest.mark.slow
 def test_gates_alone_leave_all_other_weights(policy: Policy, problem: Problem) -> None:
     config = FinetuneConfig(updates=2, samples=4, freedom="gates", explore=0.0)
     found = finetune(problem, policy, config=config, seed=1)
@@ -85,6 +86,7 @@ def test_fine_tuning_ends_where_nothing_new_is_met(policy: Policy) -> None:
     assert STALE <= len(found.history) < STALE + 10
 
 
+@pytest.mark.slow
 def test_fine_tuning_stays_within_its_evaluations(policy: Policy) -> None:
     problem = random_problem(7, num_ops=30, num_devices=3)
     config = FinetuneConfig(updates=30, samples=6, gate_updates=2, evaluations=60)
@@ -99,6 +101,7 @@ def test_fine_tuning_stays_within_its_evaluations(policy: Policy) -> None:
     assert found.value_s <= advice(problem).cost_s.min()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("objective", ["latency", "throughput"])
 def test_fine_tuning_is_never_worse_than_auto_with_as_many_evaluations(
     policy: Policy, objective: Literal["latency", "throughput"]
@@ -269,6 +272,7 @@ def test_equal_costs_are_one_policy(policy: Policy, problem: Problem) -> None:
     assert explorer.elite[1].factor is explorer.drawn[0]
 
 
+@pytest.mark.slow
 def test_exploring_lowers_the_best_and_stays_within_its_share(policy: Policy) -> None:
     problem = make(Instance(graph="layered-60-3", cluster=5), random_graph)
     config = FinetuneConfig(

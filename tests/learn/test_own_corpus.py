@@ -112,6 +112,7 @@ def test_families_are_folders_and_what_is_named(models: Path) -> None:
         find_models(["models/none"])
 
 
+@pytest.mark.slow
 def test_a_corpus_holds_out_whole_families_and_grows(built: CorpusSummary) -> None:
     split = {e.family: e.split for e in built.manifest.graphs}
     assert all(e.split == split[e.family] for e in built.manifest.graphs)
@@ -158,6 +159,7 @@ def test_a_graph_that_was_changed_and_a_manifest_that_is_not_there_are_named(
         pretrain(missing, "other")
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("built")
 def test_a_run_ends_with_a_curve_and_its_best_weights() -> None:
     Path("tiny.toml").write_text(TINY + 'corpus = "corpus"\nlabels = "corpus/labels.jsonl"\n')
@@ -176,6 +178,7 @@ def test_a_run_ends_with_a_curve_and_its_best_weights() -> None:
     assert f"policy {Path('run', 'best')}" in text
 
 
+@pytest.mark.slow
 def test_a_run_without_labels_and_one_that_is_stopped_are_validated(tmp_path: Path) -> None:
     """On problems that are labelled for it: the same ones when it goes on."""
     recipe = parse_recipe(

@@ -146,6 +146,7 @@ def test_rows_count_alike_however_few_choices_were_their_own() -> None:
     assert gap_weights(free, taken).tolist() == [1.0, 2.0, 4.0]
 
 
+@pytest.mark.slow
 def test_the_loss_rewards_entropy_and_the_label(
     policy: Policy, problem: Problem, episode: Episode
 ) -> None:
@@ -174,6 +175,7 @@ def test_averaged_weights_follow_slowly() -> None:
     assert averaged["layer"]["w"].tolist() == [-0.25, -0.25]
 
 
+@pytest.mark.slow
 def test_a_faint_gradient_is_not_made_a_strong_one(
     policy: Policy, problem: Problem, episode: Episode
 ) -> None:

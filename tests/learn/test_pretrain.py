@@ -81,6 +81,7 @@ def test_shipped_recipes_parse() -> None:
         assert load_recipe(path)[0].name == path.stem
 
 
+@pytest.mark.slow
 def test_a_resumed_run_has_the_same_curve(tmp_path: Path) -> None:
     """Four updates in one go, and stopped after every update: the same losses and weights."""
     recipe, text = labelled(tmp_path)
@@ -111,6 +112,7 @@ def test_a_folder_of_another_recipe_is_refused(tmp_path: Path) -> None:
         pretrain(other, tmp_path / "run")
 
 
+@pytest.mark.slow
 def test_a_run_killed_while_it_saves_resumes_from_the_last_checkpoint(tmp_path: Path) -> None:
     """What an unfinished write leaves behind is neither read nor in the way."""
     recipe, text = labelled(tmp_path)
@@ -157,6 +159,7 @@ def test_a_start_of_another_network_is_refused(tmp_path: Path) -> None:
         pretrain(parse_recipe(text), tmp_path / "none")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["train", "held"])
 def test_labels_that_ship_are_of_the_graphs_that_ship(name: str) -> None:
     """Else a recipe learns from none of them, and nothing but a line of the log says so."""

@@ -44,6 +44,7 @@ def trainer(recipe: Recipe, **fields) -> Trainer:
     return Trainer(recipe, problems, LabelStore([]), **fields)
 
 
+@pytest.mark.slow
 def test_an_update_moves_the_weights_by_what_the_samples_cost() -> None:
     """Fresh problems have no labels: the samples alone are the signal."""
     made = trainer(RECIPE)

@@ -44,6 +44,7 @@ def test_chains_are_repeatable_and_share_their_evaluations(objective: str, chain
     assert found[0].key <= begun(problem).key
 
 
+@pytest.mark.slow
 def test_chains_in_windows_are_repeatable_and_exchange_the_best() -> None:
     edges = [(i, i + k) for i in range(300) for k in (3, 7) if i + k < 300]
     problem = make_problem(plain_graph(300, edges, 0), unit_cluster(3), np.ones((300, 3)))

@@ -74,6 +74,7 @@ def test_placement_bound_and_simplification_are_the_same_whatever_time_passes(
         assert (result.placement.device == results[0].placement.device).all()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "method", [period_program.period_fit, latency_program.latency_fit], ids=["period", "latency"]
 )

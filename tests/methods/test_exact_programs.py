@@ -78,6 +78,7 @@ def problems(seed: int, count: int, num_ops: int = 6) -> Iterator[Problem]:
         )
 
 
+@pytest.mark.slow
 def test_the_least_load_is_found_and_proven() -> None:
     misfits = 0
     for problem in problems(0, 20):
@@ -97,6 +98,7 @@ def test_the_least_load_is_found_and_proven() -> None:
     assert misfits
 
 
+@pytest.mark.slow
 def test_reductions_keep_what_is_below_the_known_value() -> None:
     """Of all assignments below a value the best survives; None means that there is none."""
     shrunk, refuted = 0, 0
@@ -212,6 +214,7 @@ def most_blocks(problem: Problem, device: np.ndarray, rank: np.ndarray | None) -
     return max(counts, default=0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("blocks_per_device", [1, 2])
 def test_the_least_latency_of_calls_is_found(blocks_per_device: int) -> None:
     rng = np.random.default_rng(5)
@@ -262,6 +265,7 @@ def test_calls_in_a_row_by_hand() -> None:
     assert refuted.is_complete
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:invalid value:RuntimeWarning")
 def test_the_least_period_is_found_where_memory_cannot_bind() -> None:
     from gdp.sim.latency import periods
@@ -289,6 +293,7 @@ def test_the_least_period_is_found_where_memory_cannot_bind() -> None:
     assert proven > 2
 
 
+@pytest.mark.slow
 def test_schedules_are_bounded_and_optimal_where_proven() -> None:
     from gdp.sim.latency import latencies
 

@@ -71,6 +71,7 @@ def test_the_program_alone_finds_it(monkeypatch: pytest.MonkeyPatch) -> None:
     assert found_s == pytest.approx(brute_force_s(problem), rel=fit._GAP)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("num_devices", [2, 3])
 def test_never_worse_than_its_start_and_repeats(num_devices: int) -> None:
     bound = 0

@@ -107,6 +107,7 @@ def test_the_search_of_teams_gets_its_budget_only_where_it_is_near() -> None:
     assert near.value_s <= far.value_s
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("evaluations", [0, 40, 400])
 def test_auto_with_replicas_is_never_worse_with_the_same_evaluations(evaluations: int) -> None:
     """Random graphs on unlike and on alike devices; and teams do win where they can."""

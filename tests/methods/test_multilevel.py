@@ -134,6 +134,7 @@ def test_with_few_seconds_the_finest_level_is_left_out(
     assert first[-1 if op_s else 0] == problem.num_ops // 2
 
 
+@pytest.mark.slow
 def test_more_of_each_level_are_tried_on_the_whole_graph(monkeypatch: pytest.MonkeyPatch) -> None:
     """What is best on a coarse graph need not be on the whole one: a few count."""
     better = 0
@@ -184,6 +185,7 @@ def test_what_all_parents_leave_comes_before_what_some_leave() -> None:
     assert both < 0.5 * other_alone
 
 
+@pytest.mark.slow
 def test_recombination_is_never_worse_and_sometimes_better(monkeypatch: pytest.MonkeyPatch) -> None:
     better = 0
     for seed in range(6):

@@ -108,6 +108,7 @@ def _held_bytes(problem: Problem, device: np.ndarray, i: int, at: int) -> int:
     return held
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("num_devices", [2, 3])
 def test_bounds_hold_and_the_program_is_exact_where_memory_is_tight(num_devices: int) -> None:
     """No bound is above the best of all placements that fit, and the program finds it."""

@@ -203,6 +203,7 @@ def test_no_contiguous_pipeline_has_a_shorter_period_where_it_says_so(num_device
     assert certain >= 12
 
 
+@pytest.mark.slow
 def test_any_problem_gets_an_answer_that_fits_or_a_reason() -> None:
     """Unlike devices, supported kernels, tight memory and any channels: heuristic, but valid."""
     pipeline_dp(random_problem(0, objective="throughput", num_ops=6), SEARCH)

@@ -144,6 +144,7 @@ def test_nothing_large_is_begun_when_the_seconds_are_over(monkeypatch) -> None:
     assert len(asked) == 1
 
 
+@pytest.mark.slow
 def test_windows_begin_at_states_that_were_kept() -> None:
     """With room for one arrival under way, most states are not kept."""
     for seed in range(2):

@@ -49,6 +49,7 @@ def plain_head(problem: Problem, weight_of_feature: dict[int, float]) -> Head:
 EARLIEST_FINISH = {PAIR.end: -100.0}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("config", [CONFIG, replace(PUBLISHED, width=16, heads=2, head_width=8)])
 def test_kernel_network_and_numpy_give_the_same_log_probabilities(config: NetworkConfig) -> None:
     """The three scorers of a pair: numba in the decoder, JAX in training, NumPy in the search."""

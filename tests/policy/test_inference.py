@@ -52,6 +52,7 @@ def told(problem: Problem, config: NetworkConfig):
     return features(problem, config.features, advice(problem) if config.advice else None)
 
 
+@pytest.mark.slow
 @each_config
 def test_both_forms_of_the_network_agree(config: NetworkConfig) -> None:
     problem = random_problem(3, num_ops=150, num_devices=3)
@@ -109,6 +110,7 @@ print(sorted({"jax", "jraph", "flax", "optax", "jinja2"} & set(sys.modules)))
 """
 
 
+@pytest.mark.slow
 def test_an_answer_imports_no_library_of_learning() -> None:
     tests = str(Path(__file__).resolve().parent.parent)
     found = subprocess.run(

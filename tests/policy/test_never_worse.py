@@ -67,6 +67,7 @@ def test_no_heuristic_is_better_than_a_decode_without_search(
     assert found[16] <= found[0]
 
 
+@pytest.mark.slow
 def test_decodes_without_search_are_methods_that_say_what_was_decoded() -> None:
     """One greedy placement costs fewer evaluations than 17, these fewer than the whole answer."""
     methods, spent, behind = policy_methods(), {}, 0

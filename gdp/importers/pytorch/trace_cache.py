@@ -24,7 +24,7 @@ from gdp.ops.rule import Shape
 
 TRACES = "traces"
 """Kind of the cache. A trace is named by the configuration, the arguments, the versions of Python,
-torch and transformers, and the code of the importer: whatever changes one of them is traced anew."""
+torch and transformers, and the importer's code: whatever changes one of them is traced anew."""
 _ROOT = Path(__file__).resolve().parents[2]
 _CODE = ("constraints.py", "graph/*.py", "importers/*.py", "importers/pytorch/*.py", "ops/*.py",
          "units.py")  # fmt: skip

@@ -78,9 +78,9 @@ def place(
     outputs.require(spec_of(question.model or ""), *asking.files)
     if destination.runtime is None:
         require_answerable(question)
-    with waiting_for(COMPILE):
-        searches = destination.runtime is None or PLANNERS[destination.runtime].searches
-        first_run.prepare(search.method if searches else None, question.objective)
+    if destination.runtime is None or PLANNERS[destination.runtime].searches:
+        with waiting_for(COMPILE):
+            first_run.prepare(search.method, question.objective)
     phases.ended("read")
     result = _all_waited(phases, answered(question))
     _write(result, outputs)
@@ -98,7 +98,6 @@ def _place_for_traffic(
 ) -> None:  # fmt: skip
     """Place a language model for an engine that serves traffic."""
     from gdp.api.traffic.serve import served_plan
-    from gdp.cli import first_run
     from gdp.cli.text import result_text
     from gdp.files.writing import check_file_writable, is_stream
     from gdp.models import HF_PREFIX
@@ -110,8 +109,6 @@ def _place_for_traffic(
     asking.model.require_no_sizes("--traffic")
     traffic, limits, draft = serving.parsed()
     overwrite = outputs.require(spec, *asking.files)
-    with waiting_for(COMPILE):
-        first_run.prepare(None, asking.objective or "latency")
     plan = served_plan(
         asked, spec, traffic, answered, within=limits, disaggregated=not serving.joint, draft=draft
     )

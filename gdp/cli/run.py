@@ -54,7 +54,6 @@ def run(
     """
     from gdp.api import report as reporting
     from gdp.api.run import execute
-    from gdp.cli import first_run
     from gdp.cli.text import run_text
     from gdp.measure.measuring import Measuring
     from gdp.models import spec_of
@@ -80,7 +79,6 @@ def run(
             costs = asking.trained.costs
             about = options.About(model, asking.cluster, asking.objective, costs)
             question, placed = about.question(placement, given, asking.constraints.read())
-            first_run.prepare(None, question.objective, say)
         report = execute(question, placed, measuring, timing.runtime)
     if page:
         result = result or evaluate(question, placed)

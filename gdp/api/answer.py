@@ -39,8 +39,8 @@ def answer(question: Question, phases: Phases | None = None) -> Result:
         phases: Seconds of the call so far; by default none.
     """
     phases = phases or Phases()
-    searches = question.target is None or PLANNERS[question.target].searches
-    compile_once(question.method if searches else None, question.objective)
+    if question.target is None or PLANNERS[question.target].searches:
+        compile_once(question.method, question.objective)
     phases.ended("read")
     result = plan_longest(question, planned) if question.longest else planned(question)
     phases.ended("planning", result.phases)
@@ -65,9 +65,8 @@ def answer(question: Question, phases: Phases | None = None) -> Result:
 
 
 @functools.cache
-def compile_once(method: str | None, objective: str) -> None:
-    """Compile the kernels that a method runs, None for those that evaluate a placement alone; says
-    so where they are not in the cache."""
+def compile_once(method: str, objective: str) -> None:
+    """Compile the kernels that a method runs, and say so where they are not in the cache."""
     with waiting_for(COMPILE):
         first_run.prepare(method, objective, stage)
 

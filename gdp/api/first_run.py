@@ -33,11 +33,11 @@ def _echo(message: str) -> None:
     click.echo(f"gdp: {message}", err=True)
 
 
-def prepare(method: str | None, objective: str, say: Callable[[str], Any] = _echo) -> None:
+def prepare(method: str, objective: str, say: Callable[[str], Any] = _echo) -> None:
     """Compile the kernels of a command that are not compiled yet, after a message.
 
     Args:
-        method: Placement method of the command; None to evaluate a placement alone.
+        method: Placement method of the command, which searches.
         objective: Objective of the command.
         say: Receives the message, if anything is compiled.
     """
@@ -68,17 +68,15 @@ def prepare(method: str | None, objective: str, say: Callable[[str], Any] = _ech
             process.wait()
 
 
-def _groups_of(method: str | None, objective: str) -> list[str]:
+def _groups_of(method: str, objective: str) -> list[str]:
     """Groups of kernels that a method needs: those that others build on, then the costliest."""
-    if method is None:
-        return ["simulator", "fusion"]
     pipelined = find_objective(objective).pipelined
     bounds = [] if pipelined else ["bounds"]
     with_policy = method.startswith("policy")
     if method != "auto" and not with_policy:
-        return ["simulator", *bounds, "lists", "fusion"]
+        return ["simulator", *bounds, "lists"]
     pipeline = ["pipeline"] if pipelined else []
-    return ["simulator", "policy", *pipeline, "search", *bounds, "lists", "paths", "fusion"]
+    return ["simulator", "policy", *pipeline, "search", *bounds, "lists", "paths"]
 
 
 def _taken(pipe: int) -> Iterator[str]:
@@ -150,13 +148,12 @@ def _ended(process: "subprocess.Popen[bytes]") -> Iterator[None]:
 
 
 def _simulator(problem: Problem) -> None:
+    import gdp.sim.kernels.evaluate  # noqa: F401  (from here on it simulates, not plain Python)
     from gdp.sim.score import score, values
-    from gdp.sim.segments import segments
 
     device = np.zeros(problem.num_ops, dtype=np.int64)
     values(problem, device[None], np.arange(problem.num_ops)[None])
     score(problem, device, None)
-    segments(problem.graph, device)
 
 
 def _search(problem: Problem) -> None:
@@ -222,12 +219,6 @@ def _pipeline(problem: Problem) -> None:
     compile_pipelines(linear_only=True)
 
 
-def _fusion(problem: Problem) -> None:
-    from gdp.graph.fuse import coarsen
-
-    coarsen(problem.graph, 2)
-
-
 GROUPS: dict[str, Callable[[Problem], None]] = {
     "simulator": _simulator,
     "policy": _policy,
@@ -236,7 +227,6 @@ GROUPS: dict[str, Callable[[Problem], None]] = {
     "bounds": _bounds,
     "lists": _lists,
     "paths": _paths,
-    "fusion": _fusion,
 }
 """Functions that call all kernels of a part of gdp."""
 GROUP_NAMES = tuple(GROUPS)

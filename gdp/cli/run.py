@@ -53,7 +53,6 @@ def run(
     Without PLACEMENT the model is placed first; a placement that remembers its model is enough.
     """
     from gdp.api import report as reporting
-    from gdp.api.answer import compile_once
     from gdp.api.run import execute
     from gdp.cli.text import run_text
     from gdp.measure.measuring import Measuring
@@ -80,7 +79,6 @@ def run(
             costs = asking.trained.costs
             about = options.About(model, asking.cluster, asking.objective, costs)
             question, placed = about.question(placement, given, asking.constraints.read())
-            compile_once(None, question.objective)
         report = execute(question, placed, measuring, timing.runtime)
     if page:
         result = result or evaluate(question, placed)

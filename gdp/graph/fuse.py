@@ -330,17 +330,18 @@ def _contract(
         np.arange(num), np.arange(num), summed.reshape(-1), np.arange(len(klass_load)), klass_load,
         *np.zeros((8, num), dtype=np.int64),
     )  # fmt: skip
+    left, right = pairs[:, 0].copy(), pairs[:, 1].copy()
     # Coarse groups are searched longer for circles.
     if num <= (PLAIN_OPS if target == 1 else PLAIN_OPS // 20):
         merged = MergeState(*map(np.ndarray.tolist, state))
         contract(
-            Edges(*map(np.ndarray.tolist, edges)), *pairs.T.tolist(), may_join.tolist(),
+            Edges(*map(np.ndarray.tolist, edges)), left.tolist(), right.tolist(), may_join.tolist(),
             MergeLimits(*(np.asarray(part).tolist() for part in merge_limits)), merged,
         )  # fmt: skip
     else:
         merged = MergeState(*state)
         compiled(contract, Edges, MergeLimits, MergeState)(
-            Edges(*edges), *np.ascontiguousarray(pairs.T), may_join, MergeLimits(*merge_limits),
+            Edges(*edges), left, right, may_join, MergeLimits(*merge_limits),
             merged,
         )  # fmt: skip
     root, pos = np.asarray(merged.parent), np.asarray(merged.pos)

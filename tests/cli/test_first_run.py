@@ -60,7 +60,7 @@ def test_the_first_run_says_so_and_shares_the_work_and_the_second_does_neither(
 ) -> None:
     first = run(tmp_path, "auto", "throughput")
     assert first.stderr == f"gdp: {first_run.MESSAGE}\n"
-    rest = ("pipeline", "search", "lists", "paths", "fusion")
+    rest = ("pipeline", "search", "lists", "paths")
     mains = "".join(f"main takes {name}\n" for name in rest)
     assert first.stdout == f"helper takes policy\n{mains}waited\n"
     second = run(tmp_path, "auto", "throughput")

@@ -64,7 +64,7 @@ from gdp.files import disk_cache
 def fail():
     raise OSError("read-only")
 disk_cache.cache_folder = fail
-import gdp.graph.fuse_kernels
+import gdp.sim.kernels.events
 print(numba.config.CACHE_DIR)
 """
     env = {k: v for k, v in os.environ.items() if k != "NUMBA_CACHE_DIR"}

@@ -11,6 +11,7 @@ deletes it, and over a disk that is full. Kernels of gdp are compiled again ther
 """
 
 import atexit
+import contextlib
 import functools
 import glob
 import hashlib
@@ -98,7 +99,7 @@ class _ByContent(_CacheLocator):
         """Make the folder; it was used now."""
         folder = Path(self.get_cache_path())
         if not folder.exists():
-            folder.mkdir(mode=0o700, parents=True)
+            folder.mkdir(mode=0o700, parents=True, exist_ok=True)  # another process made it now
             _drop_oldest(folder.parent, f"{self._name}-")
         if not is_private(folder):
             raise PermissionError(f"{folder}: others can write to it")
@@ -148,9 +149,12 @@ def _read_by(path: Path, known: set[Path]) -> set[Path]:
 
 def _drop_oldest(folder: Path, prefix: str) -> None:
     """Delete the states of a file of kernels beyond `MOST_STATES`, those used longest ago."""
-    states = [each for each in folder.iterdir() if each.name.startswith(prefix)]
-    states.sort(key=lambda each: each.stat().st_mtime, reverse=True)
-    for each in states[MOST_STATES:]:
+    states = []
+    for each in folder.iterdir():
+        if each.name.startswith(prefix):
+            with contextlib.suppress(OSError):  # another process drops some, too
+                states.append((each.stat().st_mtime, each))
+    for _, each in sorted(states, reverse=True)[MOST_STATES:]:
         shutil.rmtree(each, ignore_errors=True)
 
 

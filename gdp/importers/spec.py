@@ -36,7 +36,7 @@ class ModelSpec(os.PathLike[str]):
         return cls(path, dict(parse_qsl(query, keep_blank_values=True)))
 
     def having(self, **options: object) -> "ModelSpec":
-        """The same model with other options, behind those that it keeps, and without those that are
+        """A copy with other options, behind those that it keeps, and without those that are
         None; True is a flag."""
         kept = {name: value for name, value in self.options.items() if name not in options}
         given = {name: value for name, value in options.items() if value is not None}
@@ -44,7 +44,7 @@ class ModelSpec(os.PathLike[str]):
         return ModelSpec(self.path, kept | more)
 
     def by_default(self, **options: object) -> "ModelSpec":
-        """The same model with options that it does not have yet."""
+        """A copy with those options that it does not have yet."""
         return self.having(**{k: v for k, v in options.items() if k not in self.options})
 
     def __fspath__(self) -> str:

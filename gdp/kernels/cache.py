@@ -1,10 +1,10 @@
 """Cache of compiled kernels; imported before the first kernel is declared.
 
-Kernels are kept by content: a folder for each file of kernels and each state of what its machine
-code depends on (the file, the kernels that it calls, the files of its constants). So an edit of a
-callee is noticed, which numba's own stamp, of one file, is blind to; and a fresh checkout, another
-worktree or a second environment find what was compiled before. They lie in `NUMBA_CACHE_DIR`, else
-in gdp's cache folder.
+Kernels are kept by content: a folder for each file of kernels and each state of its dependencies
+(the file, the kernels that it calls, the files of its constants). So an edit of a callee is
+noticed, which numba's own stamp, of one file, is blind to; and a fresh checkout, another worktree
+or a second environment find what was compiled before. They lie in `NUMBA_CACHE_DIR`, else in gdp's
+cache folder.
 
 numba ends a program over a file of its cache that is cut short, at every start until somebody
 deletes it, and over a disk that is full. Kernels of gdp are compiled again there.
@@ -123,7 +123,7 @@ class _ByContent(_CacheLocator):
 
 @functools.cache
 def _stamp(path: Path) -> str:
-    """Digest of what the machine code of a file of kernels depends on.
+    """Digest of the dependencies of the machine code of a file of kernels.
 
     The versions of numba and LLVM, the file, the files of kernels that it imports, and theirs; of
     other files of gdp, which hold constants and types, those that these import by name.

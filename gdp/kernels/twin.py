@@ -13,7 +13,7 @@ three seconds to compile."""
 
 @functools.cache
 def compiled(function: Callable[..., Any], *structs: type) -> Callable[..., Any]:
-    """The same code, compiled, with all functions of its module that it calls.
+    """Compile a function with all functions of its module that it calls.
 
     Args:
         function: At the top of a module, whose functions take no default arguments. As it is, it

@@ -111,12 +111,12 @@ def _run(
 ) -> Schedule:  # fmt: skip
     """The schedule without its memory.
 
-    What happens at one instant because of what was before it is a round: ops end, by id, and
-    transfers arrive; then what these ops made is sent; then devices start ops. Events are
+    Events of one instant that earlier ones cause are a round: ops end, by id, and transfers arrive;
+    then the tensors of these ops are sent; then devices start ops. Events are
     (instant, op that ends) and (instant, N + send that arrives).
     """
     a, n, channels = arrays(problem), problem.num_ops, _num_channels(problem)
-    # Readers of what an op leaves on its own device, and then of what each send brings.
+    # Readers of tensors on the device of their op, and then of those that each send brings.
     shown_by = np.where(sends.of_use < 0, a.producer[a.use_tensor], n + sends.of_use)
     start, use = lists(shown_by.astype(np.int64), n + len(sends.tensor))
     first, reader = start.tolist(), a.use_op[use].tolist()

@@ -398,7 +398,7 @@ def _alike(problem: Problem) -> np.ndarray:
         problem.cluster.memory_bytes,
         problem.cluster.op_dispatch_s,
         problem.cluster.segment_dispatch_s,
-        is_cpu(problem),
+        problem.cluster.is_cpu,
         np.array([link_prices(problem, d) for d in range(problem.num_devices)]).T,
         problem.cluster.queues.sum(axis=1),
         problem.cluster.queues.sum(axis=0),

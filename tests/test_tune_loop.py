@@ -41,7 +41,8 @@ def searches(monkeypatch: pytest.MonkeyPatch) -> list[gdp.Placement]:
     """Searches that answer another cut each time; a list of their answers."""
     answers: list[gdp.Placement] = []
 
-    def solve(question: Question) -> PlacingResult:
+    def solve(question: Question, planners: object) -> PlacingResult:
+        del planners
         graph, cluster = question.graph, question.cluster
         cut = graph.num_ops - 2 - len(answers)
         late = (np.arange(graph.num_ops) >= cut) & ~graph.is_io
@@ -227,12 +228,12 @@ def interrupt_search(monkeypatch: pytest.MonkeyPatch, which: int) -> None:
     """Let Ctrl-C come in a search, which catches it as searches do."""
     solve, begun = tuning.solve.solve, []
 
-    def searched(question: Question) -> Any:
+    def searched(question: Question, planners: Any) -> Any:
         begun.append(question)
         if len(begun) == which:
             with contextlib.suppress(KeyboardInterrupt):  # the best so far is its answer
                 signal.raise_signal(signal.SIGINT)
-        return solve(question)
+        return solve(question, planners)
 
     monkeypatch.setattr(tuning.solve, "solve", searched)
 

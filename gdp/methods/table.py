@@ -32,5 +32,10 @@ METHODS: dict[str, Method] = {
     **for_general(dict(HEURISTICS)),
     "pipeline_dp": pipeline_dp,
     "exact": exact,
-    **for_general({"local_search": local_search, "auto": auto}),
+    **for_general(
+        {
+            "local_search": local_search,
+            "auto": auto,
+        }
+    ),
 }

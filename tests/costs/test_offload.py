@@ -11,6 +11,7 @@ import pytest
 import gdp
 from gdp import clock, explain, solve
 from gdp.api.answer import answer
+from gdp.api.ask import require_answerable
 from gdp.bounds.best import all_bounds, best_bound
 from gdp.cluster.presets import cluster_preset, device_preset
 from gdp.cluster.types import UNLIMITED_BYTES, Cluster, Device, Link, make_cluster
@@ -487,7 +488,7 @@ def test_modules_stay_whole_by_granularity() -> None:
         device = placed.placement.device[1:-1].reshape(4, 2)
         assert (device[:, 0] == device[:, 1]).all()
     with pytest.raises(ValueError, match="accelerate goes by whole modules"):
-        answer(Question(graph, cluster, target="accelerate", granularity="op"))
+        require_answerable(Question(graph, cluster, target="accelerate", granularity="op"))
     with pytest.raises(ValueError, match="no granularity 'block'"):
         whole_modules(None, graph, "block")
 

@@ -167,7 +167,8 @@ READS = {"open", "read_bytes", "read_text", "fdopen"}
 READ_BY_THEMSELVES = {
     "api/corpus.py", "api/first_run.py", "cli/program.py", "cli/run.py", "cluster/detect.py",
     "files/reading.py", "files/writing.py", "importers/pytorch/trace_cache.py", "learn/labels.py",
-    "learn/metrics.py", "measure/record.py", "reports/html.py", "targets/jax/export.py",
+    "kernels/cache.py", "learn/metrics.py", "measure/record.py", "reports/html.py",
+    "targets/jax/export.py",
     "targets/llamacpp/worker.py", "targets/named_sharding/export.py",
     "targets/named_sharding/runner.py", "targets/onnxruntime/export.py",
     "targets/onnxruntime/profile.py", "targets/onnxruntime/runner_template.py",

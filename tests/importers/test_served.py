@@ -44,13 +44,13 @@ def test_a_pass_has_the_tokens_of_vllms_defaults(tmp_path: Path, gpus: Any, toke
     cluster, path = _cluster(*gpus), tmp_path / "config.json"
     path.write_text(json.dumps({**DENSE, "model_type": "llama", "dtype": "bfloat16"}))
     spec = f"hf:{path}?prompt=8&new=2&max_num_batched_tokens={tokens}"
-    assert vllm_model(f"hf:{path}?prompt=8&new=2", cluster) == spec
+    assert str(vllm_model(f"hf:{path}?prompt=8&new=2", cluster)) == spec
     # `get_batch_defaults` of vLLM 0.33: 1,024 requests at once from 70 GiB.
     assert vllm_defaults(cluster).sequences == (1024 if tokens > 2048 else 256)
     request = Generation(path, prompt=8, new=2)
     assert str(vllm_model(request, cluster)).endswith(f"&max_num_batched_tokens={tokens}")
     given = f"hf:{path}?max_num_batched_tokens=64"
-    assert vllm_model(given, cluster) == given
+    assert str(vllm_model(given, cluster)) == given
     assert vllm_model("m.gguf?prompt=8&new=2", cluster) == "m.gguf?prompt=8&new=2"
 
 

@@ -223,7 +223,7 @@ def test_the_headline_says_what_was_asked_and_found(text: str) -> None:
     ):  # fmt: skip
         assert part in text
     assert "<b>optimal</b>" in report_html(shown_view(), {**RESULT, "proven_optimal": True})
-    full = report_html(shown_view(), {**RESULT, "objective": "throughput"})
+    full = report_html(shown_view(), {**RESULT, "objective": "throughput", "value": 7e-3})
     assert "<b>7.000 ms</b>" in full
     over = report_html(shown_view(), {**RESULT, "feasible": False, "overflow_bytes": 2048})
     assert "Does not fit: 2.00 KiB over" in over

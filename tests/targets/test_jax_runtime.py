@@ -243,11 +243,12 @@ def test_replicas_are_refused_and_left_out_where_the_model_is_placed_first(
     placed: list[object] = []
     stop = RuntimeError("placed")
 
-    def solve(question: Question) -> None:
+    def solve(question: Question, planners: object = None) -> None:
+        del planners
         placed.append(question.constraints)
         raise stop
 
-    monkeypatch.setattr(execute.solve, "solve", solve)
+    monkeypatch.setattr("gdp.solve.solve", solve)
     with pytest.raises(RuntimeError, match="placed"):
         execute.run("python:jax_models:cnn", devices(2), objective="throughput")
     assert placed == [Constraints(replicas=False)]

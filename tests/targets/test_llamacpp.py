@@ -13,7 +13,7 @@ from gguf_models import MIB, VOCABULARY, box, sayable, write_gguf
 
 import gdp
 from gdp import solve
-from gdp.api.answer import answer
+from gdp.api.ask import require_answerable
 from gdp.api.run import export
 from gdp.cli.main import cli
 from gdp.cluster.file import cluster_of_toml, cluster_toml, load_cluster, read_cluster
@@ -322,7 +322,7 @@ def test_demands_are_kept_or_refused(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="latency of one pass"):
         plan_llamacpp(Question(graph, cluster, objective="throughput"))
     with pytest.raises(ValueError, match="planned by one program, not by 'heft'"):
-        answer(Question(graph, cluster, target="llamacpp", method="heft"))
+        require_answerable(Question(graph, cluster, target="llamacpp", method="heft"))
     with pytest.raises(ValueError, match="leave out --together"):
         plan_llamacpp(Question(graph, cluster, constraints=Constraints(together=("*",))))
 

@@ -325,6 +325,7 @@ def test_memory_and_context_are_those_of_a_member() -> None:
     assert first.weights_bytes == second.weights_bytes
     assert first.cache_bytes == second.cache_bytes == int(graph.cache_bytes.sum()) // 2
     assert answer.stages == 1
-    row = _with_answer(FitRow("box", 8, 4, 1, fits=False), result)
+    with_generation = replace(result, generation=answer)
+    row = _with_answer(FitRow("box", 8, 4, 1, fits=False), result.question, with_generation)
     assert (row.layout, row.fits) == ("tensor 2", True)
     assert "tensor 2" in fit_text([row])

@@ -168,7 +168,7 @@ def test_the_command_exports_the_draft(
               str(tmp_path / "p.html")],
     )  # fmt: skip
     assert page.exit_code == 1
-    assert "another one that drafts" in str(page.exception)
+    assert "of a model with a draft model" in str(page.exception)
     alone = CliRunner().invoke(cli, ["place", large, "--draft", f"{small},tokens=3,acceptance=0"])
     assert alone.exit_code == 2
     assert "--draft is for .gguf models" in alone.output

@@ -184,7 +184,8 @@ def _of_one_share(question: Question, cluster: Cluster) -> str:
     gpus = [(d, cluster.devices[d]) for d in cluster.gpus]
     given = sum(device.memory_bytes for _, device in gpus)
     taken = {d: with_one_share(cluster).devices[d].memory_bytes for d, _ in gpus}
-    if sum(taken.values()) > ALIKE * given:
+    shares = [device.memory_bytes / device.total_bytes for _, device in gpus]
+    if sum(taken.values()) > ALIKE * given or min(shares) > ALIKE * max(shares):
         return ""
     d, least = min(gpus, key=lambda item: item[1].memory_bytes / item[1].total_bytes)
     share = int(100 * least.memory_bytes / least.total_bytes) / 100

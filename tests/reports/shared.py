@@ -16,7 +16,8 @@ DEVICE = np.array([0, 0, 1, 0])
 RESULT: dict[str, Any] = {
     "objective": "latency", "value": 9e-3, "unit": "s", "latency_s": 9e-3, "period_s": 7e-3,
     "bound_s": 6e-3, "bound_by": "critical path of <4> ops", "proven_optimal": False, "gap": 0.25,
-    "method": "auto", "seed": 7, "costs": "datasheet", "feasible": True, "overflow_bytes": 0, "evaluations": 1234,
+    "method": "auto", "seed": 7, "costs": "datasheet", "feasible": True,
+    "overflow_bytes": 0, "evaluations": 1234,
     "seconds": 1.5, "notes": ["mind <this>"], "peak_bytes": {"d0": 8, "d1": 5},
     "curve": [[0.5, 12e-3], [0.75, 10e-3], [1.0, 9e-3]],
     "candidates": [

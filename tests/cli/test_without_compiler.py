@@ -6,6 +6,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 ASKING = """
 import json, sys
 from gdp.cli import program
@@ -23,6 +25,7 @@ CONFIG = {
 
 
 def test_plans_of_vllm_fits_and_predictions_load_no_compiler(tmp_path: Path) -> None:
+    pytest.importorskip("transformers")
     (tmp_path / "tiny").mkdir()
     (tmp_path / "tiny" / "config.json").write_text(json.dumps(CONFIG))
     request, machine = "prompt=64,new=16", ("--cluster", "cpu+2xh100-nvlink")

@@ -125,10 +125,11 @@ class _ByContent(_CacheLocator):
 def _stamp(path: Path) -> str:
     """Digest of the dependencies of the machine code of a file of kernels.
 
-    The versions of numba and LLVM, the file, the files of kernels that it imports, and theirs; of
-    other files of gdp, which hold constants and types, those that these import by name.
+    The versions of numba and LLVM, the options and compiler of all kernels, the file, the files of
+    kernels that it imports, and theirs; of other files of gdp, which hold constants and types,
+    those that these import by name.
     """
-    known = sorted(_read_by(path, {path}))
+    known = sorted(_read_by(path, {path, *_PACKAGE.glob("kernels/*.py")}))
     digest = hashlib.sha256(f"{numba.__version__} {llvmlite.__version__}".encode())
     for file in known:
         digest.update(hashlib.sha256(file.read_bytes()).digest())

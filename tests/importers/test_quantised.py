@@ -373,7 +373,7 @@ def test_every_scheme_can_be_tried(tmp_path: Path, name: str) -> None:
     assert name in graph.name
 
 
-@pytest.mark.usefixtures("traces_anew")  # else the model is refused by its problem, as late
+@pytest.mark.usefixtures("traces_anew")  # a kept trace is loaded, and refused later
 def test_what_fits_only_quantised_is_placed_only_so(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps(LLAMA))
     cluster = gdp.make_cluster(

@@ -163,6 +163,8 @@ def test_kernels_are_compiled_again_where_what_they_depend_on_has_changed(
             lines = [f"from gdp.{each} import (\n    x,\n)\n" for each in imported]
             first = "from gdp.kernels.options import ENTRY\n" if "kernels" in name else ""
             (folder / f"{name}.py").write_text(f"# {name}\n{first}{''.join(lines)}")
+        (folder / "kernels").mkdir()
+        (folder / "kernels" / "options.py").write_text("ENTRY = 1\n")
     package = tmp_path / "a" / "gdp"
     before = stamps(package, monkeypatch)
     assert len(set(before.values())) == 4
@@ -172,6 +174,7 @@ def test_kernels_are_compiled_again_where_what_they_depend_on_has_changed(
         "constants": {"outer_kernels", "inner_kernels"},
         "other_kernels": {"other_kernels"},
         "errors": set(),
+        "kernels/options": set(before),
     }.items():
         path = package / f"{edited}.py"
         text = path.read_text()

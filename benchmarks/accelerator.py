@@ -30,20 +30,20 @@ import numpy as np
 import gdp
 from benchmarks.models import TINY, TORCH, torch_model
 from benchmarks.tables import head
-from gdp import solve
 from gdp.api.generation import generation_answer
+from gdp.base.units import format_bytes, format_seconds, parse_bytes
 from gdp.cluster.file import load_cluster
 from gdp.cluster.types import Cluster
 from gdp.graph.op_graph import OpGraph
 from gdp.importers.pytorch.model import TorchModel
-from gdp.placement import make_placement
-from gdp.question import Question
-from gdp.result import Result
+from gdp.placement.placement import make_placement
+from gdp.question import solve
+from gdp.question.question import Question
+from gdp.question.result import Result
 from gdp.sim.objectives import Score
 from gdp.targets.hf_accelerate.device_map import device_map
 from gdp.targets.hf_accelerate.plan import balanced_map
 from gdp.targets.modules import torch_module
-from gdp.units import format_bytes, format_seconds, parse_bytes
 
 COSTS = {"ships": None, "datasheet": "datasheet"}
 DRAWN = 1 << 20

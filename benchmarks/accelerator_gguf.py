@@ -12,13 +12,13 @@ import numpy as np
 import gdp
 from benchmarks.accelerator import COSTS, Bench, Row, accelerator_of, failed
 from benchmarks.llamacpp import ModelSize, write_model
-from gdp import solve
 from gdp.api.generation import generation_answer
+from gdp.base.cores import num_cores
 from gdp.cluster.types import Cluster
-from gdp.cores import num_cores
 from gdp.graph.op_graph import OpGraph
-from gdp.placement import Placement, make_placement
-from gdp.question import Question
+from gdp.placement.placement import Placement, make_placement
+from gdp.question import solve
+from gdp.question.question import Question
 from gdp.targets.llamacpp.flags import flags_of, slots_of
 from gdp.targets.llamacpp.run import Tokens, Worker
 

@@ -92,7 +92,7 @@ def _few(kinds: list[Any], layers: int) -> list[Any]:
 def imported(kind: str, architecture: str, limit_s: float, traces: bool = True) -> Row:
     """One row."""
     import gdp
-    from gdp.errors import GdpError
+    from gdp.base.errors import GdpError
     from gdp.importers.pytorch.closed import error_line
     from gdp.importers.pytorch.huggingface import huggingface_model
 

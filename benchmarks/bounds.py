@@ -21,9 +21,9 @@ from gdp.bounds.best import all_bounds
 from gdp.cluster.types import Cluster
 from gdp.costs.base import roofline
 from gdp.methods.base import Search
-from gdp.prepare import prepare_problem
-from gdp.question import Question
-from gdp.solve import solve
+from gdp.question.prepare import prepare_problem
+from gdp.question.question import Question
+from gdp.question.solve import solve
 
 MODELS = (
     "bvlc_alexnet", "densenet121", "inception_v1", "inception_v2", "resnet50", "shufflenet",

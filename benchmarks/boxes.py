@@ -23,8 +23,8 @@ import click
 import gdp
 from benchmarks.measured_world.llama import size_of, write_header
 from gdp.api.generation import generation_answer
-from gdp.errors import InfeasibleError
-from gdp.result import GenerationAnswer
+from gdp.base.errors import InfeasibleError
+from gdp.question.result import GenerationAnswer
 
 PROMPT, NEW = 2048, 256
 GB_PER_S: Mapping[str, float] = {

@@ -20,8 +20,8 @@ import numpy as np
 
 from benchmarks.tables import head
 from benchmarks.tight import tight
+from gdp.base.clock import COMPILE, WorkClock, waited_s
 from gdp.bounds.best import best_bound
-from gdp.clock import COMPILE, WorkClock, waited_s
 from gdp.cluster.types import Cluster
 from gdp.methods.base import Answer, Search
 from gdp.methods.portfolio import HEURISTICS, PROGRAMS, auto, memory_fill
@@ -30,7 +30,7 @@ from gdp.methods.search.local_search import improve
 from gdp.methods.shares import BOUND_SHARE, SIMPLIFY_SHARE
 from gdp.problem.problem import Problem
 from gdp.problem.ticks import in_ticks
-from gdp.question import Question
+from gdp.question.question import Question
 from gdp.sim.score import score_of
 
 CORPUS = "data/corpus/{}/{}.json.gz"
@@ -49,7 +49,7 @@ def problem_of(graph: str, cluster: str, objective: str, over: float) -> Problem
     """The problem of a graph of the corpus, with so little memory; 0: all that devices have."""
     import gdp
     from gdp.costs.base import roofline
-    from gdp.prepare import prepare_problem
+    from gdp.question.prepare import prepare_problem
 
     loaded = gdp.load(CORPUS.format(graph.split("-")[0], graph))
     prepared = prepare_problem(

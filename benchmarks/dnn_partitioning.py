@@ -8,7 +8,7 @@ FOLDER is a clone of the authors' repository (msr-fiddle/dnn-partitioning), or a
 max-load; those under `latency` for their single-sample latency too. A reference file (JSON, by
 default FOLDER/reference.json where there is one) states the authors' values in ms and seconds.
 
-Each solution is valued by `gdp.host_memory.load`, whose objectives follow the authors'
+Each solution is valued by `gdp.methods.host_memory.load`, whose objectives follow the authors'
 programs exactly. Each runs in a process of its own, warm: what compilation took is printed apart,
 and MB is the peak of the whole process, with in brackets what the solution added. `gap` is (value -
 bound) / value with a bound on all placements, contiguous or not; "contiguous optimum" in the last
@@ -64,8 +64,8 @@ def _is_instance(path: Path) -> bool:
 def solve(path: str, objective: str, method: str, seconds: float, seed: int) -> dict[str, Any]:
     """One row, measured in this process."""
     from benchmarks.partitioning_instances import load_dnn_partitioning
-    from gdp.host_memory import load as host_load
     from gdp.methods.base import Search
+    from gdp.methods.host_memory import load as host_load
     from gdp.methods.table import METHODS as table
 
     started_s = time.perf_counter()

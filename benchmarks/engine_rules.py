@@ -15,7 +15,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from gdp.placement import DraftModel
+from gdp.placement.placement import DraftModel
 from gdp.targets.engine import EngineRules
 from gdp.targets.llamacpp.flags import Flags
 from gdp.targets.llamacpp.rules import MOST_GPUS, NO_TENSOR_SPLIT, RPC_SERVER

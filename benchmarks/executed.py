@@ -34,15 +34,15 @@ import click
 
 import gdp
 from benchmarks.tables import between, head, line
-from gdp import solve
 from gdp.api.run import Executor, export, run
 from gdp.cluster.presets import cluster_preset
-from gdp.constraints import Constraints
 from gdp.measure.measuring import Measuring
 from gdp.measure.report import advice
 from gdp.methods.base import Search
-from gdp.models import load, traced_model
-from gdp.question import Question
+from gdp.placement.constraints import Constraints
+from gdp.question import solve
+from gdp.question.models import load, traced_model
+from gdp.question.question import Question
 
 FLAG = "--xla_force_host_platform_device_count=2"
 BOX = "2xcpu-core"

@@ -27,13 +27,13 @@ import numpy as np
 
 from benchmarks.models import JAX, TINY, TORCH, jax_function, torch_model
 from benchmarks.offloaded import Machine, executed
+from gdp.base.files.writing import write_atomic
 from gdp.cluster.presets import device_names, device_preset
 from gdp.cluster.types import Device
 from gdp.costs.calibrate import calibrate
 from gdp.costs.fit import FitConfig
 from gdp.costs.learned import Calibration, LearnedCosts
 from gdp.costs.profile import DeviceRecord, Overheads, Profile, merge, save_profile
-from gdp.files.writing import write_atomic
 
 SHARES = {"transfers": 0.03, "accelerator": 0.2, "core": 0.12, "jax": 0.12, "costs": 0.15}
 """Of the time; what is left is for executing."""

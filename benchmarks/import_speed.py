@@ -30,7 +30,7 @@ _IMPORT = """
 import json, resource, sys, time
 start, used = time.perf_counter(), time.process_time()
 from gdp.importers.onnx.model import load_onnx_model
-from gdp.models import summary
+from gdp.question.models import summary
 found = load_onnx_model(sys.argv[1], {"batch": 1, "seq": 512})
 seconds, cpu_seconds = time.perf_counter() - start, time.process_time() - used
 graph = found.graph

@@ -30,10 +30,10 @@ import gdp
 from benchmarks.tables import head
 from gdp.api.answer import answer
 from gdp.api.ask import ask
-from gdp.clock import Phases
+from gdp.base.clock import Phases
+from gdp.base.errors import GdpError, InfeasibleError
 from gdp.cluster.presets import cluster_preset
-from gdp.errors import GdpError, InfeasibleError
-from gdp.result import Result
+from gdp.question.result import Result
 from gdp.targets.hf_accelerate.device_map import device_map
 from gdp.targets.modules import torch_module
 

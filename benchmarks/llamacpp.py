@@ -26,7 +26,6 @@ from jaxtyping import Float, Int
 import gdp
 from benchmarks.tables import between, geomean, head, line
 from benchmarks.tune import spinning
-from gdp import solve
 from gdp.api.generation import generation_answer
 from gdp.cluster.presets import device_preset
 from gdp.cluster.types import Cluster, make_cluster
@@ -35,8 +34,9 @@ from gdp.graph.op_graph import OpGraph
 from gdp.importers.gguf_header import import_gguf
 from gdp.measure.measuring import Measured, Measuring, measure
 from gdp.measure.statistics import MIN_BLOCKS, Estimate, estimate
-from gdp.placement import Placement, make_placement
-from gdp.question import Question
+from gdp.placement.placement import Placement, make_placement
+from gdp.question import solve
+from gdp.question.question import Question
 from gdp.targets.llamacpp.flags import Slots, flags_of, slots_of
 from gdp.targets.llamacpp.run import (
     RPC_KIND,

@@ -12,19 +12,19 @@ from typing import Any
 
 import numpy as np
 
-from gdp import solve
+from gdp.base.cores import usable_cores
 from gdp.cluster.types import Cluster, Device, make_cluster
-from gdp.constraints import Constraints, streamed_bytes
-from gdp.cores import usable_cores
 from gdp.costs.base import CostModel
 from gdp.costs.offload import Streamed
 from gdp.importers.pytorch.model import TorchModel
 from gdp.measure.plan import make_plan
 from gdp.measure.statistics import estimate
 from gdp.methods.base import Search
-from gdp.placement import make_placement
-from gdp.prepare import prepare_placement
-from gdp.question import Question
+from gdp.placement.constraints import Constraints, streamed_bytes
+from gdp.placement.placement import make_placement
+from gdp.question import solve
+from gdp.question.prepare import prepare_placement
+from gdp.question.question import Question
 from gdp.targets.hf_accelerate.device_map import device_map
 from gdp.targets.hf_accelerate.plan import (
     balanced_map,

@@ -16,13 +16,13 @@ import msgspec
 import numpy as np
 from jaxtyping import Float
 
+from gdp.base.errors import ModelError
+from gdp.base.files.reading import Kind, read_json
+from gdp.base.units import MAX_SIZE_BYTES
 from gdp.cluster.types import MAX_DEVICES, UNLIMITED_BYTES, Cluster, Device, Link, make_cluster
-from gdp.errors import ModelError
-from gdp.files.reading import Kind, read_json
 from gdp.graph.op_graph import OpGraph, make_graph
 from gdp.problem.problem import Problem, make_problem
 from gdp.sim.objectives import find_objective
-from gdp.units import MAX_SIZE_BYTES
 
 _log = logging.getLogger(__name__)
 

@@ -23,7 +23,7 @@ from gdp.methods.base import Method, Search
 from gdp.methods.portfolio import HEURISTICS
 from gdp.methods.search.local_search import local_search
 from gdp.problem.problem import Problem, make_problem
-from gdp.question import Question
+from gdp.question.question import Question
 from gdp.sim.score import score
 
 _STEPS = 10
@@ -122,7 +122,7 @@ def main(objective: str, over: float, evaluations: int, models: str, clusters: s
     """Print a row for each model and cluster, and geometric means."""
     import gdp
     from gdp.costs.base import roofline
-    from gdp.prepare import prepare_problem
+    from gdp.question.prepare import prepare_problem
 
     timed = " | ".join(f"{name} ms (CPU s)" for name in ("search", "long", "auto"))
     click.echo(head(f"model | cluster | MB | {timed} | auto / long | bound / auto", left=2))

@@ -32,7 +32,7 @@ import numpy as np
 import gdp
 from benchmarks.policy.instances import problems
 from benchmarks.tables import between, geomean, head, line
-from gdp.cores import usable_cores
+from gdp.base.cores import usable_cores
 from gdp.costs.adapt import (
     Adaptation,
     AdaptedCosts,

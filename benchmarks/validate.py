@@ -25,23 +25,23 @@ import click
 import numpy as np
 from jaxtyping import Float, Int
 
-from gdp import solve
+from gdp.base.errors import GdpError
 from gdp.cluster.types import Cluster
-from gdp.constraints import Constraints
 from gdp.costs.base import CostModel, roofline
 from gdp.costs.default import resolve_costs
 from gdp.costs.learned import LearnedCosts
-from gdp.errors import GdpError
 from gdp.graph.fuse import fuse, group_seconds
 from gdp.graph.op_graph import OpGraph
 from gdp.measure.measuring import Measuring
 from gdp.measure.measuring import measure as measure_contenders
 from gdp.measure.plan import make_plan
 from gdp.methods.base import Search
-from gdp.models import load
-from gdp.placement import Assignment
+from gdp.placement.constraints import Constraints
+from gdp.placement.placement import Assignment
 from gdp.problem.problem import Origin, make_problem
-from gdp.question import Question
+from gdp.question import solve
+from gdp.question.models import load
+from gdp.question.question import Question
 from gdp.sim.prediction import Prediction
 from gdp.sim.segments import segment_values, segments
 from gdp.targets.onnx_source import Source, load_source, randomised

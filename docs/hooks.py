@@ -37,9 +37,9 @@ machine go into a [TOML file](../how-to/unequal-gpus.md).
 
 def devices_page() -> str:
     """The tables of device presets and of reserves, from the data and the code."""
+    from gdp.base.units import format_bytes
     from gdp.cluster.presets import device_preset, presets
     from gdp.cluster.reserve import RESERVES
-    from gdp.units import format_bytes
 
     lines = [
         DEVICES,

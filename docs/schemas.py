@@ -7,10 +7,10 @@ import msgspec
 
 def formats() -> dict[str, type[msgspec.Struct]]:
     """The struct of each format, by its name."""
-    from gdp import constraints, placement
     from gdp.cluster.file import ClusterEntry
     from gdp.costs import machine, profile
     from gdp.graph import file as graph_file
+    from gdp.placement import constraints, placement
     from gdp.targets.onnxruntime.export import OnnxRuntimeManifest
 
     return {

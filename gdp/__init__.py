@@ -22,70 +22,70 @@ if TYPE_CHECKING:
     from gdp.api.simulate import simulate as simulate
     from gdp.api.traffic.serve import serve as serve
     from gdp.api.tune import tune as tune
+    from gdp.base.errors import ArgumentError as ArgumentError
+    from gdp.base.errors import ClusterError as ClusterError
+    from gdp.base.errors import GdpError as GdpError
+    from gdp.base.errors import InfeasibleError as InfeasibleError
+    from gdp.base.errors import ModelError as ModelError
+    from gdp.base.errors import PlacementError as PlacementError
     from gdp.cluster.types import Cluster as Cluster
     from gdp.cluster.types import Device as Device
     from gdp.cluster.types import Link as Link
     from gdp.cluster.types import make_cluster as make_cluster
-    from gdp.constraints import Constraints as Constraints
-    from gdp.constraints import Pin as Pin
-    from gdp.errors import ArgumentError as ArgumentError
-    from gdp.errors import ClusterError as ClusterError
-    from gdp.errors import GdpError as GdpError
-    from gdp.errors import InfeasibleError as InfeasibleError
-    from gdp.errors import ModelError as ModelError
-    from gdp.errors import PlacementError as PlacementError
     from gdp.graph.op_graph import OpGraph as OpGraph
     from gdp.importers.jax.trace import trace as trace
     from gdp.importers.pytorch.model import trace_torch as trace_torch
     from gdp.measure.measuring import Measuring as Measuring
     from gdp.methods.base import Search as Search
-    from gdp.models import Generation as Generation
-    from gdp.models import load as load
-    from gdp.placement import Placement as Placement
-    from gdp.placement import Split as Split
-    from gdp.placement import load_placement as load_placement
-    from gdp.placement import make_placement as make_placement
-    from gdp.placement import save_placement as save_placement
+    from gdp.placement.constraints import Constraints as Constraints
+    from gdp.placement.constraints import Pin as Pin
+    from gdp.placement.placement import Placement as Placement
+    from gdp.placement.placement import Split as Split
+    from gdp.placement.placement import load_placement as load_placement
+    from gdp.placement.placement import make_placement as make_placement
+    from gdp.placement.placement import save_placement as save_placement
     from gdp.problem.problem import Problem as Problem
-    from gdp.result import Result as Result
+    from gdp.question.models import Generation as Generation
+    from gdp.question.models import load as load
+    from gdp.question.result import Result as Result
     from gdp.sim.traffic import Traffic as Traffic
 
     __version__: str
 
 _WHERE = {
-    "ArgumentError": "gdp.errors",
+    "ArgumentError": "gdp.base.errors",
     "Cluster": "gdp.cluster.types",
-    "ClusterError": "gdp.errors",
-    "Constraints": "gdp.constraints",
+    "ClusterError": "gdp.base.errors",
+    "Constraints": "gdp.placement.constraints",
     "Device": "gdp.cluster.types",
-    "GdpError": "gdp.errors",
-    "Generation": "gdp.models",
-    "InfeasibleError": "gdp.errors",
+    "GdpError": "gdp.base.errors",
+    "Generation": "gdp.question.models",
+    "InfeasibleError": "gdp.base.errors",
     "Link": "gdp.cluster.types",
     "Measuring": "gdp.measure.measuring",
-    "ModelError": "gdp.errors",
+    "ModelError": "gdp.base.errors",
     "OpGraph": "gdp.graph.op_graph",
-    "Pin": "gdp.constraints",
-    "Placement": "gdp.placement",
-    "PlacementError": "gdp.errors",
+    "Pin": "gdp.placement.constraints",
+    "Placement": "gdp.placement.placement",
+    "PlacementError": "gdp.base.errors",
     "Problem": "gdp.problem.problem",
-    "Result": "gdp.result",
+    "Result": "gdp.question.result",
     "Search": "gdp.methods.base",
-    "Split": "gdp.placement",
+    "Split": "gdp.placement.placement",
     "Traffic": "gdp.sim.traffic",
     "compare": "gdp.api.compare",
     "explain": "gdp.api.explain",
     "export": "gdp.api.run",
     "finetune": "gdp.api.finetune",
-    "load": "gdp.models",
-    "load_placement": "gdp.placement",
+    "load": "gdp.question.models",
+    "load_placement": "gdp.placement.placement",
     "make_cluster": "gdp.cluster.types",
-    "make_placement": "gdp.placement",
+    "make_placement": "gdp.placement.placement",
     "on_devices": "gdp.api.on_devices",
     "place": "gdp.api.place",
     "report": "gdp.api.report",
     "run": "gdp.api.run",
-    "save_placement": "gdp.placement",
+    "save_placement": "gdp.placement.placement",
     "serve": "gdp.api.traffic.serve",
     "simulate": "gdp.api.simulate",
     "trace": "gdp.importers.jax.trace",
@@ -97,7 +97,7 @@ __all__ = sorted(_WHERE)
 
 def __getattr__(name: str) -> Any:
     if name == "__version__":
-        from gdp.version import gdp_version
+        from gdp.base.version import gdp_version
 
         return gdp_version()
     if name not in _WHERE:

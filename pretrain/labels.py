@@ -5,11 +5,11 @@ from pathlib import Path
 import click
 import numpy as np
 
+from gdp.base.tasks import Engine
 from gdp.cli import options
 from gdp.cli.program import run
 from gdp.learn.instances import Instance, Problems, draw
 from gdp.learn.labels import Corpus, Task, label_all, load_labels
-from gdp.tasks import Engine
 
 
 def drawn(

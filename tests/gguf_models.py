@@ -12,7 +12,7 @@ import pytest
 
 from gdp.cluster.types import Cluster, Device, make_cluster
 from gdp.graph.op_graph import OpGraph
-from gdp.placement import Placement, make_placement
+from gdp.placement.placement import Placement, make_placement
 from gdp.targets.llamacpp.flags import slots_of
 
 MIB = 1 << 20

@@ -12,9 +12,9 @@ from gdp.measure.compare import Comparison
 from gdp.measure.plan import make_plan
 from gdp.measure.report import DEFAULT, PLACED, SINGLE, Row, RunReport, SegmentTime
 from gdp.measure.request import RunRequest
-from gdp.placement import make_placement
-from gdp.prepare import prepare_placement
-from gdp.question import Question
+from gdp.placement.placement import make_placement
+from gdp.question.prepare import prepare_placement
+from gdp.question.question import Question
 from gdp.sim.prediction import Prediction
 from gdp.sim.score import score
 from gdp.sim.segments import segment_problem

@@ -7,7 +7,7 @@ from jaxtyping import Int
 
 from gdp.methods.base import Assignment
 from gdp.methods.search.replica_groups import partitions
-from gdp.placement import Teams
+from gdp.placement.placement import Teams
 from gdp.problem.problem import Problem
 from gdp.sim.objectives import objective_of
 from gdp.sim.score import may_replicate, score_of, values

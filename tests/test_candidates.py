@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from gdp.candidates import best_executed
 from gdp.methods.base import Answer, Assignment, Candidate
+from gdp.question.candidates import best_executed
 from gdp.sim.objectives import Score
 
 ANSWERED, OTHER, BEFORE = (Assignment(np.array([d])) for d in (0, 1, 2))

@@ -5,9 +5,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from gdp import checkpoint
-from gdp.files import writing
-from gdp.files.writing import TargetError
+from gdp.base import checkpoint
+from gdp.base.files import writing
+from gdp.base.files.writing import TargetError
 
 TREE = {"a": {"kernel": np.arange(6.0).reshape(2, 3)}, "b": [np.ones(2), np.zeros((), np.int64)]}
 

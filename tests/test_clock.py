@@ -5,8 +5,8 @@ import time
 import pytest
 from numba import njit
 
-from gdp.clock import COMPILE, Clock, waited_s, waiting_for
-from gdp.kernels.options import BARE
+from gdp.base.clock import COMPILE, Clock, waited_s, waiting_for
+from gdp.base.kernels.options import BARE
 
 
 def test_what_is_compiled_within_takes_nothing_of_a_budget(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,14 +6,14 @@ import pytest
 
 import gdp
 from gdp import Result
+from gdp.base.clock import COMPILE, waiting_for
+from gdp.base.units import format_seconds
 from gdp.cli.text import compare_text, result_text
-from gdp.clock import COMPILE, waiting_for
 from gdp.costs.base import roofline
 from gdp.graph.op_graph import INPUT, OUTPUT, make_graph
 from gdp.methods.base import Answer
 from gdp.methods.heuristics.simple import single
 from gdp.problem.problem import Problem
-from gdp.units import format_seconds
 
 
 def test_all_methods_are_measured_against_the_best_bound_of_any(
@@ -69,7 +69,7 @@ def test_an_answer_says_what_its_evaluations_cost(monkeypatch: pytest.MonkeyPatc
     graph = make_graph("two", ["a", "b"], ["X"] * 2, [(0, 1)], [(0, 1)], flop=[1e9, 1e9])
     cluster = gdp.Cluster.load("2xt4-pcie3")
     monkeypatch.setattr("time.process_time", lambda: now[0])
-    monkeypatch.setattr("gdp.solve.methods", lambda *_: {"single": busy})
+    monkeypatch.setattr("gdp.question.solve.methods", lambda *_: {"single": busy})
     result = gdp.place(graph, cluster, method="single", costs=roofline)
     assert result.search_cpu_s == pytest.approx(0.25)
     assert result.to_json()["search_cpu_s"] == result.search_cpu_s

@@ -7,9 +7,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from gdp.base.errors import InfeasibleError
 from gdp.cluster.presets import cluster_preset
 from gdp.cluster.types import Cluster
-from gdp.constraints import (
+from gdp.graph.op_graph import INPUT, OpGraph, make_graph
+from gdp.placement.constraints import (
     Constraints,
     Names,
     Pin,
@@ -19,8 +21,6 @@ from gdp.constraints import (
     read_constraints,
     together_ids,
 )
-from gdp.errors import InfeasibleError
-from gdp.graph.op_graph import INPUT, OpGraph, make_graph
 
 
 def chain() -> OpGraph:

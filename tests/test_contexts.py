@@ -8,14 +8,14 @@ import pytest
 from click.testing import CliRunner
 
 import gdp
-from gdp import solve
 from gdp.api.fit import fit
+from gdp.base.errors import ModelError
 from gdp.cli.main import cli
 from gdp.costs.base import roofline
-from gdp.errors import ModelError
 from gdp.graph.generation import with_context
-from gdp.models import Generation, load
-from gdp.question import Question
+from gdp.question import solve
+from gdp.question.models import Generation, load
+from gdp.question.question import Question
 from gdp.targets.contexts import STEP, longest_found, longest_of_plan
 from tests.gguf_models import KEY_HEADS, WIDTH, box, sayable, write_gguf
 

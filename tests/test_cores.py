@@ -6,12 +6,12 @@ from typing import Any
 
 import pytest
 
+from gdp.base.cores import num_cores, usable_cores
+from gdp.base.errors import ClusterError
 from gdp.cli.options.machines import _engine
 from gdp.cluster.detect import local_cluster
 from gdp.cluster.presets import device_preset
 from gdp.cluster.types import make_cluster
-from gdp.cores import num_cores, usable_cores
-from gdp.errors import ClusterError
 from gdp.sim import latency
 from gdp.targets.llamacpp import run as llamacpp
 from gdp.targets.onnxruntime import sessions

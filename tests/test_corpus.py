@@ -8,7 +8,7 @@ import pytest
 from click.testing import CliRunner
 
 from gdp.api.corpus import compact
-from gdp.files.writing import TargetError
+from gdp.base.files.writing import TargetError
 from gdp.graph.file import load_graph
 from gdp.graph.op_graph import INPUT, OUTPUT
 from gdp.learn.instances import load_problems

@@ -6,16 +6,16 @@ import numpy as np
 import pytest
 from tiny import cpu, plain_graph
 
-from gdp import solve
+from gdp.base.errors import InfeasibleError
 from gdp.cli.text import cluster_json, cluster_text, memory_in_all, result_text
 from gdp.cluster.detect import local_cluster
 from gdp.cluster.file import read_cluster, with_max_memory, write_cluster
 from gdp.cluster.types import Cluster, make_cluster, shared_overflow
 from gdp.costs.base import roofline
-from gdp.errors import InfeasibleError
 from gdp.graph.op_graph import INPUT, OUTPUT, OpGraph
 from gdp.methods.base import Search
-from gdp.question import Question
+from gdp.question import solve
+from gdp.question.question import Question
 
 
 def pooled(size: int, alone: int = 7) -> Cluster:
@@ -91,7 +91,7 @@ def test_methods_see_the_shared_memory() -> None:
 def test_a_placement_made_elsewhere_is_noted() -> None:
     graph = plain_graph(2, [], sizes=0, flop=[9.0] * 2, weight_bytes=[6] * 2)
     cluster = make_cluster("box", [replace(d, memory_bytes=11) for d in pooled(1).devices[:2]])
-    from gdp.placement import make_placement
+    from gdp.placement.placement import make_placement
 
     placement = make_placement(graph, cluster, np.array([0, 1]))
     assert solve.evaluate(Question(graph, cluster, costs=roofline), placement).notes == (

@@ -8,13 +8,13 @@ from typing import Any
 
 import pytest
 
-from gdp import version
 from gdp.api import doctor
 from gdp.api.doctor import FAIL, NONE, OK, WARN, Check
+from gdp.base import version
+from gdp.base.version import install_command
 from gdp.cli.inform import doctor_text
 from gdp.cluster.presets import device_names
 from gdp.targets.target import Runtime
-from gdp.version import install_command
 
 
 def named(checks: list[Check]) -> dict[str, tuple[str, str]]:
@@ -109,7 +109,7 @@ def test_presets_are_listed_by_maker_and_family() -> None:
 
 
 def test_a_cache_that_cannot_be_kept_is_a_warning(monkeypatch: pytest.MonkeyPatch) -> None:
-    from gdp.kernels import cache
+    from gdp.base.kernels import cache
 
     kept, _ = doctor._caches()
     assert kept.status == OK
@@ -121,7 +121,7 @@ def test_a_cache_that_cannot_be_kept_is_a_warning(monkeypatch: pytest.MonkeyPatc
 
 
 def test_cached_traces_are_counted(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    from gdp.files.disk_cache import write_cached
+    from gdp.base.files.disk_cache import write_cached
 
     monkeypatch.setenv("GDP_CACHE_DIR", str(tmp_path))
     monkeypatch.setenv("GDP_KEEP_TRACES", "0")
@@ -224,7 +224,7 @@ def test_the_command_for_an_extra_is_one_that_works_where_gdp_came_from(
     for folder in (checkout, site / "gdp"):
         folder.mkdir(parents=True)
     (checkout / "pyproject.toml").touch()
-    monkeypatch.setattr(version, "__file__", str(site / "gdp" / "version.py"))
+    monkeypatch.setattr(version, "__file__", str(site / "gdp" / "base" / "version.py"))
 
     def command(record: dict[str, Any] | None) -> str:
         installed = Installed(None if record is None else json.dumps(record))
@@ -250,7 +250,7 @@ def test_a_tree_that_is_not_installed_is_its_own_source(
         raise metadata.PackageNotFoundError(name)
 
     (tmp_path / "pyproject.toml").touch()
-    monkeypatch.setattr(version, "__file__", str(tmp_path / "gdp" / "version.py"))
+    monkeypatch.setattr(version, "__file__", str(tmp_path / "gdp" / "base" / "version.py"))
     monkeypatch.setattr(version.Distribution, "from_name", missing)
     monkeypatch.chdir(tmp_path)
     assert install_command() == "pip install -e '.'"

@@ -16,9 +16,9 @@ from gdp.costs.base import roofline
 from gdp.graph.file import save_graph
 from gdp.graph.op_graph import INPUT, OUTPUT, make_graph
 from gdp.importers.jax.trace import Traced
-from gdp.models import load
-from gdp.placement import load_placement
-from gdp.question import question_about
+from gdp.placement.placement import load_placement
+from gdp.question.models import load
+from gdp.question.question import question_about
 
 HOW: dict[str, Any] = {"costs": roofline}
 QUICK = gdp.Search(seconds=None, evaluations=20)

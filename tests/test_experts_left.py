@@ -10,9 +10,9 @@ pytest.importorskip("transformers", reason="transformers is not installed")
 
 import gdp
 from gdp.api.fit import fit
-from gdp.errors import InfeasibleError
-from gdp.models import Generation, load
-from gdp.units import format_bytes
+from gdp.base.errors import InfeasibleError
+from gdp.base.units import format_bytes
+from gdp.question.models import Generation, load
 from tests.generating_configs import generating_config
 
 ONCE = gdp.Search(seconds=None, evaluations=5)

@@ -9,10 +9,10 @@ from tiny import cpu, plain_graph, unit_cluster
 import gdp
 from gdp.cli.inform import explained_text
 from gdp.cluster.types import Cluster, Link, make_cluster
-from gdp.constraints import Constraints, Pin
 from gdp.costs.base import roofline
 from gdp.graph.op_graph import INPUT, OUTPUT, OpGraph
-from gdp.placement import Placement, make_placement
+from gdp.placement.constraints import Constraints, Pin
+from gdp.placement.placement import Placement, make_placement
 
 
 def fork() -> OpGraph:

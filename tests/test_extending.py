@@ -12,7 +12,7 @@ import onnx
 import pytest
 from onnx import TensorProto, helper
 
-from gdp.rows import imported
+from gdp.base.rows import imported
 
 TOP = Path(__file__).resolve().parent.parent
 PAGES = TOP / "docs" / "how-to"

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import gdp
 from gdp.api.fit import fit
-from gdp.models import Generation
+from gdp.question.models import Generation
 from tests.gguf_models import MIB, box, write_gguf
 
 

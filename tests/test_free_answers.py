@@ -7,14 +7,14 @@ import numpy as np
 import pytest
 
 import gdp
-from gdp import solve
+from gdp.base.errors import ArgumentError, InfeasibleError, ModelError, PlacementError
 from gdp.cluster.types import Device, make_cluster
 from gdp.costs.base import roofline
-from gdp.errors import ArgumentError, InfeasibleError, ModelError, PlacementError
 from gdp.graph.fuse import class_parts, fuse
 from gdp.graph.op_graph import INPUT, OUTPUT, GraphBuilder, make_graph
-from gdp.models import Generation, load
-from gdp.question import Question
+from gdp.question import solve
+from gdp.question.models import Generation, load
+from gdp.question.question import Question
 from gdp.targets.table import PLANNERS
 from tests.gguf_models import MIB, box, sayable, write_gguf
 

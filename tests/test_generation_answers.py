@@ -22,7 +22,7 @@ from gdp.graph.file import save_graph
 from gdp.graph.generation import generation_graph
 from gdp.graph.op_graph import INPUT, OUTPUT, GraphBuilder, OpGraph
 from gdp.graph.request import Request
-from gdp.prepare import requests_in_flight
+from gdp.question.prepare import requests_in_flight
 from tests.decoders import Sizes, decoder
 
 CLUSTER = unit_cluster(2, memory_bytes=250)

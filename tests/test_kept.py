@@ -4,10 +4,10 @@ from dataclasses import replace
 
 import numpy as np
 
-from gdp.constraints import Constraints
 from gdp.costs.base import roofline
-from gdp.prepare import problem_of
-from gdp.question import Kept, Question
+from gdp.placement.constraints import Constraints
+from gdp.question.prepare import problem_of
+from gdp.question.question import Kept, Question
 from tests.tiny import plain_graph, unit_cluster
 
 

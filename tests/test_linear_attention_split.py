@@ -8,7 +8,7 @@ import pytest
 from gdp.graph.linear_attention import KEY_HEADS, RULE, VALUE_HEADS
 from gdp.graph.op_graph import OpGraph
 from gdp.graph.request import DECODE, PREFILL
-from gdp.models import load
+from gdp.question.models import load
 from gdp.splits.division import Division, Pieces, Role, division_of
 from gdp.splits.sharding import Shares, exchanges, member_graph
 from tests.generating_configs import generating_config

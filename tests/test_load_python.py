@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from gdp.errors import ModelError
+from gdp.base.errors import ModelError
 from gdp.graph.op_graph import INPUT
-from gdp.models import inspect_model, load, source_files
+from gdp.question.models import inspect_model, load, source_files
 
 
 def inputs(graph) -> list[str]:  # type: ignore[no-untyped-def]

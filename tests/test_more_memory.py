@@ -8,15 +8,15 @@ import numpy as np
 import pytest
 
 import gdp
+from gdp.base.errors import InfeasibleError
 from gdp.cluster.types import Cluster, Device, Link, make_cluster
-from gdp.constraints import Constraints
 from gdp.costs.base import roofline
-from gdp.errors import InfeasibleError
 from gdp.graph.op_graph import INPUT, OUTPUT, OpGraph, make_graph
 from gdp.methods.base import Search
-from gdp.models import load
-from gdp.question import Question
-from gdp.result import Result
+from gdp.placement.constraints import Constraints
+from gdp.question.models import load
+from gdp.question.question import Question
+from gdp.question.result import Result
 from gdp.targets.hf_accelerate.plan import plan_accelerate
 from gdp.targets.llamacpp.plan import plan_llamacpp
 from gdp.targets.modules import whole_modules

@@ -17,7 +17,7 @@ from gdp.cluster.presets import cluster_preset
 from gdp.costs.base import roofline
 from gdp.graph.op_graph import INPUT, OUTPUT, OpGraph, make_graph
 from gdp.methods.base import Search
-from gdp.question import Question
+from gdp.question.question import Question
 from gdp.sim.objectives import Score
 from gdp.targets.hf_accelerate import plan
 from gdp.targets.hf_accelerate.plan import balanced_map

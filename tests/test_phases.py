@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 
 import gdp
-from gdp import clock, prepare, solve
 from gdp.api.answer import answer
 from gdp.api.ask import require_answerable
-from gdp.clock import Phases
+from gdp.base import clock
+from gdp.base.clock import Phases
 from gdp.costs.adapt import AdaptedCosts, Piece, Run, Share, adapt
 from gdp.costs.base import roofline
 from gdp.graph.op_graph import OpGraph, make_graph
@@ -21,7 +21,8 @@ from gdp.methods.base import Answer, Search
 from gdp.methods.heuristics.simple import single
 from gdp.methods.table import METHODS
 from gdp.problem.problem import Problem
-from gdp.question import Question
+from gdp.question import prepare, solve
+from gdp.question.question import Question
 
 ONCE = gdp.Search(seconds=None, evaluations=30)
 UNCOUNTED = 500
@@ -131,8 +132,12 @@ def test_a_problem_is_prepared_once_where_costs_are_learned(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     made: list[object] = []
-    monkeypatch.setattr("gdp.solve.problem_of", lambda *args, **kwargs: made.append(args) or
-                        prepare.prepare_problem(*args, **kwargs))  # fmt: skip
+
+    def counted(*args: Any, **kwargs: Any) -> Any:
+        made.append(args)
+        return prepare.prepare_problem(*args, **kwargs)
+
+    monkeypatch.setattr("gdp.question.solve.problem_of", counted)
     result = solve.solve(
         Question(
             layers(), gdp.Cluster.load("2xcpu-core"), method="single", costs=learned(), search=ONCE

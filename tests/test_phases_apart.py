@@ -13,9 +13,9 @@ from gdp.costs.op_offload import applies
 from gdp.graph.generation import generation_graph
 from gdp.graph.op_graph import INPUT, OUTPUT, GraphBuilder, OpGraph
 from gdp.graph.request import Request
-from gdp.question import Question
-from gdp.result import Result
-from gdp.solve import solve
+from gdp.question.question import Question
+from gdp.question.result import Result
+from gdp.question.solve import solve
 
 NEW = 20
 

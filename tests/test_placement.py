@@ -9,12 +9,19 @@ import numpy as np
 import pytest
 
 from gdp.api.simulate import simulate
+from gdp.base.errors import ModelError, PlacementError
 from gdp.cluster.presets import cluster_preset
 from gdp.cluster.types import Cluster, Device, make_cluster
-from gdp.errors import ModelError, PlacementError
 from gdp.graph.op_graph import INPUT, OUTPUT, OpGraph, make_graph
-from gdp.models import load
-from gdp.placement import Teams, check, load_placement, make_placement, require, save_placement
+from gdp.placement.placement import (
+    Teams,
+    check,
+    load_placement,
+    make_placement,
+    require,
+    save_placement,
+)
+from gdp.question.models import load
 
 
 def pair(size: int = 4, second: str = "b") -> OpGraph:
@@ -184,7 +191,7 @@ def test_a_bad_placement_file_is_explained(tmp_path: Path, text: str, message: s
 
 
 def test_a_failed_write_leaves_the_old_file(tmp_path: Path) -> None:
-    from gdp.files.writing import write_atomic
+    from gdp.base.files.writing import write_atomic
 
     path = tmp_path / "p.json"
     path.write_text("old")

@@ -21,8 +21,8 @@ from gdp.costs.profile import (
     ProfileError,
     save_profile,
 )
-from gdp.prepare import prepare_problem
-from gdp.question import Question
+from gdp.question.prepare import prepare_problem
+from gdp.question.question import Question
 
 
 @pytest.fixture(autouse=True)

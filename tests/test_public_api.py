@@ -11,8 +11,8 @@ import pytest
 from click.testing import CliRunner
 
 import gdp
+from gdp.base.version import DISTRIBUTION
 from gdp.cli.main import cli
-from gdp.version import DISTRIBUTION
 
 PUBLIC = [
     "ArgumentError", "Cluster", "ClusterError", "Constraints", "Device", "GdpError", "Generation",

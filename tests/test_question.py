@@ -10,12 +10,12 @@ from click.testing import CliRunner
 
 import gdp
 from gdp.api.run import Executor
+from gdp.base.units import format_seconds
 from gdp.cli.main import cli
 from gdp.cluster.file import with_max_memory, write_cluster
 from gdp.cluster.reserve import with_reserve
 from gdp.graph.file import save_graph
-from gdp.placement import digest_of
-from gdp.units import format_seconds
+from gdp.placement.placement import digest_of
 from tests.generating_configs import generating_config
 from tests.test_even import model
 

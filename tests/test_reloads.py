@@ -12,7 +12,7 @@ import pytest
 from click.testing import CliRunner
 
 import gdp
-from gdp.checkpoint import CheckpointError
+from gdp.base.checkpoint import CheckpointError
 from gdp.cli.main import cli
 from gdp.learn.instances import random_graph
 from gdp.learn.metrics import METRICS, MetricsLog, read_metrics, validation_points

@@ -6,14 +6,14 @@ from pathlib import Path
 import numpy as np
 from tiny import plain_graph, unit_cluster
 
-from gdp import solve
 from gdp.api import report as reporting
 from gdp.costs.base import roofline
 from gdp.measure.measuring import Measuring
 from gdp.measure.report import Row, measured_fields
 from gdp.methods.base import Search
-from gdp.placement import make_placement
-from gdp.question import Question
+from gdp.placement.placement import make_placement
+from gdp.question import solve
+from gdp.question.question import Question
 from gdp.reports.html import report_html
 
 GRAPH = plain_graph(6, [(0, 1), (0, 2), (1, 3), (2, 3), (3, 4), (4, 5)], flop=[1, 8, 8, 1, 1, 1])

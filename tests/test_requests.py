@@ -13,8 +13,8 @@ pytest.importorskip("transformers", reason="transformers is not installed")
 import gdp
 from gdp.api.generation import generation_answer
 from gdp.cli.main import cli
-from gdp.models import load
-from gdp.question import Question
+from gdp.question.models import load
+from gdp.question.question import Question
 from tests.generating_configs import generating_config, shorten_chunks
 
 QUICK = ["--seconds", "0.2", "--cluster", "cpu+2xt4-pcie4"]

@@ -7,10 +7,10 @@ from gdp.api.ask import _room_bytes
 from gdp.cluster.presets import cluster_preset, device_preset
 from gdp.cluster.reserve import for_runtime
 from gdp.cluster.types import Cluster, make_cluster
-from gdp.constraints import Constraints, Pin
 from gdp.costs.base import roofline
-from gdp.prepare import room_bytes
-from gdp.question import question_about
+from gdp.placement.constraints import Constraints, Pin
+from gdp.question.prepare import room_bytes
+from gdp.question.question import question_about
 from tests.decoders import decoder
 
 

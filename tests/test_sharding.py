@@ -6,13 +6,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from gdp import solve
+from gdp.base.errors import ModelError, PlacementError
 from gdp.cluster.types import Cluster, Device, make_cluster
 from gdp.costs.base import roofline
-from gdp.errors import ModelError, PlacementError
 from gdp.graph.op_graph import OpGraph
 from gdp.ops.aten import ATEN
-from gdp.placement import (
+from gdp.placement.placement import (
     Placement,
     Split,
     load_placement,
@@ -20,7 +19,8 @@ from gdp.placement import (
     require,
     save_placement,
 )
-from gdp.question import Question
+from gdp.question import solve
+from gdp.question.question import Question
 from gdp.sim.objectives import Score
 from gdp.splits.division import Role, division_of
 from gdp.splits.sharding import Shares, exchanges, member_graph

@@ -7,13 +7,13 @@ import numpy as np
 import pytest
 
 import gdp
-from gdp import solve
 from gdp.cluster.types import Cluster, Device, fullness, make_cluster
 from gdp.costs.base import roofline
 from gdp.graph.op_graph import OpGraph
 from gdp.methods.chain import EQUAL
-from gdp.models import Generation, load
-from gdp.question import Question
+from gdp.question import solve
+from gdp.question.models import Generation, load
+from gdp.question.question import Question
 from gdp.sim.objectives import Score
 from tests.gguf_models import sayable, write_gguf
 

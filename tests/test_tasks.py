@@ -16,11 +16,11 @@ from typing import NamedTuple
 import pytest
 
 import gdp
-from gdp.errors import GdpError, InfeasibleError, MissingExtraError
+from gdp.base.errors import GdpError, InfeasibleError, MissingExtraError
+from gdp.base.tasks import ATTEMPTS, HERE, Engine, code_digest, each
+from gdp.base.version import install_command
 from gdp.learn.instances import Instance
 from gdp.learn.labels import Corpus, Task, label_all, load_labels
-from gdp.tasks import ATTEMPTS, HERE, Engine, code_digest, each
-from gdp.version import install_command
 
 # Ray forks; JAX, where an earlier test has loaded it, warns of that.
 pytestmark = pytest.mark.filterwarnings(r"ignore:os\.fork\(\) was called:RuntimeWarning")
@@ -109,7 +109,7 @@ def test_a_pool_that_breaks_while_it_is_filled_loses_no_task(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(Breaking, "made", 0)
-    monkeypatch.setattr("gdp.tasks.ProcessPoolExecutor", Breaking)
+    monkeypatch.setattr("gdp.base.tasks.ProcessPoolExecutor", Breaking)
     taken, found = [], []
 
     def tasks() -> Iterator[int]:
@@ -173,7 +173,7 @@ def test_labels_are_the_same_everywhere_and_a_run_goes_on(engine: Engine, tmp_pa
 def test_a_machine_with_other_code_is_refused(
     ray_engine: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("gdp.tasks.code_digest", lambda: "other")
+    monkeypatch.setattr("gdp.base.tasks.code_digest", lambda: "other")
     with pytest.raises(GdpError, match="another version of gdp"):
         list(each(refusing, [1], ray_engine))
 
@@ -191,7 +191,7 @@ def test_the_digest_covers_what_tasks_are_made_of() -> None:
 WORKERS = """
 import os, sys, time
 from pathlib import Path
-from gdp.tasks import Engine, each
+from gdp.base.tasks import Engine, each
 
 def work(folder):
     (Path(folder) / str(os.getpid())).touch()

@@ -14,8 +14,8 @@ from gdp.costs.default import SHIPPED, resolve_costs
 from gdp.learn import tuning
 from gdp.learn.tuning import Verdict
 from gdp.measure.observe import observed_run
-from gdp.placement import make_placement
-from gdp.question import Question
+from gdp.placement.placement import make_placement
+from gdp.question.question import Question
 
 CLUSTER = "2xcpu-core"
 SHORT = gdp.Measuring(seconds=0.5)

@@ -15,15 +15,15 @@ from golden.models import FILES
 
 import gdp
 from gdp.api import tune as tuning
+from gdp.base.errors import MeasurementError, RefusedError
 from gdp.cli.main import cli
 from gdp.costs import machine
 from gdp.costs.adapt import Piece, Run, Share, adapt
-from gdp.errors import MeasurementError, RefusedError
 from gdp.learn.tuning import Measurement, Planned, Trial
 from gdp.measure.request import RunRequest
-from gdp.placement import make_placement
-from gdp.question import Question
-from gdp.result import Result as PlacingResult
+from gdp.placement.placement import make_placement
+from gdp.question.question import Question
+from gdp.question.result import Result as PlacingResult
 
 CLUSTER = "2xcpu-core"
 SHORT = gdp.Measuring(seconds=0.2)

@@ -11,7 +11,7 @@ import pytest
 from jaxtyping import TypeCheckError
 from typecheck import ViolationError, checked_package
 
-from gdp.kernels import cache
+from gdp.base.kernels import cache
 
 SOURCE = """
 from collections.abc import Callable, Iterator
@@ -131,4 +131,4 @@ def test_types_and_axes_of_calls_and_dataclasses_are_checked(made: ModuleType) -
 def test_checked_kernels_are_those_that_are_kept() -> None:
     kept = cache.kept_in()
     assert kept is not None
-    assert Path(kept).name.startswith("gdp.kernels.cache-")
+    assert Path(kept).name.startswith("gdp.base.kernels.cache-")

@@ -9,13 +9,13 @@ import numpy as np
 import pytest
 
 import gdp
-from gdp import solve
 from gdp.cluster.types import Cluster, Device, make_cluster
-from gdp.constraints import Constraints
 from gdp.costs.base import roofline
 from gdp.methods.base import Search
-from gdp.placement import make_placement
-from gdp.question import Question
+from gdp.placement.constraints import Constraints
+from gdp.placement.placement import make_placement
+from gdp.question import solve
+from gdp.question.question import Question
 from gdp.targets.modules import whole_modules
 from tests.decoders import Sizes, decoder
 

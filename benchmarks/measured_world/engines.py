@@ -33,8 +33,8 @@ import click
 from benchmarks.measured_world.serving import GET, configuration, installed, plan_of
 from benchmarks.measured_world.serving_runs import Run
 from benchmarks.tables import head
+from gdp.base.errors import GdpError
 from gdp.cluster.file import load_cluster
-from gdp.errors import GdpError
 from gdp.sim.serving import in_steady_state, serve
 from gdp.sim.traffic import ROUNDS, Arrival, Traffic
 

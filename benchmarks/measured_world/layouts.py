@@ -43,18 +43,18 @@ from benchmarks.measured_world.llama import (
 )
 from benchmarks.tables import geomean, head
 from gdp.api.generation import generation_answer
+from gdp.base.errors import ClusterError, GdpError
 from gdp.cluster.file import with_backend
 from gdp.cluster.presets import cluster_preset, device_preset
 from gdp.cluster.types import BACKENDS, Cluster, Device, make_cluster
 from gdp.costs.default import DATASHEET
 from gdp.costs.llamacpp import NEWEST, Build
 from gdp.costs.op_offload import OpOffloadCosts
-from gdp.errors import ClusterError, GdpError
 from gdp.graph.op_graph import OpGraph
-from gdp.models import load
-from gdp.placement import Placement, Split, make_placement
-from gdp.prepare import prepare_placement
-from gdp.question import Question
+from gdp.placement.placement import Placement, Split, make_placement
+from gdp.question.models import load
+from gdp.question.prepare import prepare_placement
+from gdp.question.question import Question
 from gdp.targets.llamacpp.flags import slots_of
 from gdp.targets.llamacpp.pipeline import saved_s
 

@@ -34,6 +34,7 @@ import numpy as np
 import gdp
 from benchmarks.tables import geomean, head
 from gdp.api.generation import generation_answer
+from gdp.base.errors import ClusterError
 from gdp.cluster.file import with_backend
 from gdp.cluster.presets import cluster_preset, preset_of_model
 from gdp.cluster.types import BACKENDS, Cluster
@@ -43,12 +44,11 @@ from gdp.costs.llama_backends import memory_of
 from gdp.costs.llamacpp import BEFORE_JULY_2024, NEWEST, Build, LlamaCosts
 from gdp.costs.measured.costs import covers
 from gdp.costs.measured.shipped import shipped_network
-from gdp.errors import ClusterError
 from gdp.graph.op_graph import OpGraph
 from gdp.importers.gguf_header import import_gguf
-from gdp.models import Generation, load
-from gdp.placement import make_placement
-from gdp.question import Question
+from gdp.placement.placement import make_placement
+from gdp.question.models import Generation, load
+from gdp.question.question import Question
 
 LEFT_OUT = "proxy|spill|fault|sequences together|file not certain|quantisation and lengths"
 """In the notes of rows of other things than a prompt or tokens of one sequence on a sound card."""

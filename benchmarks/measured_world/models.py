@@ -30,16 +30,16 @@ from jaxtyping import Float
 
 import gdp
 from benchmarks.tables import head
+from gdp.base.errors import ModelError
 from gdp.cluster.presets import cluster_preset, preset_of_model
 from gdp.cluster.types import Cluster
 from gdp.costs.base import CostModel
 from gdp.costs.default import DATASHEET, SHIPPED
 from gdp.costs.measured.costs import MeasuredCosts
 from gdp.costs.measured.kernels import ARITHMETIC
-from gdp.errors import ModelError
 from gdp.graph.op_graph import OpGraph
-from gdp.models import load
-from gdp.placement import make_placement
+from gdp.placement.placement import make_placement
+from gdp.question.models import load
 
 PRESETS = {
     "P100-PCIE-16GB": "p100-pcie", "V100-PCIE-32GB": "v100-pcie", "A100-PCIE-40GB": "a100-40",

@@ -46,7 +46,7 @@ from gdp.costs.default import DATASHEET, SHIPPED
 from gdp.costs.measured.collectives import collective_s
 from gdp.graph.op_graph import OpGraph
 from gdp.importers.pytorch.model import trace_torch_training_step
-from gdp.placement import make_placement
+from gdp.placement.placement import make_placement
 
 HIDDEN, HEADS, FEED_FORWARD, TOKENS, WORDS, ITEM = 1024, 16, 4096, 2048, 50257, 4
 """Of OPT-350M as it was trained; `ITEM` is the bytes of a number."""

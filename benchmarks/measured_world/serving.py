@@ -53,21 +53,21 @@ from benchmarks.measured_world.servers import (
 )
 from benchmarks.measured_world.serving_runs import Predicted, Run, measured_runs
 from benchmarks.tables import head
-from gdp import solve
 from gdp.api.generation import generation_answer
 from gdp.api.traffic.plan import engine_of
+from gdp.base.errors import InfeasibleError, ModelError
 from gdp.cluster.file import load_cluster
 from gdp.cluster.presets import device_names
 from gdp.cluster.reserve import for_runtime
 from gdp.cluster.types import Cluster
 from gdp.costs.measured.collectives import collective_s
 from gdp.costs.measured.host import ENGINE, HOSTS, host_s
-from gdp.errors import InfeasibleError, ModelError
 from gdp.graph.request import DECODE
-from gdp.models import Generation, Model, load
-from gdp.placement import Placement, Split, make_placement
-from gdp.question import Question
-from gdp.result import GenerationAnswer
+from gdp.placement.placement import Placement, Split, make_placement
+from gdp.question import solve
+from gdp.question.models import Generation, Model, load
+from gdp.question.question import Question
+from gdp.question.result import GenerationAnswer
 from gdp.sim.serving import ServingEngine, serve
 from gdp.splits.members import held_graphs, known_division
 from gdp.splits.sharding import exchanges

@@ -27,9 +27,9 @@ import numpy as np
 from benchmarks.policy.instances import loaded, problems, reached_s, show
 from benchmarks.policy.regimes import Made, answered, measured, searched
 from benchmarks.tables import between
+from gdp.base.files.writing import write_atomic
 from gdp.cli.program import run
 from gdp.cluster.file import load_cluster
-from gdp.files.writing import write_atomic
 from gdp.learn.instances import Instance, Problems, make
 from gdp.methods.base import Answer, Search
 from gdp.methods.portfolio import HEURISTICS

@@ -35,10 +35,11 @@ from benchmarks.policy.instances import (
     unseen_cluster,
 )
 from benchmarks.tables import geomean
+from gdp.base.files.writing import write_atomic
+from gdp.base.tasks import Engine, each
 from gdp.cli import options
 from gdp.cli.program import run
 from gdp.cluster.types import Cluster, Device, make_cluster
-from gdp.files.writing import write_atomic
 from gdp.graph.op_graph import OpGraph
 from gdp.learn.instances import Instance, Problems, limit_memory, make
 from gdp.methods.annealing.move_score import moves_as_drawn
@@ -52,7 +53,6 @@ from gdp.policy.model.network import init
 from gdp.policy.policy import Policy
 from gdp.policy.propose import propose
 from gdp.problem.problem import Problem
-from gdp.tasks import Engine, each
 
 LIST = Path("data/labels/test_regimes.json")
 REGIMES = ("ample", "tight", "large", "tiled", "unseen")

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from benchmarks.tables import interval
-from gdp.tasks import HERE, Engine, each
+from gdp.base.tasks import HERE, Engine, each
 
 Row = dict[str, Any]
 BOUND = "bound"

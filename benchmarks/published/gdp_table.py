@@ -34,15 +34,15 @@ from benchmarks.published.baselines.rows import (
 )
 from benchmarks.published.cases import Case, Row
 from benchmarks.published.summary import comparison
-from gdp import solve
 from gdp.cluster.types import Cluster
 from gdp.costs.base import roofline
 from gdp.graph.op_graph import OpGraph
 from gdp.policy.method import load
 from gdp.policy.propose import propose
-from gdp.prepare import prepare_problem
 from gdp.problem.problem import Problem
-from gdp.question import Question
+from gdp.question import solve
+from gdp.question.prepare import prepare_problem
+from gdp.question.question import Question
 from pretrain.corpus.build import traced
 from pretrain.corpus.cnn import inception, nas_cells
 from pretrain.corpus.families import CorpusGraph

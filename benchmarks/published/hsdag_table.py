@@ -28,7 +28,6 @@ from benchmarks.published.baselines.rows import (
 from benchmarks.published.cases import Case, Row
 from benchmarks.published.hsdag_graphs import MODELS, PUBLISHED, graph_of
 from benchmarks.published.summary import comparison
-from gdp import solve
 from gdp.cluster.types import Cluster
 from gdp.costs.base import roofline
 from gdp.graph.op_graph import OpGraph
@@ -36,9 +35,10 @@ from gdp.learn.hsdag.network import HsdagConfig, published
 from gdp.learn.hsdag.train import hsdag
 from gdp.methods.base import Answer, Search
 from gdp.policy.model.config import Params
-from gdp.prepare import prepare_problem
 from gdp.problem.problem import Problem
-from gdp.question import Question
+from gdp.question import solve
+from gdp.question.prepare import prepare_problem
+from gdp.question.question import Question
 
 CLUSTERS = "cpu-server+flex-170,cpu-server+2xflex-170"
 FAMILY: dict[str, Family] = {"bert-base": "transformer"}

@@ -11,7 +11,7 @@ import numpy as np
 from benchmarks.published.baselines.rows import lines_of
 from benchmarks.published.cases import BOUND, Case, Row, cases_of, kept, tables_of
 from benchmarks.tables import geomean, head, line
-from gdp.tasks import Engine
+from gdp.base.tasks import Engine
 
 HIDDEN = ("single device", "CPU only", "ETF", "gdp auto, shortest search")
 """Rows that the table of values leaves out."""

@@ -25,7 +25,7 @@ EVALUATIONS = 2000
 def before_after() -> str:
     """A training step on three GPUs: on one, in turn, and as gdp places it."""
     import gdp
-    from gdp.solve import view_of
+    from gdp.question.solve import view_of
 
     graph = gdp.load(CORPUS / "multi_modal" / "multi_modal-layers2-training.json.gz")
     cluster = gdp.Cluster.load("3xt4-pcie4")

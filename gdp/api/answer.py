@@ -8,22 +8,22 @@ from msgspec import structs
 from gdp.api import first_run
 from gdp.api.generation import generation_answer
 from gdp.api.phases import phases_apart
-from gdp.clock import COMPILE, Phases, waiting_for
+from gdp.base.clock import COMPILE, Phases, waiting_for
+from gdp.base.terminal import stage
+from gdp.base.units import format_seconds
 from gdp.cluster.reserve import for_runtime
 from gdp.graph.op_graph import OpGraph
 from gdp.importers.spec import ModelSpec
 from gdp.measure.plan import make_plan
-from gdp.models import HF_PREFIX, Model, spec_of
-from gdp.prepare import prepare_placement
-from gdp.question import NOTHING_KEPT, Question
-from gdp.result import Result
+from gdp.question.models import HF_PREFIX, Model, spec_of
+from gdp.question.prepare import prepare_placement
+from gdp.question.question import NOTHING_KEPT, Question
+from gdp.question.result import Result
 from gdp.sim.objectives import find_objective
 from gdp.targets.contexts import plan_longest
 from gdp.targets.free import plan_freely
 from gdp.targets.peers import tensor_parallel_note
 from gdp.targets.table import PLANNERS
-from gdp.terminal import stage
-from gdp.units import format_seconds
 
 MOST_CUT_OPS = 5_000
 """Ops of the largest graph that is cut into pieces only to predict them."""

@@ -4,20 +4,20 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
-from gdp.clock import Phases
+from gdp.base.clock import Phases
+from gdp.base.errors import ArgumentError, of_kind
 from gdp.cluster.file import Machine, load_cluster
 from gdp.cluster.reserve import for_runtime
 from gdp.cluster.types import Cluster
-from gdp.constraints import Constraints, allowed_mask, together_ids
 from gdp.costs.offload import resident
-from gdp.errors import ArgumentError, of_kind
 from gdp.graph.op_graph import OpGraph
 from gdp.importers.spec import LONGEST, ModelSpec
 from gdp.methods.base import Search
-from gdp.models import Model, load, spec_of
-from gdp.prepare import costs_of, room_bytes
-from gdp.question import Kept, Question
-from gdp.solve import methods_of, require_time
+from gdp.placement.constraints import Constraints, allowed_mask, together_ids
+from gdp.question.models import Model, load, spec_of
+from gdp.question.prepare import costs_of, room_bytes
+from gdp.question.question import Kept, Question
+from gdp.question.solve import methods_of, require_time
 from gdp.targets.hf_accelerate.plan import cluster_with_offload
 from gdp.targets.table import PLANNERS
 
@@ -36,7 +36,7 @@ def ask(
     Args:
         model: As in `gdp.place`.
         cluster: As in `gdp.place`.
-        load: Loads the graph, as `gdp.models.load`.
+        load: Loads the graph, as `gdp.question.models.load`.
         phases: Seconds of the call so far, which get those of reading.
         kept: What was prepared for other questions of the call. Default: nothing.
         **parts: Further fields of `Question`; None stands for the default of constraints, search

@@ -16,8 +16,8 @@ from gdp.costs.calibrate import ModelPrediction
 from gdp.costs.default import SHIPPED, resolve_costs
 from gdp.costs.kernels import components
 from gdp.costs.profile import Profile, ProfiledModel, ProfileError
-from gdp.prepare import prepare_problem
-from gdp.question import Question
+from gdp.question.prepare import prepare_problem
+from gdp.question.question import Question
 
 BUSY = 1.25
 """Whole model over the sum of its kernels, above which the machine did something else meanwhile:

@@ -4,17 +4,17 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from gdp import solve
 from gdp.api.answer import compile_once
 from gdp.api.ask import ask, require_answerable
+from gdp.base.errors import InfeasibleError, MissingExtraError
 from gdp.cluster.file import Machine
-from gdp.constraints import Constraints
 from gdp.costs.base import CostModel
-from gdp.errors import InfeasibleError, MissingExtraError
 from gdp.methods.base import Search
-from gdp.models import Model
-from gdp.question import Question
-from gdp.result import Result, with_best_bound
+from gdp.placement.constraints import Constraints
+from gdp.question import solve
+from gdp.question.models import Model
+from gdp.question.question import Question
+from gdp.question.result import Result, with_best_bound
 
 
 def compare(

@@ -18,14 +18,15 @@ from typing import NamedTuple
 
 import numpy as np
 
-from gdp.errors import GdpError
-from gdp.files.writing import (
+from gdp.base.errors import GdpError
+from gdp.base.files.writing import (
     OverwritePolicy,
     check_folder_writable,
     files_below,
     write_atomic,
     write_manifest,
 )
+from gdp.base.tasks import HERE, Engine, each
 from gdp.graph.file import save_graph
 from gdp.graph.fuse import fuse
 from gdp.graph.op_graph import OpDetail, OpGraph, make_graph
@@ -40,8 +41,7 @@ from gdp.learn.instances import (
     write_corpus,
 )
 from gdp.learn.labels import Corpus, Task, label_all, load_labels
-from gdp.models import load, with_dims
-from gdp.tasks import HERE, Engine, each
+from gdp.question.models import load, with_dims
 
 log = logging.getLogger(__name__)
 

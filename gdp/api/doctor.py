@@ -10,10 +10,10 @@ from dataclasses import asdict, dataclass
 from importlib import metadata
 from typing import Any
 
+from gdp.base.units import format_bytes
+from gdp.base.version import DISTRIBUTION, gdp_version, install_command
 from gdp.cluster.types import UNLIMITED_BYTES
 from gdp.targets.table import RUNTIMES
-from gdp.units import format_bytes
-from gdp.version import DISTRIBUTION, gdp_version, install_command
 
 OK, NONE, WARN, FAIL = "ok", "-", "warn", "fail"
 FOR_USERS = ("metis", "exact", "openvino", "torch", "gguf", "llamacpp", "cluster", "plots")
@@ -164,7 +164,7 @@ def _remembered() -> Iterator[Check]:
 
 
 def _caches() -> Iterator[Check]:
-    from gdp.kernels import cache
+    from gdp.base.kernels import cache
 
     where = cache.kept_in()
     if where is not None:
@@ -179,7 +179,7 @@ def _caches() -> Iterator[Check]:
 
 
 def _traces() -> Check:
-    from gdp.files.disk_cache import usage
+    from gdp.base.files.disk_cache import usage
     from gdp.importers.pytorch.trace_cache import TRACES, keeps_traces
 
     traces = usage(TRACES)

@@ -7,25 +7,25 @@ from typing import Any
 import numpy as np
 from jaxtyping import Bool, Int
 
-from gdp import solve
 from gdp.api.faster import faster_machines
 from gdp.api.generation import generation_of
+from gdp.base.errors import ArgumentError, InfeasibleError
+from gdp.base.units import format_bytes
 from gdp.cluster.file import Machine
 from gdp.cluster.links import links_line
 from gdp.cluster.types import UNLIMITED_BYTES, Cluster
-from gdp.constraints import Constraints, Names, allowed_mask, together_ids
 from gdp.costs.base import CostModel
-from gdp.errors import ArgumentError, InfeasibleError
 from gdp.graph.groups import merge_ids
 from gdp.graph.op_graph import OpGraph
-from gdp.models import Model
-from gdp.placement import Placed, Placement, make_placement
-from gdp.prepare import prepare_placement
+from gdp.placement.constraints import Constraints, Names, allowed_mask, together_ids
+from gdp.placement.placement import Placed, Placement, make_placement
 from gdp.problem.problem import Problem
-from gdp.question import Question, question_about
+from gdp.question import solve
+from gdp.question.models import Model
+from gdp.question.prepare import prepare_placement
+from gdp.question.question import Question, question_about
 from gdp.reports.view import PlacementView, module_path, op_label
 from gdp.sim.objectives import Score
-from gdp.units import format_bytes
 
 NEARLY_FULL = 0.8
 """Share of a device's memory from which it is mentioned."""

@@ -14,10 +14,10 @@ from gdp.costs.measured.kernels import KINDS
 from gdp.graph.generation import single_step
 from gdp.graph.groups import sum_per_group
 from gdp.graph.op_graph import OpGraph
-from gdp.placement import Placement
-from gdp.prepare import prepare_placement
+from gdp.placement.placement import Placement
 from gdp.problem.problem import Problem
-from gdp.question import Question
+from gdp.question.prepare import prepare_placement
+from gdp.question.question import Question
 from gdp.sim.prediction import Prediction
 
 FOUR_BITS = 4.5

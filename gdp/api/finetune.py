@@ -6,11 +6,11 @@ from typing import TYPE_CHECKING
 
 from gdp.api.ask import ask
 from gdp.cluster.file import Machine
-from gdp.constraints import Constraints
 from gdp.costs.base import CostModel
-from gdp.models import Model, with_dims
-from gdp.prepare import prepare_problem
-from gdp.question import Question
+from gdp.placement.constraints import Constraints
+from gdp.question.models import Model, with_dims
+from gdp.question.prepare import prepare_problem
+from gdp.question.question import Question
 
 if TYPE_CHECKING:
     from gdp.learn.finetune import FinetuneConfig, Finetuned

@@ -18,9 +18,9 @@ from typing import Any
 import click
 import numpy as np
 
-from gdp.clock import Clock
+from gdp.base.clock import Clock
+from gdp.base.cores import num_cores
 from gdp.cluster.types import Device, make_cluster
-from gdp.cores import num_cores
 from gdp.graph.op_graph import make_graph
 from gdp.problem.arrays import arrays_of
 from gdp.problem.problem import Problem, make_problem

@@ -11,20 +11,20 @@ import numpy as np
 
 from gdp.api.answer import answer, loading_note, planned
 from gdp.api.ask import ask
+from gdp.base.errors import InfeasibleError, PlacementError
+from gdp.base.units import format_bytes
 from gdp.cluster.file import Machine, load_cluster
 from gdp.cluster.links import links_line
 from gdp.cluster.types import UNLIMITED_BYTES, Cluster, fullness
 from gdp.costs.base import CostModel
-from gdp.errors import InfeasibleError, PlacementError
 from gdp.importers.spec import ModelSpec
 from gdp.methods.base import Search
-from gdp.models import Generation, is_gguf, with_options
-from gdp.placement import Placement
-from gdp.question import Kept, Question
-from gdp.result import Result
+from gdp.placement.placement import Placement
+from gdp.question.models import Generation, is_gguf, with_options
+from gdp.question.question import Kept, Question
+from gdp.question.result import Result
 from gdp.targets.contexts import longest_found, longest_of_plan
 from gdp.targets.llamacpp.plan import PROPOSAL
-from gdp.units import format_bytes
 
 
 @dataclass(frozen=True)

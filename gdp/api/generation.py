@@ -7,19 +7,19 @@ from dataclasses import replace
 import numpy as np
 from jaxtyping import Bool, Float
 
-from gdp import solve
+from gdp.base.errors import ArgumentError, ModelError
 from gdp.cluster.types import UNLIMITED_BYTES, Cluster
 from gdp.costs.offload import is_offload
 from gdp.costs.op_offload import is_sent, offloads
-from gdp.errors import ArgumentError, ModelError
 from gdp.graph.generation import cached_share
 from gdp.graph.op_graph import SAMPLING_OPS, OpGraph
-from gdp.models import spec_of
 from gdp.ops.llamacpp import DRAFT
-from gdp.placement import DraftModel, Placement
-from gdp.prepare import once_of, prepare_placement, requests_in_flight
-from gdp.question import Question
-from gdp.result import CAUSES, DeviceMemory, GenerationAnswer, TimePart
+from gdp.placement.placement import DraftModel, Placement
+from gdp.question import solve
+from gdp.question.models import spec_of
+from gdp.question.prepare import once_of, prepare_placement, requests_in_flight
+from gdp.question.question import Question
+from gdp.question.result import CAUSES, DeviceMemory, GenerationAnswer, TimePart
 from gdp.sim.latency import simulate
 from gdp.sim.objectives import Score, find_objective
 from gdp.sim.prediction import Prediction

@@ -6,14 +6,14 @@ from typing import Any
 
 import numpy as np
 
+from gdp.base.errors import ArgumentError, PlacementError
 from gdp.cluster.file import Machine
 from gdp.costs.base import roofline
 from gdp.costs.offload import is_offload
-from gdp.errors import ArgumentError, PlacementError
 from gdp.importers.pytorch.export import import_torch
-from gdp.models import Model
-from gdp.placement import DIVIDED, Placed, Placement
-from gdp.question import Question, question_about
+from gdp.placement.placement import DIVIDED, Placed, Placement
+from gdp.question.models import Model
+from gdp.question.question import Question, question_about
 
 
 def on_devices(

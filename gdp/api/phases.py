@@ -7,16 +7,16 @@ import numpy as np
 from jaxtyping import Float, Int
 
 from gdp.api.generation import phases_s
+from gdp.base.errors import PlacementError
+from gdp.base.units import format_bytes, format_seconds
 from gdp.cluster.types import Cluster, overflow_bytes
 from gdp.costs.offload import is_offload
-from gdp.errors import PlacementError
 from gdp.graph.generation import steps_of
 from gdp.graph.op_graph import OpGraph
-from gdp.placement import make_placement
-from gdp.prepare import once_of, prepare_placement
-from gdp.question import Question
-from gdp.result import Result
-from gdp.units import format_bytes, format_seconds
+from gdp.placement.placement import make_placement
+from gdp.question.prepare import once_of, prepare_placement
+from gdp.question.question import Question
+from gdp.question.result import Result
 
 WORTH_TELLING = 1.1
 """Times that a request has to be faster."""

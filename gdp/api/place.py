@@ -5,13 +5,13 @@ from pathlib import Path
 
 from gdp.api.answer import answer
 from gdp.api.ask import ask
-from gdp.clock import Phases
+from gdp.base.clock import Phases
 from gdp.cluster.file import Machine
-from gdp.constraints import Constraints
 from gdp.costs.base import CostModel
 from gdp.methods.base import Search
-from gdp.models import Model
-from gdp.result import Result
+from gdp.placement.constraints import Constraints
+from gdp.question.models import Model
+from gdp.question.result import Result
 
 
 def place(

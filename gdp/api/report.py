@@ -5,20 +5,20 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-from gdp import solve
 from gdp.api.generation import generation_answer
 from gdp.api.traffic.plan import on_vllm, served_on
 from gdp.api.tune import Tuned
 from gdp.cluster.file import Machine
-from gdp.constraints import Constraints
 from gdp.costs.adapt import adapt, learned_rows
 from gdp.costs.base import CostModel
 from gdp.measure.cycle import steady_state
-from gdp.models import Model
-from gdp.placement import Assignment, Placed, Placement
-from gdp.prepare import prepare_problem
-from gdp.question import Question, question_about
-from gdp.result import Result
+from gdp.placement.constraints import Constraints
+from gdp.placement.placement import Assignment, Placed, Placement
+from gdp.question import solve
+from gdp.question.models import Model
+from gdp.question.prepare import prepare_problem
+from gdp.question.question import Question, question_about
+from gdp.question.result import Result
 from gdp.sim.objectives import find_objective
 from gdp.sim.prediction import Prediction
 from gdp.sim.traffic import Traffic

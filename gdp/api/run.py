@@ -7,13 +7,12 @@ from typing import Any
 
 from gdp.api.answer import answer
 from gdp.api.ask import ask
+from gdp.base.errors import ArgumentError, ModelError, PlacementError
+from gdp.base.files.writing import OverwritePolicy
 from gdp.cluster.file import Machine
-from gdp.constraints import Constraints
 from gdp.costs.adapt import AdaptedCosts
 from gdp.costs.base import CostModel, roofline
 from gdp.costs.offload import offload_targets
-from gdp.errors import ArgumentError, ModelError, PlacementError
-from gdp.files.writing import OverwritePolicy
 from gdp.graph.op_graph import OpGraph
 from gdp.importers.table import importer_of
 from gdp.measure.measuring import Measuring
@@ -21,7 +20,9 @@ from gdp.measure.plan import ExecutionPlan, make_plan, too_large_alone
 from gdp.measure.report import RunReport, rescaled, without_rivals
 from gdp.measure.request import RunRequest
 from gdp.methods.base import Search
-from gdp.models import (
+from gdp.placement.constraints import Constraints
+from gdp.placement.placement import DIVIDED, Placed, Placement, require
+from gdp.question.models import (
     HF_PREFIX,
     PYTHON_PREFIX,
     Model,
@@ -33,9 +34,8 @@ from gdp.models import (
     traced_model,
     with_dims,
 )
-from gdp.placement import DIVIDED, Placed, Placement, require
-from gdp.prepare import prepare_placement
-from gdp.question import Question, question_about
+from gdp.question.prepare import prepare_placement
+from gdp.question.question import Question, question_about
 from gdp.sim.prediction import Prediction
 from gdp.targets.table import EXPORTERS, PLANNERS, RUNTIMES
 from gdp.targets.target import ExportJob, Runtime

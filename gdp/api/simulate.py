@@ -2,12 +2,12 @@
 
 from pathlib import Path
 
-from gdp import solve
 from gdp.cluster.file import Machine
 from gdp.costs.base import CostModel
-from gdp.models import Model
-from gdp.placement import Placed
-from gdp.question import question_about
+from gdp.placement.placement import Placed
+from gdp.question import solve
+from gdp.question.models import Model
+from gdp.question.question import question_about
 from gdp.sim.objectives import Score
 
 

@@ -8,19 +8,18 @@ from typing import Any, NamedTuple
 import msgspec
 import numpy as np
 
-from gdp import solve
 from gdp.api.answer import planned
 from gdp.api.ask import ask
 from gdp.api.run import Executor
+from gdp.base.errors import ArgumentError, GdpError, InfeasibleError
+from gdp.base.interrupts import Interrupts, StopRequestError
+from gdp.base.rows import imported
 from gdp.cluster.file import Machine
-from gdp.constraints import Constraints
 from gdp.costs import machine
 from gdp.costs.adapt import Adaptation, AdaptedCosts, Run, lessons
 from gdp.costs.base import CostModel
 from gdp.costs.default import SHIPPED, resolve_costs
-from gdp.errors import ArgumentError, GdpError, InfeasibleError
 from gdp.graph.groups import first_members
-from gdp.interrupts import Interrupts, StopRequestError
 from gdp.learn.tuning import (
     UNMEASURABLE,
     Checked,
@@ -36,12 +35,13 @@ from gdp.measure.observe import observed_run
 from gdp.measure.report import SINGLE, Row, RunReport, speed
 from gdp.measure.statistics import Estimate
 from gdp.methods.base import Assignment, Search
-from gdp.models import Model, with_dims
-from gdp.placement import Placement, make_placement
-from gdp.prepare import prepare_problem
+from gdp.placement.constraints import Constraints
+from gdp.placement.placement import Placement, make_placement
 from gdp.problem.problem import Problem
-from gdp.question import Question
-from gdp.rows import imported
+from gdp.question import solve
+from gdp.question.models import Model, with_dims
+from gdp.question.prepare import prepare_problem
+from gdp.question.question import Question
 from gdp.sim.objectives import find_objective
 from gdp.sim.prediction import Prediction
 

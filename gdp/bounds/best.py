@@ -9,6 +9,8 @@ from collections.abc import Sequence
 import numpy as np
 from jaxtyping import Float
 
+from gdp.base.rows import imported
+from gdp.base.units import format_bytes
 from gdp.bounds.budget import QUICK_OPS, Bound, WorkBudget
 from gdp.bounds.latency import latency_bounds
 from gdp.bounds.linear_program import (
@@ -34,10 +36,8 @@ from gdp.costs.offload import is_offload
 from gdp.problem.arrays import arrays_of
 from gdp.problem.problem import Problem, TimeUnit
 from gdp.problem.ticks import rounding_share
-from gdp.rows import imported
 from gdp.sim.objectives import memory_binds, objective_of
 from gdp.sim.score import may_replicate
-from gdp.units import format_bytes
 
 __all__ = ["Bound", "all_bounds", "best_bound"]
 

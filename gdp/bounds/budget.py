@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from gdp.clock import Clock
+from gdp.base.clock import Clock
 
 PATIENCE = 6.0
 """The clock ends a proof after so many times the seconds of an idle core."""

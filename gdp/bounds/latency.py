@@ -19,6 +19,7 @@ Axes: V ops and the end, D devices, L steps of the path.
 import numpy as np
 from jaxtyping import Float, Int
 
+from gdp.base.units import format_bytes
 from gdp.bounds.budget import QUICK_OPS, Bound, WorkBudget
 from gdp.bounds.linear_program import LinearProgram, dual_value_s, dual_weights, whole_bound
 from gdp.bounds.path_program import (
@@ -31,7 +32,6 @@ from gdp.bounds.path_program import (
 from gdp.bounds.paths import MAX_OPS, Arcs, Spans, heads_and_tails, no_spans, send_s
 from gdp.bounds.work import window_s
 from gdp.problem.problem import Problem, TimeUnit, stored_bytes
-from gdp.units import format_bytes
 
 _MIP_GAP = 1e-3  # relative; left open by HiGHS
 _PRICE_ROUNDS = 100

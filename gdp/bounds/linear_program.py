@@ -14,10 +14,10 @@ from typing import Any, NamedTuple
 import numpy as np
 from jaxtyping import Bool, Float, Int
 
+from gdp.base.clock import Clock
+from gdp.base.terminal import redirect_native_stdout
 from gdp.bounds.budget import Bound, WorkBudget
-from gdp.clock import Clock
 from gdp.problem.problem import Problem
-from gdp.terminal import redirect_native_stdout
 
 LOG = logging.getLogger(__name__)
 # HiGHS keeps rows to 1e-7 and whole numbers to 1e-6, in units of about one value.

@@ -190,8 +190,8 @@ def heads_and_tails(
 
     Ends are inf where an op cannot run. O(P D^2).
     """
+    from gdp.base.kernels.struct import as_struct
     from gdp.bounds.paths_kernels import heads, tails
-    from gdp.kernels.struct import as_struct
 
     as_struct(Arcs, Spans)
     head_s, tail_s = np.empty_like(arcs.op_s), np.empty_like(arcs.op_s)
@@ -314,8 +314,8 @@ def _span_s(
     part: Part, has_source: bool, has_target: bool, limit: int
 ) -> tuple[Float[np.ndarray, "D D"], int]:
     """(least seconds for each device of u and of v, branches), renamed devices computed once."""
+    from gdp.base.kernels.struct import as_struct
     from gdp.bounds.paths_kernels import least_span
-    from gdp.kernels.struct import as_struct
 
     as_struct(Part, SearchState)
     d = part.op_s.shape[1]

@@ -9,7 +9,7 @@ import typing
 import numba
 import numpy as np
 
-from gdp.kernels.options import BARE, INLINE, INNER
+from gdp.base.kernels.options import BARE, INLINE, INNER
 from gdp.sim.kernels.bits import lowest_bit
 
 MAX_NODES = 64  # ops and transfers of a part: a set of them is one word

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from gdp.base.errors import ClusterError
 from gdp.cli import options
 from gdp.cli.show import show
-from gdp.errors import ClusterError
 
 if TYPE_CHECKING:
     from gdp.api.calibrate import Remembered
@@ -106,7 +106,7 @@ def _measured(
     quick: bool,
 ) -> "Profile":
     """Profile of models, each with its name and family, by the runtime of the device."""
-    from gdp.models import with_dims
+    from gdp.question.models import with_dims
 
     kind, _, index = device.partition(":")
     if kind == "jax" and quick and index in ("", "cpu"):
@@ -165,7 +165,7 @@ def _overheads_text(overheads: "Overheads") -> str:
 
 def _jax_function(model: str) -> tuple[Any, Any]:
     """The JAX function of a `python:` model, and its example arguments."""
-    from gdp.errors import ModelError
+    from gdp.base.errors import ModelError
     from gdp.importers.python import PREFIX, python_function
 
     if not model.startswith(PREFIX):
@@ -181,9 +181,9 @@ def _jax_function(model: str) -> tuple[Any, Any]:
 
 def _torch_model(model: str) -> Any:
     """The PyTorch module of a `python:` or `hf:` model."""
-    from gdp.errors import ModelError
+    from gdp.base.errors import ModelError
     from gdp.importers.pytorch.model import TorchModel
-    from gdp.models import is_traced, traced_model
+    from gdp.question.models import is_traced, traced_model
 
     model_code = traced_model(model) if is_traced(model) else None
     if not isinstance(model_code, TorchModel):
@@ -263,13 +263,13 @@ def calibrate(
 
 def _rebase(base: str, profile: "Profile", output: str) -> None:
     """Adapt the costs of a folder, or the shipped ones, to a profile, and write them."""
-    from gdp import checkpoint
     from gdp.api.calibrate import reference_device, require_better
+    from gdp.base import checkpoint
+    from gdp.base.files.reading import Kind, read_text
     from gdp.costs.calibrate import evaluate, recharge, refit
     from gdp.costs.cost_file import load_costs, save_costs
     from gdp.costs.default import shipped_for
     from gdp.costs.profile import ProfileError
-    from gdp.files.reading import Kind, read_text
 
     shipped = base == SHIPPED
     costs = shipped_for(profile.device.kind) if shipped else load_costs(base)

@@ -27,7 +27,7 @@ _NOT_OF_TRAFFIC = {
 
 
 def _sizes(context: click.Context, parameter: click.Parameter, value: str) -> tuple[int, ...]:
-    from gdp.units import whole_number
+    from gdp.base.units import whole_number
 
     sizes = [whole_number(part.strip()) for part in value.split(",")]
     if None in sizes:
@@ -91,12 +91,12 @@ def fit(
     from gdp.api.fit import fit as fit_rows
     from gdp.api.fit import fit_picture
     from gdp.api.traffic.fit import fit_traffic
+    from gdp.base.files.writing import write_atomic
+    from gdp.base.terminal import listening
     from gdp.cluster.types import Cluster
-    from gdp.files.writing import write_atomic
     from gdp.importers.spec import LONGEST
     from gdp.methods.base import Search
-    from gdp.models import HF_PREFIX, is_gguf
-    from gdp.terminal import listening
+    from gdp.question.models import HF_PREFIX, is_gguf
 
     for model in models:
         if not (model.startswith(HF_PREFIX) or is_gguf(model)):
@@ -135,7 +135,7 @@ def fit(
 
 def _require_traffic(models: "Sequence[str]", target: str | None) -> None:
     """Refuse what `--traffic` does not go with."""
-    from gdp.models import HF_PREFIX
+    from gdp.question.models import HF_PREFIX
 
     if target != "vllm" or not all(model.startswith(HF_PREFIX) for model in models):
         raise click.UsageError("--traffic is for hf: models --for vllm")
@@ -147,8 +147,8 @@ def _require_traffic(models: "Sequence[str]", target: str | None) -> None:
 
 def fit_text(rows: "Sequence[FitRow]") -> str:
     """Text of `gdp fit`."""
+    from gdp.base.units import format_seconds
     from gdp.cli.text import shown, table
-    from gdp.units import format_seconds
 
     names = _file_names(row.model for row in rows)
     rows = [replace(row, model=names[row.model]) for row in rows]
@@ -179,8 +179,8 @@ def fit_text(rows: "Sequence[FitRow]") -> str:
 
 def traffic_text(rows: "Sequence[TrafficRow]") -> str:
     """Text of `gdp fit --traffic`."""
+    from gdp.base.units import format_seconds
     from gdp.cli.text import shown, table
-    from gdp.units import format_seconds
 
     def times(spread: "Spread | None") -> list[str]:
         if spread is None:

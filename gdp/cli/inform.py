@@ -50,9 +50,9 @@ def explain(
 
 def explained_text(explanation: Mapping[str, Any]) -> str:
     """Text of `gdp explain`."""
+    from gdp.base.units import format_bytes, format_seconds
     from gdp.cli.text import shown, table
     from gdp.sim.objectives import find_objective
-    from gdp.units import format_bytes, format_seconds
 
     of_value = find_objective(explanation["objective"]).text
     rows = []
@@ -112,7 +112,7 @@ def _count(number: int, what: str) -> str:
 def inspect(model: options.ModelOptions, ops: bool) -> None:
     """Show ops, FLOPs, bytes, and the ops that are only estimated."""
     from gdp.cli.text import inspection_text
-    from gdp.models import inspect_model
+    from gdp.question.models import inspect_model
 
     with told():
         summary = inspect_model(model.spec, model.dims, ops=ops)
@@ -134,6 +134,7 @@ def devices(cluster: options.ClusterOptions, outputs: options.Outputs, presets: 
     Of this machine the bandwidth of main memory and the arithmetic of its cores are measured, for a
     second each, and written with -o. Costs of a processor that none ship of are scaled by them.
     """
+    from gdp.base.cores import num_cores
     from gdp.cli.text import cluster_json, cluster_text, presets_text, shown, speeds_text
     from gdp.cluster.detect import (
         measure_arithmetic,
@@ -144,7 +145,6 @@ def devices(cluster: options.ClusterOptions, outputs: options.Outputs, presets: 
     from gdp.cluster.file import write_cluster
     from gdp.cluster.presets import device_preset
     from gdp.cluster.presets import presets as all_presets
-    from gdp.cores import num_cores
     from gdp.costs.default import source_of
 
     if presets:

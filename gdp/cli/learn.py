@@ -12,8 +12,8 @@ from gdp.cli.program import Verbs
 from gdp.cli.show import show
 
 if TYPE_CHECKING:
+    from gdp.base.tasks import Engine
     from gdp.learn.finetune import FinetuneConfig
-    from gdp.tasks import Engine
 
 
 @click.group(cls=Verbs)

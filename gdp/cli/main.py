@@ -4,11 +4,11 @@ from typing import NoReturn
 
 import click
 
+from gdp.base.terminal import log_to_stderr
+from gdp.base.version import gdp_version
 from gdp.cli import costs, fit, inform, learn, place, run
 from gdp.cli.program import Verbs, prepare_process, verbose_option
 from gdp.cli.program import run as run_program
-from gdp.terminal import log_to_stderr
-from gdp.version import gdp_version
 
 
 def main() -> NoReturn:

@@ -6,6 +6,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from gdp.base.clock import Phases
+from gdp.base.errors import InfeasibleError
+from gdp.base.terminal import listening, printable_lines
 from gdp.cli import options
 from gdp.cli.program import STARTED_S
 from gdp.cli.show import placing, show, stages
@@ -16,14 +19,11 @@ from gdp.cli.traffic import (
     traffic_option,
     traffic_options,
 )
-from gdp.clock import Phases
-from gdp.errors import InfeasibleError
-from gdp.terminal import listening, printable_lines
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from gdp.result import Result
+    from gdp.question.result import Result
 
 
 @click.command()
@@ -44,7 +44,7 @@ def place(
     """Place a model on a cluster."""
     from gdp.api.answer import answer
     from gdp.cli.text import result_text
-    from gdp.models import spec_of
+    from gdp.question.models import spec_of
 
     phases = Phases(STARTED_S)
     phases.ended("import")
@@ -72,10 +72,10 @@ def _place_for_traffic(
 ) -> None:  # fmt: skip
     """Place a language model for an engine that serves traffic."""
     from gdp.api.traffic.serve import served_plan
+    from gdp.base.files.writing import check_file_writable, is_stream
     from gdp.cli.text import result_text
-    from gdp.files.writing import check_file_writable, is_stream
-    from gdp.models import HF_PREFIX
-    from gdp.placement import save_placement
+    from gdp.placement.placement import save_placement
+    from gdp.question.models import HF_PREFIX
 
     spec = asking.model.spec
     if parts["target"] != "vllm" or not spec.startswith(HF_PREFIX):
@@ -113,7 +113,7 @@ def _write(
 ) -> None:
     """Write the files that were asked for."""
     from gdp.api import report as reporting
-    from gdp.placement import save_placement
+    from gdp.placement.placement import save_placement
 
     if path := outputs.paths.get("placement"):
         save_placement(result.placement, path)
@@ -162,10 +162,10 @@ def simulate(about: options.About, placement: str | None, outputs: options.Outpu
 
     A placement that remembers its model is enough: gdp simulate PLACEMENT.
     """
-    from gdp import solve
     from gdp.api import report as reporting
     from gdp.api.generation import generation_answer
     from gdp.cli.text import generation_lines
+    from gdp.question import solve
 
     spec, placement = about.model.beside(placement)
     outputs.require(spec, placement, about.cluster.cluster, about.costs)
@@ -202,7 +202,7 @@ def report(
     """Write an HTML report of a placement."""
     from gdp.api import report as reporting
     from gdp.api.traffic.plan import on_vllm, served_on
-    from gdp.solve import evaluate
+    from gdp.question.solve import evaluate
 
     path, requests = outputs.paths["report"], traffic and parsed_traffic(traffic)
     outputs.require(about.model.given, placement, about.cluster.cluster, about.costs)

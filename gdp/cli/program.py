@@ -14,8 +14,8 @@ from typing import Any, NoReturn
 
 import click
 
-from gdp.errors import GdpError, InfeasibleError, MeasurementError
-from gdp.terminal import printable
+from gdp.base.errors import GdpError, InfeasibleError, MeasurementError
+from gdp.base.terminal import printable
 
 
 def _started_s() -> float:

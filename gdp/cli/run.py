@@ -8,17 +8,17 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from gdp.base.clock import MEASURE_SECONDS
+from gdp.base.files.writing import write_atomic
+from gdp.base.terminal import listening, printable_lines
 from gdp.cli import options
 from gdp.cli.show import Say, placing, show, stages
-from gdp.clock import MEASURE_SECONDS
-from gdp.files.writing import write_atomic
 from gdp.targets.table import EXPORTERS, RUNTIMES
-from gdp.terminal import listening, printable_lines
 
 if TYPE_CHECKING:
     from gdp.api.tune import Round, Tuned
-    from gdp.question import Question
-    from gdp.result import Result
+    from gdp.question.question import Question
+    from gdp.question.result import Result
 
 FILE_RUNTIMES = tuple(key for key, row in RUNTIMES.items() if row.executes in ("onnx", "gguf"))
 
@@ -56,9 +56,9 @@ def run(
     from gdp.api.run import execute
     from gdp.cli.text import run_text
     from gdp.measure.measuring import Measuring
-    from gdp.models import spec_of
-    from gdp.question import model_asked
-    from gdp.solve import evaluate
+    from gdp.question.models import spec_of
+    from gdp.question.question import model_asked
+    from gdp.question.solve import evaluate
 
     model, given = asking.model, None
     spec = model.spec
@@ -198,7 +198,7 @@ def tune(
     from gdp.costs.machine import encode
     from gdp.measure.measuring import Measuring
     from gdp.methods.base import Search
-    from gdp.placement import save_placement
+    from gdp.placement.placement import save_placement
 
     outputs.require(asking.model.spec, *asking.files)
     question = asking.question(

@@ -8,7 +8,7 @@ from typing import Any, Protocol, runtime_checkable
 
 import click
 
-from gdp.terminal import listening, printable
+from gdp.base.terminal import listening, printable
 
 AS_JSON = "gdp.as_json"
 """Key of click's context for `--json`."""

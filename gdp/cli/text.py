@@ -9,18 +9,18 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from gdp.base.terminal import printable
+from gdp.base.units import format_bytes, format_seconds
 from gdp.cluster.detect import Arithmetic, Bandwidth
 from gdp.cluster.links import links_line
 from gdp.cluster.presets import device_preset, presets
 from gdp.cluster.types import UNLIMITED_BYTES, Cluster, Device
 from gdp.costs.default import source_of
 from gdp.graph.op_graph import OpGraph
-from gdp.placement import Split
-from gdp.result import GenerationAnswer, Result
+from gdp.placement.placement import Split
+from gdp.question.result import GenerationAnswer, Result
 from gdp.sim.objectives import find_objective
 from gdp.splits.members import held_graphs
-from gdp.terminal import printable
-from gdp.units import format_bytes, format_seconds
 
 if TYPE_CHECKING:
     from gdp.api.faster import Faster

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 import click
 
+from gdp.base.errors import ArgumentError
 from gdp.cli.options import pass_one
-from gdp.errors import ArgumentError
 
 if TYPE_CHECKING:
     from gdp.api.traffic.drafting import Draft
@@ -72,7 +72,7 @@ def drafted(spec: str, draft: str | None) -> str:
     """The spec of a model for one request, with the value of `--draft`; raises `UsageError` where
     it does not go with the model."""
     from gdp.api.traffic.drafting import parse_draft
-    from gdp.models import is_gguf, with_draft
+    from gdp.question.models import is_gguf, with_draft
 
     if draft is None:
         return spec

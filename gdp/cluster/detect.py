@@ -16,6 +16,8 @@ from typing import NamedTuple
 
 import numpy as np
 
+from gdp.base.cores import num_cores, usable_cores
+from gdp.base.errors import ClusterError
 from gdp.cluster.links import (
     NVLINK_BYTES_PER_S,
     NVLINK_LATENCY_S,
@@ -33,8 +35,6 @@ from gdp.cluster.presets import (
 )
 from gdp.cluster.reserve import reserved
 from gdp.cluster.types import CORE_KIND, Cluster, Device, Link, make_cluster
-from gdp.cores import num_cores, usable_cores
-from gdp.errors import ClusterError
 
 LOG = logging.getLogger(__name__)
 MAX_CORES = 8

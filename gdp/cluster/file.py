@@ -9,6 +9,10 @@ from typing import Any
 
 import msgspec
 
+from gdp.base.errors import ArgumentError, ClusterError
+from gdp.base.files.reading import Kind, decode_toml, read_toml
+from gdp.base.files.writing import write_atomic
+from gdp.base.units import parse_bytes
 from gdp.cluster.presets import cluster_preset
 from gdp.cluster.types import (
     UNLIMITED_BYTES,
@@ -18,10 +22,6 @@ from gdp.cluster.types import (
     devices_of_key,
     make_cluster,
 )
-from gdp.errors import ArgumentError, ClusterError
-from gdp.files.reading import Kind, decode_toml, read_toml
-from gdp.files.writing import write_atomic
-from gdp.units import parse_bytes
 
 _KIND = Kind("cluster file", ClusterError)
 

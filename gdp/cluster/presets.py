@@ -4,6 +4,8 @@ import re
 from collections.abc import Sequence
 from dataclasses import replace
 
+from gdp.base.errors import ClusterError
+from gdp.base.units import parse_bytes
 from gdp.cluster.links import PCIE_BYTES_PER_S, host_generation, link_kind
 from gdp.cluster.links import link_family as link_family
 from gdp.cluster.table import Preset as Preset
@@ -18,8 +20,6 @@ from gdp.cluster.types import (
     is_cpu_kind,
     make_cluster,
 )
-from gdp.errors import ClusterError
-from gdp.units import parse_bytes
 
 # Cores of one machine hand over a pointer: what it costs is waking the reader, and that the data
 # lie in the other core's cache. Measured between two ONNX Runtime sessions (`gdp profile`).

@@ -9,9 +9,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
+from gdp.base.errors import ClusterError
+from gdp.base.units import parse_bytes
 from gdp.cluster.types import UNLIMITED_BYTES, Cluster, Device, devices_of_key
-from gdp.errors import ClusterError
-from gdp.units import parse_bytes
 
 GIB = 1 << 30
 LEAST_BYTES = GIB

@@ -4,9 +4,9 @@ import functools
 
 import msgspec
 
+from gdp.base.errors import ClusterError
+from gdp.base.files.reading import Kind, data_path, read_toml
 from gdp.cluster.types import Device
-from gdp.errors import ClusterError
-from gdp.files.reading import Kind, data_path, read_toml
 
 BFLOAT16_CAPABILITY = 8.0
 """NVIDIA's first compute capability with arithmetic in bfloat16 (CUDA C++ Programming Guide, table

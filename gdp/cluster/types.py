@@ -8,8 +8,8 @@ from typing import ClassVar
 import numpy as np
 from jaxtyping import Bool, Float, Int
 
-from gdp.errors import ClusterError
-from gdp.units import MAX_SIZE_BYTES, format_bytes
+from gdp.base.errors import ClusterError
+from gdp.base.units import MAX_SIZE_BYTES, format_bytes
 
 UNLIMITED_BYTES = MAX_SIZE_BYTES
 """Memory of a device whose limit is unknown or irrelevant."""

@@ -8,6 +8,10 @@ from typing import Any
 import numpy as np
 from jaxtyping import Float
 
+from gdp.base.errors import MissingExtraError
+from gdp.base.files.writing import atomic
+from gdp.base.terminal import printable_lines
+from gdp.base.version import install_command
 from gdp.cluster.types import Device, make_cluster
 from gdp.costs.base import roofline
 from gdp.costs.features import KernelFeatures, kernel_features, transfer_design
@@ -16,10 +20,6 @@ from gdp.costs.kernels import components, learn_fusions
 from gdp.costs.learned import Calibration, KernelNetworks
 from gdp.costs.profile import Overheads, Profile, ProfiledModel, ProfileError
 from gdp.costs.work_rates import fit_work_rates
-from gdp.errors import MissingExtraError
-from gdp.files.writing import atomic
-from gdp.terminal import printable_lines
-from gdp.version import install_command
 
 HELD_OUT = (
     "bert", "convnext", "densenet", "gpt2", "inception", "mobilenet_v2", "resnet", "squeezenet",
@@ -434,7 +434,7 @@ def write_plot(report: Report, path: Path) -> None:
         axis.set(xlabel="measured, ms", ylabel="predicted, ms", title=title)
         axis.legend()
     figure.tight_layout()
-    # `gdp.files.writing` recognises gdp's plots by the software named in them.
+    # `gdp.base.files.writing` recognises gdp's plots by the software named in them.
     with atomic(path) as file:
         figure.savefig(file, dpi=80, format="png", metadata={"Software": "gdp"})
     pyplot.close(figure)

@@ -10,14 +10,14 @@ from typing import Annotated, Any
 import msgspec
 import numpy as np
 
-from gdp import checkpoint
+from gdp.base import checkpoint
+from gdp.base.files.reading import Kind, convert, decode_arrays, read_bytes
+from gdp.base.files.writing import OverwritePolicy, new_contents
 from gdp.costs.features import SIZES, TRANSFER_TERMS, num_other
 from gdp.costs.kernels import FusionTable
 from gdp.costs.learned import Calibration, Ensemble, KernelNetworks, log_terms
 from gdp.costs.profile import DeviceRecord, ProfileError
 from gdp.costs.work_rates import WorkRates
-from gdp.files.reading import Kind, convert, decode_arrays, read_bytes
-from gdp.files.writing import OverwritePolicy, new_contents
 
 ARRAYS = "costs.npz"
 FORMAT = 1

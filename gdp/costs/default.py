@@ -5,6 +5,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from gdp.base.errors import ArgumentError
+from gdp.base.files.reading import data_path
 from gdp.cluster.types import CORE_KIND, Cluster, Device
 from gdp.costs.base import CostModel, roofline
 from gdp.costs.cost_file import load_costs
@@ -22,8 +24,6 @@ from gdp.costs.op_offload import OpOffloadCosts
 from gdp.costs.processors import ERROR, transferred, with_processors
 from gdp.costs.profile import ProfileError
 from gdp.costs.work_rates import WorkRates
-from gdp.errors import ArgumentError
-from gdp.files.reading import data_path
 from gdp.graph.op_graph import OpGraph
 
 SHIPPED = "shipped"

@@ -16,13 +16,13 @@ from typing import Annotated
 
 import msgspec
 
+from gdp.base.files.reading import Kind, read_json
+from gdp.base.files.writing import indented_json, write_atomic
 from gdp.cluster.detect import cpu_model
 from gdp.cluster.types import Cluster
 from gdp.costs.adapt import Adaptation, AdaptedCosts, Run, adapt
 from gdp.costs.base import CostModel
 from gdp.costs.profile import ProfileError
-from gdp.files.reading import Kind, read_json
-from gdp.files.writing import indented_json, write_atomic
 from gdp.graph.op_graph import OpGraph
 from gdp.graph.source import Source
 

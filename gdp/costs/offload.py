@@ -18,9 +18,9 @@ from jaxtyping import Float, Int
 from gdp.cluster.machines import machines
 from gdp.cluster.types import UNLIMITED_BYTES, Cluster, Device
 from gdp.costs.base import CostModel, RuntimeOverheads
-from gdp.device_maps import OFFLOAD_NAMES
 from gdp.graph.op_graph import OpGraph
 from gdp.graph.request import DECODE
+from gdp.placement.device_maps import OFFLOAD_NAMES
 
 KINDS = {"cpu": "offload-cpu", "disk": "offload-disk"}
 """Kind of the device that stands for each place of offloaded weights."""

@@ -11,10 +11,10 @@ from typing import Annotated
 
 import msgspec
 
+from gdp.base.errors import GdpError
+from gdp.base.files.reading import Kind, read_json
+from gdp.base.files.writing import gzipped, write_atomic
 from gdp.costs.base import MeasuredSeconds, Seconds
-from gdp.errors import GdpError
-from gdp.files.reading import Kind, read_json
-from gdp.files.writing import gzipped, write_atomic
 from gdp.graph.file import decode_graph, encode_graph
 from gdp.graph.op_graph import OpGraph
 

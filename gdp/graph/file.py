@@ -12,9 +12,9 @@ from typing import Annotated
 import msgspec
 import numpy as np
 
-from gdp.errors import ModelError
-from gdp.files.reading import Kind, decode_json, read_bytes
-from gdp.files.writing import gzipped, write_atomic
+from gdp.base.errors import ModelError
+from gdp.base.files.reading import Kind, decode_json, read_bytes
+from gdp.base.files.writing import gzipped, write_atomic
 from gdp.graph.op_graph import Attribute, OpDetail, OpGraph, make_graph
 from gdp.graph.request import UNKNOWN_GROWTH, CacheGrowth, Request
 from gdp.graph.source import Source, source_by_ops

@@ -12,11 +12,11 @@ from typing import NamedTuple
 import numpy as np
 from jaxtyping import Bool, Float, Int
 
+from gdp.base.kernels.twin import PLAIN_OPS, compiled
 from gdp.graph.generation import joined_caches
 from gdp.graph.groups import alike, distinct, joined, sum_per_group
 from gdp.graph.merge import Edges, MergeLimits, MergeState, contract, extend_to_longest_paths
 from gdp.graph.op_graph import OpGraph, make_graph, picked
-from gdp.kernels.twin import PLAIN_OPS, compiled
 from gdp.ops.table import ELEMENTWISE_OPS, REDUCTIONS, VIEWS
 
 # A device of today, to weigh FLOPs against bytes where no device is known; only ratios matter.

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from jaxtyping import Int
 
-from gdp.errors import ModelError
+from gdp.base.errors import ModelError
 from gdp.graph.groups import merge_ids
 from gdp.graph.op_graph import INPUT, OUTPUT, SAMPLING_OPS, OpDetail, OpGraph, make_graph, picked
 from gdp.graph.request import DECODE, PREFILL, UNKNOWN_GROWTH, CacheGrowth, Request

@@ -1,6 +1,6 @@
 """Pairs of ops contracted without making a cycle. Axes: G groups, C candidates.
 
-Plain functions over lists, which are compiled for large graphs (`gdp.kernels.twin`).
+Plain functions over lists, which are compiled for large graphs (`gdp.base.kernels.twin`).
 """
 
 from typing import Any, NamedTuple, no_type_check

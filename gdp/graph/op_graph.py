@@ -13,7 +13,7 @@ from typing import Any, NamedTuple, TypeVar
 import numpy as np
 from jaxtyping import Bool, Float, Int, Shaped
 
-from gdp.errors import ModelError
+from gdp.base.errors import ModelError
 from gdp.graph.groups import distinct, inverse
 from gdp.graph.request import PHASES, UNKNOWN_GROWTH, CacheGrowth, Request
 from gdp.graph.source import Source, source_by_ops

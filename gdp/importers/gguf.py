@@ -26,8 +26,9 @@ from typing import Any
 
 import numpy as np
 
+from gdp.base.errors import ModelError
+from gdp.base.units import MAX_SIZE_BYTES
 from gdp.costs.op_offload import SENT_BYTES
-from gdp.errors import ModelError
 from gdp.graph.generation import CACHE_AT, generation_graph, with_context
 from gdp.graph.op_graph import (
     ARCHITECTURE,
@@ -57,7 +58,6 @@ from gdp.importers.gguf_projector import read_projector
 from gdp.importers.gguf_spec import GgufSpec, parse_gguf_spec
 from gdp.ops.llamacpp import DRAFT, IMAGE_ENCODER, OFFLOAD_TOKENS, PROJECTOR, UBATCH
 from gdp.ops.rule import RMS_NORMALISE_FLOP, SIGMOID_FLOP, attention_flop
-from gdp.units import MAX_SIZE_BYTES
 
 ACTIVATION_BYTES = 4  # llama.cpp passes F32 between ops
 TOKENS = "tokens"

@@ -7,7 +7,7 @@ convolutions and linear attention.
 
 from typing import NamedTuple
 
-from gdp.errors import ModelError
+from gdp.base.errors import ModelError
 from gdp.importers.gguf_header import GgufHeader, import_gguf
 from gdp.ops.llamacpp import UBATCH
 

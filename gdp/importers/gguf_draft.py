@@ -10,11 +10,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import NamedTuple
 
-from gdp.errors import ModelError
+from gdp.base.errors import ModelError
+from gdp.base.units import whole_number
 from gdp.importers.gguf_header import read_vocabulary
-from gdp.placement import MOST_DRAFT_TOKENS
+from gdp.placement.placement import MOST_DRAFT_TOKENS
 from gdp.sim.serving import written_in_a_pass
-from gdp.units import whole_number
 
 _MOST_APART, _FIRST_COMPARED = 128, 5
 """Tokens that one vocabulary may have more, and the first that must be alike

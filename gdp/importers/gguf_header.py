@@ -17,9 +17,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from gdp.errors import MissingExtraError, ModelError
-from gdp.files.reading import open_regular
-from gdp.version import install_command
+from gdp.base.errors import MissingExtraError, ModelError
+from gdp.base.files.reading import open_regular
+from gdp.base.version import install_command
 
 LARGEST = (1 << 31) - 1
 """Of a hyperparameter."""

@@ -12,7 +12,7 @@ import math
 from dataclasses import dataclass
 from pathlib import Path
 
-from gdp.errors import ModelError
+from gdp.base.errors import ModelError
 from gdp.importers.gguf_header import GgufHeader, read_header
 from gdp.ops.rule import attention_flop
 

@@ -3,11 +3,11 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from gdp.errors import ModelError
+from gdp.base.errors import ModelError
+from gdp.base.units import whole_number
 from gdp.importers.gguf_draft import NO_DRAFT, DraftSpec, draft_of
 from gdp.importers.program import batch_of, request_tokens, spec_parts
 from gdp.ops.llamacpp import UBATCH
-from gdp.units import whole_number
 
 CACHE_TYPES = ("f32", "f16", "bf16", "q8_0", "q4_0", "q4_1", "iq4_nl", "q5_0", "q5_1")
 """Of cached keys and values, as llama.cpp's `--cache-type-k` has them."""

@@ -15,7 +15,8 @@ from typing import Any
 
 import numpy as np
 
-from gdp.errors import GdpError, ModelError, RefusedError, reason_of
+from gdp.base.errors import GdpError, ModelError, RefusedError, reason_of
+from gdp.base.units import whole_number
 from gdp.graph.generation import CACHE_AT
 from gdp.graph.groups import components, merge_ids
 from gdp.graph.op_graph import INPUT, OUTPUT, Attribute, GraphBuilder, OpDetail, OpGraph
@@ -23,7 +24,6 @@ from gdp.graph.request import Request
 from gdp.graph.source import Source
 from gdp.importers.spec import LONGEST, ModelSpec
 from gdp.ops.rule import Shape
-from gdp.units import whole_number
 
 _log = logging.getLogger(__name__)
 

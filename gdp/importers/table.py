@@ -9,9 +9,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
-from gdp.errors import ModelError
-from gdp.files.reading import is_file, is_there
-from gdp.files.writing import is_written_by_gdp
+from gdp.base.errors import ModelError
+from gdp.base.files.reading import is_file, is_there
+from gdp.base.files.writing import is_written_by_gdp
 from gdp.graph.op_graph import OpGraph
 from gdp.importers.traceable import reported, trace_of
 

@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
-from gdp.errors import GdpError, ModelError
+from gdp.base.errors import GdpError, ModelError
 
 if TYPE_CHECKING:
     from gdp.graph.op_graph import OpGraph

@@ -18,12 +18,12 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Float
 
-from gdp.clock import Clock
-from gdp.errors import ArgumentError, of_kind
-from gdp.files.disk_cache import use_xla_cache
-from gdp.files.reading import read_toml, shipped
-from gdp.files.writing import OverwritePolicy, check_folder_writable
-from gdp.interrupts import Interrupts
+from gdp.base.clock import Clock
+from gdp.base.errors import ArgumentError, of_kind
+from gdp.base.files.disk_cache import use_xla_cache
+from gdp.base.files.reading import read_toml, shipped
+from gdp.base.files.writing import OverwritePolicy, check_folder_writable
+from gdp.base.interrupts import Interrupts
 from gdp.learn.evaluator import PlacementEvaluator
 from gdp.learn.gates import Explorer
 from gdp.learn.ppo import (

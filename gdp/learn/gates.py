@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from jaxtyping import Float, Int
 
-from gdp.cores import num_cores
+from gdp.base.cores import num_cores
 from gdp.policy.decode import DecodeProblem, decode, in_threads
 from gdp.policy.model.config import Head, Params
 

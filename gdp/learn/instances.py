@@ -16,11 +16,11 @@ import msgspec
 import numpy as np
 from jaxtyping import Float, Int
 
+from gdp.base.errors import GdpError
+from gdp.base.files.reading import Kind, is_below, is_there, read_bytes, read_json, shipped
+from gdp.base.files.writing import indented_json, write_atomic
 from gdp.cluster.types import UNLIMITED_BYTES, Cluster, Device, Link, make_cluster
 from gdp.costs.base import roofline
-from gdp.errors import GdpError
-from gdp.files.reading import Kind, is_below, is_there, read_bytes, read_json, shipped
-from gdp.files.writing import indented_json, write_atomic
 from gdp.graph.op_graph import INPUT, OUTPUT, OpGraph, make_graph
 from gdp.problem.problem import Problem, make_problem
 

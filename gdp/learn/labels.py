@@ -18,9 +18,10 @@ import msgspec
 import numpy as np
 from jaxtyping import Int
 
-from gdp.errors import GdpError
-from gdp.files.reading import Kind, decode_json, is_there, read_bytes
-from gdp.files.writing import write_atomic
+from gdp.base.errors import GdpError
+from gdp.base.files.reading import Kind, decode_json, is_there, read_bytes
+from gdp.base.files.writing import write_atomic
+from gdp.base.tasks import HERE, Engine, each
 from gdp.learn.instances import Instance, Problems, load_problems
 from gdp.methods.base import Search
 from gdp.methods.portfolio import HEURISTICS
@@ -31,7 +32,6 @@ from gdp.policy.method import assignment
 from gdp.policy.policy import pack, unpack
 from gdp.problem.problem import Problem
 from gdp.problem.symmetry import canonical
-from gdp.tasks import HERE, Engine, each
 
 log = logging.getLogger(__name__)
 

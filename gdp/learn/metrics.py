@@ -11,10 +11,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from gdp.errors import GdpError, MissingExtraError
-from gdp.files.reading import Kind, read_bytes
-from gdp.files.writing import atomic, write_atomic
-from gdp.version import install_command
+from gdp.base.errors import GdpError, MissingExtraError
+from gdp.base.files.reading import Kind, read_bytes
+from gdp.base.files.writing import atomic, write_atomic
+from gdp.base.version import install_command
 
 log = logging.getLogger(__name__)
 

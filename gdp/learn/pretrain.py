@@ -12,11 +12,11 @@ from typing import NamedTuple
 import msgspec
 import numpy as np
 
-from gdp import checkpoint
-from gdp.errors import MissingExtraError
-from gdp.files.disk_cache import use_xla_cache
-from gdp.files.reading import Kind, convert, shipped
-from gdp.files.writing import (
+from gdp.base import checkpoint
+from gdp.base.errors import MissingExtraError
+from gdp.base.files.disk_cache import use_xla_cache
+from gdp.base.files.reading import Kind, convert, shipped
+from gdp.base.files.writing import (
     OverwritePolicy,
     check_folder_writable,
     check_no_source,

@@ -24,8 +24,8 @@ import numpy as np
 from jax.experimental import multihost_utils
 from jaxtyping import Array, Float
 
-from gdp.errors import GdpError
-from gdp.terminal import printable
+from gdp.base.errors import GdpError
+from gdp.base.terminal import printable
 
 _CHILD = """
 import os, signal, sys

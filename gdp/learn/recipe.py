@@ -4,8 +4,8 @@ import os
 from dataclasses import dataclass, field, fields, is_dataclass
 from typing import Any
 
-from gdp.errors import GdpError
-from gdp.files.reading import Kind, decode_toml, read_text, shipped
+from gdp.base.errors import GdpError
+from gdp.base.files.reading import Kind, decode_toml, read_text, shipped
 from gdp.learn.instances import parse_key
 from gdp.learn.ppo import ImitationConfig, PpoConfig
 from gdp.policy.model.config import NetworkConfig

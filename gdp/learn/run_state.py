@@ -12,7 +12,7 @@ import jax
 import numpy as np
 import orbax.checkpoint as ocp
 
-from gdp.checkpoint import CheckpointError, strict_json
+from gdp.base.checkpoint import CheckpointError, strict_json
 
 
 class RunStateStore:

@@ -8,8 +8,8 @@ from typing import Any, Generic, NamedTuple, TypeVar
 
 import numpy as np
 
+from gdp.base.errors import GdpError, MeasurementError, ModelError, PlacementError
 from gdp.costs.adapt import Adaptation, Run, adapt
-from gdp.errors import GdpError, MeasurementError, ModelError, PlacementError
 
 LOG = logging.getLogger(__name__)
 PATIENCE = 2

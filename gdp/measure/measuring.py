@@ -13,8 +13,8 @@ from typing import Protocol, runtime_checkable
 
 import numpy as np
 
-from gdp.clock import MEASURE_SECONDS
-from gdp.errors import ArgumentError
+from gdp.base.clock import MEASURE_SECONDS
+from gdp.base.errors import ArgumentError
 from gdp.measure.statistics import (
     MIN_BLOCKS,
     PER_SLOT,

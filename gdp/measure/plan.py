@@ -5,11 +5,12 @@ from dataclasses import dataclass
 import numpy as np
 from jaxtyping import Bool, Int
 
+from gdp.base.units import format_bytes
 from gdp.cluster.types import Cluster
 from gdp.costs.base import roofline
 from gdp.graph.op_graph import OpGraph
 from gdp.measure.report import SegmentTime
-from gdp.placement import Assignment, Teams
+from gdp.placement.placement import Assignment, Teams
 from gdp.problem.problem import Origin, make_problem
 from gdp.sim.latency import shares_processor
 from gdp.sim.objectives import find_objective
@@ -22,7 +23,6 @@ from gdp.sim.segments import (
     segment_values,
     segments,
 )
-from gdp.units import format_bytes
 
 
 def roofline_prediction(

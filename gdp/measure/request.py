@@ -13,7 +13,7 @@ from gdp.graph.op_graph import OpGraph
 from gdp.measure.measuring import Measuring
 from gdp.measure.plan import ExecutionPlan, make_plan, replicas_s, roofline_prediction, uncut_s
 from gdp.measure.report import PLACED, REPLICAS, SIMPLEST, SINGLE, Row, RunReport, measured_fields
-from gdp.placement import Split
+from gdp.placement.placement import Split
 from gdp.sim.prediction import Prediction
 
 if TYPE_CHECKING:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 from jaxtyping import Float
 
-from gdp.errors import MeasurementError
+from gdp.base.errors import MeasurementError
 
 PER_SLOT = 6
 """Completions for every sample in flight, at least: they come in bursts of as many, and a block

@@ -4,10 +4,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Protocol, runtime_checkable
 
-from gdp.clock import Clock, WorkClock
-from gdp.cores import num_cores
-from gdp.errors import ArgumentError
-from gdp.placement import Assignment as Assignment
+from gdp.base.clock import Clock, WorkClock
+from gdp.base.cores import num_cores
+from gdp.base.errors import ArgumentError
+from gdp.placement.placement import Assignment as Assignment
 from gdp.problem.problem import Problem
 
 SEEDS = 1 << 63
@@ -30,8 +30,8 @@ class Search:
     evaluations: int | None = None  # simulated placements; None: as many as the seconds allow
     start: Assignment | None = None
     # Share of the best value that fewer transfers and cuts may cost (`gdp.methods.simplify`).
-    # `gdp.solve.solve` applies it to a method's answer; methods know nothing of it.
-    # None: that of the question (`gdp.question.Question.simplicity`).
+    # `gdp.question.solve.solve` applies it to a method's answer; methods know nothing of it.
+    # None: that of the question (`gdp.question.question.Question.simplicity`).
     simplicity: float | None = None
     # Searches side by side, each on a core of its own, that exchange the best. None: where a clock
     # ends the search one a core, at most `MOST_CHAINS`; else one, so that answers know no machine.

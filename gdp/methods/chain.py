@@ -15,13 +15,13 @@ from typing import NamedTuple
 import numpy as np
 from jaxtyping import Float, Int
 
+from gdp.base.errors import PlacementError
 from gdp.cluster.machines import machines
 from gdp.cluster.types import Cluster
-from gdp.errors import PlacementError
 from gdp.graph.op_graph import OpGraph
 from gdp.graph.request import DECODE
 from gdp.methods.intervals import Join, Row, best_rows
-from gdp.placement import Placement, Split, Teams, make_placement
+from gdp.placement.placement import Placement, Split, Teams, make_placement
 
 MAX_ORDERS = 2000
 NEAR_ORDERS = 24

@@ -14,9 +14,9 @@ from typing import NamedTuple
 import numpy as np
 from jaxtyping import Bool, Int
 
-from gdp.clock import Clock
+from gdp.base.clock import Clock
+from gdp.base.errors import MissingExtraError
 from gdp.cluster.types import ALONE, pool_excess_bytes
-from gdp.errors import MissingExtraError
 from gdp.methods.annealing.annealer import annealer_of
 from gdp.methods.base import Answer, Assignment, Candidate, Method, Search, inner_seed
 from gdp.methods.fix_and_optimise.latency import applies as latency_applies

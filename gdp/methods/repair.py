@@ -13,7 +13,7 @@ from dataclasses import replace
 import numpy as np
 from jaxtyping import Float, Int
 
-from gdp.clock import Clock
+from gdp.base.clock import Clock
 from gdp.methods.annealing.annealer import anneal_to_fit
 from gdp.methods.base import Answer, Assignment, Search
 from gdp.methods.priorities import ranks_to_try

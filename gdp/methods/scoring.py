@@ -10,7 +10,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 from jaxtyping import Bool, Float, Int
 
-from gdp.clock import COMPILE, Clock, waiting_for
+from gdp.base.clock import COMPILE, Clock, waiting_for
+from gdp.base.units import format_bytes
 from gdp.cluster.types import Device, make_cluster, shared_overflow
 from gdp.graph.groups import distinct
 from gdp.graph.op_graph import OpGraph, make_graph
@@ -20,7 +21,6 @@ from gdp.problem.arrays import arrays_of
 from gdp.problem.problem import Problem, cached_on_problem, make_problem
 from gdp.sim.objectives import general_objectives, objective_of
 from gdp.sim.score import score_of
-from gdp.units import format_bytes
 
 # Ops simulated between two looks at the clock: about 50 ms.
 _OPS_PER_LOOK = 200_000

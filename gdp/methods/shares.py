@@ -4,7 +4,7 @@ Each is a share of the seconds left when its phase begins, unless a comment says
 imported here, so that every package may. Shares of memory and of entries are where they are used.
 """
 
-# An answer (`gdp.solve`), of all its seconds. The method has the rest.
+# An answer (`gdp.question.solve`), of all its seconds. The method has the rest.
 BOUND_SHARE = 0.1
 """Kept for the proven lower bound."""
 SIMPLIFY_SHARE = 0.05

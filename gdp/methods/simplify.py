@@ -19,7 +19,7 @@ from typing import NamedTuple
 import numpy as np
 from jaxtyping import Int
 
-from gdp.clock import Clock
+from gdp.base.clock import Clock
 from gdp.cluster.types import NEARLY_FULL, fullness
 from gdp.graph.groups import components, distinct, lists
 from gdp.methods.base import Answer, Assignment

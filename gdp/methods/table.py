@@ -1,4 +1,4 @@
-"""Every method by its command-line name. `gdp.solve` adds the trained policy and HSDAG."""
+"""Every method by its command-line name. `gdp.question.solve` adds the trained policy and HSDAG."""
 
 import functools
 from collections.abc import Mapping

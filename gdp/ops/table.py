@@ -7,7 +7,7 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
-from gdp.errors import ModelError
+from gdp.base.errors import ModelError
 from gdp.ops.aten import ATEN
 from gdp.ops.jax import JAX
 from gdp.ops.onnx import STANDARD, all_bytes

@@ -14,8 +14,8 @@ from typing import NamedTuple
 import numpy as np
 from jaxtyping import Bool, Float, Int
 
-from gdp.clock import Clock
-from gdp.errors import MissingExtraError
+from gdp.base.clock import Clock
+from gdp.base.errors import MissingExtraError
 from gdp.methods.base import Answer, Assignment, Search
 from gdp.methods.priorities import RatedPlacements, evaluate_rules, timing
 from gdp.problem.problem import Problem, cached_on_problem

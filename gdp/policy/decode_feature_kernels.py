@@ -5,7 +5,7 @@ import typing
 import numba
 import numpy as np
 
-from gdp.kernels.options import INNER, INNER_INLINE
+from gdp.base.kernels.options import INNER, INNER_INLINE
 from gdp.policy.decode_memory_kernels import room
 from gdp.policy.view.decode_problem import PAIR
 

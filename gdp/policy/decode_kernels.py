@@ -10,8 +10,8 @@ import typing
 import numba
 import numpy as np
 
-from gdp.kernels.options import BARE, INNER
-from gdp.kernels.struct import as_struct
+from gdp.base.kernels.options import BARE, INNER
+from gdp.base.kernels.struct import as_struct
 from gdp.policy.decode_feature_kernels import arrival, opens_segment, pair_features
 from gdp.policy.decode_memory_kernels import (
     crowded_reader,

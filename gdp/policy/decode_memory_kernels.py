@@ -6,7 +6,7 @@ import typing
 import numba
 import numpy as np
 
-from gdp.kernels.options import INNER
+from gdp.base.kernels.options import INNER
 
 
 @numba.njit(**INNER)

@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 from jaxtyping import Int
 
-from gdp.clock import Clock
+from gdp.base.clock import Clock
 from gdp.methods.base import Answer, Assignment, Method, Search
 from gdp.methods.priorities import (
     RULES,

@@ -16,8 +16,8 @@ import msgspec
 import numpy as np
 from jaxtyping import Int
 
-from gdp import checkpoint
-from gdp.files.reading import Kind, convert, data_path, is_there
+from gdp.base import checkpoint
+from gdp.base.files.reading import Kind, convert, data_path, is_there
 from gdp.methods.base import Assignment
 from gdp.policy.advice import Advice, advice
 from gdp.policy.decode import DecodeProblem, prepare
@@ -175,7 +175,7 @@ def save_policy(
     force: bool = False,
     **meta: Any,
 ) -> str:
-    """Write a policy checkpoint, see `gdp.checkpoint.save`; returns the SHA-256 of its weights."""
+    """Write a policy checkpoint (`gdp.base.checkpoint.save`); return its weights' SHA-256."""
     document = {"kind": "policy", "network": asdict(policy.config), "name": policy.name, **meta}
     if policy.placed is not None:
         document["placed"] = msgspec.to_builtins(policy.placed)

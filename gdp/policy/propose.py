@@ -12,8 +12,8 @@ from collections.abc import Callable, Sequence
 import numpy as np
 from jaxtyping import Float, Int
 
-from gdp.clock import Clock
-from gdp.cores import num_cores
+from gdp.base.clock import Clock
+from gdp.base.cores import num_cores
 from gdp.methods.base import Assignment, inner_seed
 from gdp.methods.heuristics.list_schedule import lowered, missing_bytes, pool_limits
 from gdp.methods.priorities import (

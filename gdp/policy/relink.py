@@ -9,7 +9,7 @@ simulated. Glover, Laguna and Martí 2000, Control and Cybernetics 29(3); Resend
 import numpy as np
 from jaxtyping import Bool, Int
 
-from gdp.clock import Clock
+from gdp.base.clock import Clock
 from gdp.methods.base import Assignment
 from gdp.methods.priorities import RULES, RatedPlacements, evaluate_rules, rules_of, timing
 from gdp.methods.scoring import Evaluated

@@ -8,12 +8,12 @@ from typing import Any, Concatenate, NamedTuple, ParamSpec, TypeVar
 import numpy as np
 from jaxtyping import Bool, Float, Int
 
+from gdp.base.errors import InfeasibleError
+from gdp.base.units import format_seconds
 from gdp.cluster.types import Cluster
 from gdp.costs.base import CostModel
-from gdp.errors import InfeasibleError
 from gdp.graph.groups import all_per_group, joined, merge_ids, sum_per_group
 from gdp.graph.op_graph import OpGraph
-from gdp.units import format_seconds
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -42,7 +42,7 @@ class Origin:
     costs: str = ""  # which cost model, and why it
     model: CostModel | None = None  # that the label `costs` is of
     # True where kernels are cut between modules, so that these are free of each other: times are
-    # then at most those of `gdp.prepare.prepare_placement`, but for `slack_s`.
+    # then at most those of `gdp.question.prepare.prepare_placement`, but for `slack_s`.
     is_relaxed: bool = False
     slack_s: float = 0.0  # by which a time may exceed that of `prepare_placement`
     # Of the collectives in one run of each fused op; None where no op is divided.

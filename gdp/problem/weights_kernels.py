@@ -4,8 +4,8 @@ from typing import no_type_check
 
 import numba
 
-from gdp.kernels.options import INNER, INNER_INLINE
-from gdp.kernels.struct import as_struct
+from gdp.base.kernels.options import INNER, INNER_INLINE
+from gdp.base.kernels.struct import as_struct
 from gdp.problem.arrays import Arrays
 
 as_struct(Arrays)

@@ -20,13 +20,13 @@ import msgspec
 import numpy as np
 from jaxtyping import Float, Int
 
+from gdp.base.files.writing import write_atomic
+from gdp.base.units import format_bytes, format_seconds
 from gdp.cluster.types import UNLIMITED_BYTES, Cluster
-from gdp.files.writing import write_atomic
 from gdp.methods.portfolio import HEURISTICS
 from gdp.reports.payload import payload
 from gdp.reports.view import FEW, ModuleTree, PlacementView, layers, module_tree, op_label
 from gdp.sim.objectives import find_objective
-from gdp.units import format_bytes, format_seconds
 
 SCRIPTS = ("base.js", "timeline.js", "memory.js", "modules.js", "page.js")
 MAX_ROWS = 200

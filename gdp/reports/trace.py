@@ -12,7 +12,7 @@ import msgspec
 import numpy as np
 from jaxtyping import Int
 
-from gdp.files.writing import write_atomic
+from gdp.base.files.writing import write_atomic
 from gdp.reports.payload import memory_curves
 from gdp.reports.view import PlacementView, lanes, op_label
 
@@ -155,7 +155,7 @@ def write_trace(view: PlacementView, path: str | os.PathLike[str]) -> None:
     cluster, schedule = view.problem.cluster, view.schedule
     finite = bool(np.isfinite(schedule.latency_s))
     document = {
-        # First: `gdp.files.writing` knows gdp's traces by it.
+        # First: `gdp.base.files.writing` knows gdp's traces by it.
         "otherData": {
             "generator": "gdp", "model": view.model.name, "cluster": cluster.name,
             "latency_s": schedule.latency_s if finite else None,

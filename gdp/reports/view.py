@@ -13,7 +13,7 @@ from jaxtyping import Bool, Float, Int
 
 from gdp.cluster.types import Cluster
 from gdp.graph.op_graph import OpGraph
-from gdp.placement import Split, Teams
+from gdp.placement.placement import Split, Teams
 from gdp.problem.problem import Problem
 from gdp.sim.schedule import Schedule
 

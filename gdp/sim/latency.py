@@ -15,8 +15,8 @@ from weakref import WeakKeyDictionary
 import numpy as np
 from jaxtyping import Bool, Float, Int
 
+from gdp.base.cores import num_cores
 from gdp.cluster.types import overflow_bytes as cluster_overflow
-from gdp.cores import num_cores
 from gdp.problem.problem import Problem
 from gdp.problem.ticks import in_ticks, seconds_per_unit
 from gdp.sim.engine import Workspace, arrays, workspace

@@ -15,14 +15,14 @@ from typing import Literal
 import numpy as np
 from jaxtyping import Float, Int
 
+from gdp.base.errors import ArgumentError
+from gdp.base.rows import later
+from gdp.base.units import format_seconds
 from gdp.cluster.types import overflow_bytes
-from gdp.errors import ArgumentError
 from gdp.problem.problem import Problem
-from gdp.rows import later
 from gdp.sim.engine import arrays
 from gdp.sim.latency import latencies, periods, simulate
 from gdp.sim.memory import pipeline_peaks, weights_held
-from gdp.units import format_seconds
 
 Rank = Int[np.ndarray, "N"] | None
 Values = tuple[Float[np.ndarray, "B"], Int[np.ndarray, "B"]]
@@ -153,23 +153,26 @@ OBJECTIVES: dict[str, Objective] = {
     ),
     # Tarnawski et al. 2020: devices meet in host memory.
     "max_load": Objective(
-        values=later("gdp.host_memory.load:values"), score=later("gdp.host_memory.load:load_score"),
+        values=later("gdp.methods.host_memory.load:values"),
+        score=later("gdp.methods.host_memory.load:load_score"),
         quantity="load", pipelined=True, memory="weights", general=False,
-        bounds="gdp.host_memory.load:load_bounds", sent_s="gdp.host_memory.load:host_transfer_s",
+        bounds="gdp.methods.host_memory.load:load_bounds",
+        sent_s="gdp.methods.host_memory.load:host_transfer_s",
         programs={
-            "exact": "gdp.host_memory.program:LEAST_LOAD",
-            "pipeline_dp": "gdp.host_memory.pipelines:pipelines",
+            "exact": "gdp.methods.host_memory.program:LEAST_LOAD",
+            "pipeline_dp": "gdp.methods.host_memory.pipelines:pipelines",
         },
     ),
     # Ranks only cut blocks further, which no method here tries.
     "block_latency": Objective(
-        values=later("gdp.host_memory.load:block_values"),
-        score=later("gdp.host_memory.load:load_score"),
+        values=later("gdp.methods.host_memory.load:block_values"),
+        score=later("gdp.methods.host_memory.load:load_score"),
         quantity="latency", memory="weights", general=False,
-        bounds="gdp.host_memory.load:block_bounds", sent_s="gdp.host_memory.load:host_transfer_s",
+        bounds="gdp.methods.host_memory.load:block_bounds",
+        sent_s="gdp.methods.host_memory.load:host_transfer_s",
         programs={
-            "exact": "gdp.host_memory.blocks:LEAST_BLOCK_LATENCY",
-            "pipeline_dp": "gdp.host_memory.pipelines:pipelines",
+            "exact": "gdp.methods.host_memory.blocks:LEAST_BLOCK_LATENCY",
+            "pipeline_dp": "gdp.methods.host_memory.pipelines:pipelines",
         },
     ),
 }  # fmt: skip

@@ -2,7 +2,7 @@
 
 from typing import NamedTuple
 
-from gdp.placement import Assignment
+from gdp.placement.placement import Assignment
 from gdp.problem.problem import Problem
 from gdp.sim.score import Score, score_of
 

@@ -2,11 +2,11 @@
 
 Replicated stages are devices that take the samples of a full pipeline in turn.
 
-A team (`gdp.placement.Teams`) of r devices runs the ops that are placed on its first member: sample
-i on member i modulo r, so that the runs of consecutive samples overlap. Every member holds the
-weights of all of them. Inputs and outputs of the graph stay on the host. So sample i sees a plain
-placement of its own, `devices_of_sample(i)`, and these repeat after the least common multiple of
-the teams' sizes, a cycle of L samples.
+A team (`gdp.placement.placement.Teams`) of r devices runs the ops that are placed on its first
+member: sample i on member i modulo r, so that the runs of consecutive samples overlap. Every member
+holds the weights of all of them. Inputs and outputs of the graph stay on the host. So sample i sees
+a plain placement of its own, `devices_of_sample(i)`, and these repeat after the least common
+multiple of the teams' sizes, a cycle of L samples.
 
 Period: the largest busy time of any device or channel over a cycle, divided by L. Compute and
 dispatch of a team of r so divide by r. A tensor is sent once for each sample, from the member that
@@ -32,9 +32,9 @@ from dataclasses import replace
 import numpy as np
 from jaxtyping import Float, Int
 
+from gdp.base.errors import ArgumentError
 from gdp.cluster.types import ALONE, overflow_bytes
-from gdp.errors import ArgumentError
-from gdp.placement import Assignment, Teams, team_faults
+from gdp.placement.placement import Assignment, Teams, team_faults
 from gdp.problem.problem import Problem
 from gdp.problem.ticks import in_ticks, seconds_per_unit
 from gdp.sim.latency import busy_ticks, simulate

@@ -12,10 +12,10 @@ from typing import Any
 import numpy as np
 from jaxtyping import Bool, Float, Int
 
+from gdp.base.kernels.twin import PLAIN_OPS, compiled
 from gdp.cluster.types import Cluster
 from gdp.graph.groups import all_per_group, distinct, lists, sum_per_group
 from gdp.graph.op_graph import INPUT, OUTPUT, OpGraph, make_graph, topological_order
-from gdp.kernels.twin import PLAIN_OPS, compiled
 from gdp.problem.arrays import arrays_of
 from gdp.problem.problem import Problem
 from gdp.sim.turns import fill_hops, take_turns

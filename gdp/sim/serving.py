@@ -33,7 +33,7 @@ from typing import Literal, NamedTuple
 
 import numpy as np
 
-from gdp.errors import ArgumentError
+from gdp.base.errors import ArgumentError
 from gdp.sim.scheduling import Scheduler
 from gdp.sim.traffic import (
     Arrival,

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from gdp.errors import ArgumentError
+from gdp.base.errors import ArgumentError
 
 ROUNDS = 10
 """Requests of each client by default, as benchmark clients of serving engines send."""

@@ -7,10 +7,10 @@ import os
 import re
 from typing import Any
 
-from gdp.errors import ArgumentError
-from gdp.files.reading import Kind, read_text
+from gdp.base.errors import ArgumentError
+from gdp.base.files.reading import Kind, read_text
+from gdp.base.units import whole_number
 from gdp.sim.traffic import Arrival, Traffic
-from gdp.units import whole_number
 
 SUFFIX = ".csv"
 COLUMNS = ("at_s", "prompt", "new")

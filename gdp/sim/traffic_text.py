@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from gdp.errors import ArgumentError
+from gdp.base.errors import ArgumentError
 from gdp.sim.traffic import ROUNDS, Arrival, ServedTraffic, Traffic, require_rounds
 from gdp.sim.traffic_file import SUFFIX, read_traffic
 

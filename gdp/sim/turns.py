@@ -1,6 +1,6 @@
 """Turns of devices, for `gdp.sim.segments`. Axes: N ops, D devices, E pairs of ops that work.
 
-Plain functions over lists, which are compiled for large graphs (`gdp.kernels.twin`).
+Plain functions over lists, which are compiled for large graphs (`gdp.base.kernels.twin`).
 """
 
 from typing import no_type_check

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from jaxtyping import Bool, Int
 
-from gdp.errors import ModelError
+from gdp.base.errors import ModelError
 from gdp.graph.linear_attention import CONVOLUTION, KEY_HEADS, VALUE_HEADS
 from gdp.graph.op_graph import INPUT, OUTPUT, WEIGHT_BLOCK, OpGraph
 from gdp.ops.llamacpp import DRAFT, PROJECTOR

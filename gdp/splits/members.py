@@ -11,12 +11,12 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 from jaxtyping import Bool, Float, Int
 
+from gdp.base.errors import ModelError
 from gdp.cluster.types import Cluster
 from gdp.costs.measured.collectives import LIBRARY, collective_s
 from gdp.costs.measured.host import ranks_s
-from gdp.errors import ModelError
 from gdp.graph.op_graph import OpGraph
-from gdp.placement import Placement, Split
+from gdp.placement.placement import Placement, Split
 from gdp.splits.division import Division, alone, division_of
 from gdp.splits.sharding import Exchange, Shares, exchanges, member_graph
 

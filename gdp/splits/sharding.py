@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from jaxtyping import Float, Int
 
-from gdp.errors import ModelError
+from gdp.base.errors import ModelError
 from gdp.graph.generation import CACHE_AT
 from gdp.graph.op_graph import OpDetail, OpGraph
 from gdp.splits.division import Division, Pieces, Role, Unit, linear_products

@@ -11,18 +11,18 @@ from dataclasses import replace
 import numpy as np
 from jaxtyping import Int
 
-from gdp import solve
+from gdp.base.errors import InfeasibleError, ModelError
+from gdp.base.terminal import stage
 from gdp.cluster.types import Cluster, overflow_bytes
-from gdp.errors import InfeasibleError, ModelError
 from gdp.graph.generation import with_context
 from gdp.graph.op_graph import OpGraph
-from gdp.placement import Placement, make_placement
-from gdp.prepare import requests_in_flight
-from gdp.question import Question
-from gdp.result import Result
+from gdp.placement.placement import Placement, make_placement
+from gdp.question import solve
+from gdp.question.prepare import requests_in_flight
+from gdp.question.question import Question
+from gdp.question.result import Result
 from gdp.sim.objectives import Score
 from gdp.splits.members import held_graphs
-from gdp.terminal import stage
 
 STEP = 256
 """Longest contexts are multiples of it, as runtimes reserve caches in blocks."""

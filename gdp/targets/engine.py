@@ -11,11 +11,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from gdp.base.errors import InfeasibleError
 from gdp.cluster.table import compute_capability
 from gdp.cluster.types import Cluster, Device
-from gdp.errors import InfeasibleError
 from gdp.importers.pytorch.config_spec import PREFIX
-from gdp.models import Model, spec_of
+from gdp.question.models import Model, spec_of
 
 
 class Needs(NamedTuple):

@@ -3,11 +3,11 @@
 from collections.abc import Callable, Iterable
 from functools import partial
 
-from gdp import solve
-from gdp.errors import PlacementError
-from gdp.placement import Placement
-from gdp.question import Question
-from gdp.result import Result
+from gdp.base.errors import PlacementError
+from gdp.placement.placement import Placement
+from gdp.question import solve
+from gdp.question.question import Question
+from gdp.question.result import Result
 from gdp.targets.llamacpp.flags import slots_of
 from gdp.targets.llamacpp.plan import candidate_placements
 from gdp.targets.modules import with_whole_modules

@@ -5,11 +5,11 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from gdp.constraints import outermost
-from gdp.errors import ArgumentError, ModelError
+from gdp.base.errors import ArgumentError, ModelError
 from gdp.graph.op_graph import OpGraph
-from gdp.models import Model, is_traced, spec_of, traced_model
-from gdp.question import Question
+from gdp.placement.constraints import outermost
+from gdp.question.models import Model, is_traced, spec_of, traced_model
+from gdp.question.question import Question
 
 if TYPE_CHECKING:
     from gdp.importers.pytorch.model import TorchModel

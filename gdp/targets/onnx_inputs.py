@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 import numpy as np
 import onnx
 
-from gdp.errors import ModelError
+from gdp.base.errors import ModelError
 from gdp.graph.op_graph import INPUT, OpGraph
 from gdp.measure.compare import Repeatable
 

@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 import onnx
 
-from gdp.errors import ModelError
+from gdp.base.errors import ModelError
 from gdp.importers.onnx.spec import foreign_data
 from gdp.targets.onnx_inputs import bodies, constant_tensors, values_read
 

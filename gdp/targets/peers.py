@@ -7,19 +7,19 @@ from typing import NamedTuple
 
 import numpy as np
 
-from gdp import solve
+from gdp.base.errors import GdpError, PlacementError
+from gdp.base.units import format_seconds
 from gdp.bounds.work import divided_pass_s
 from gdp.cluster.types import Cluster
-from gdp.constraints import allowed_mask, together_ids
 from gdp.costs.offload import is_offload
-from gdp.errors import GdpError, PlacementError
 from gdp.graph.op_graph import OpGraph
 from gdp.methods.base import Candidate
-from gdp.placement import Placement
-from gdp.question import Question
-from gdp.result import Result, counts_of, with_bound
+from gdp.placement.constraints import allowed_mask, together_ids
+from gdp.placement.placement import Placement
+from gdp.question import solve
+from gdp.question.question import Question
+from gdp.question.result import Result, counts_of, with_bound
 from gdp.sim.objectives import Score
-from gdp.units import format_seconds
 
 SAME = 0.005
 """Values that differ by a smaller share are called equal."""

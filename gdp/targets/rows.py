@@ -10,16 +10,16 @@ from dataclasses import replace
 import numpy as np
 from jaxtyping import Int
 
-from gdp import solve
+from gdp.base.errors import InfeasibleError
 from gdp.cluster.types import fullness, nearly_full
-from gdp.errors import InfeasibleError
 from gdp.graph.op_graph import OpGraph
 from gdp.methods.chain import EQUAL, LayerCosts
-from gdp.placement import Placement
-from gdp.prepare import problem_of
+from gdp.placement.placement import Placement
 from gdp.problem.arrays import arrays_of
-from gdp.question import Question
-from gdp.result import Result, counts_of, with_bound
+from gdp.question import solve
+from gdp.question.prepare import problem_of
+from gdp.question.question import Question
+from gdp.question.result import Result, counts_of, with_bound
 from gdp.splits.members import Divided
 
 MEMORY_SHARES = (0.0, 0.5, 1.0)

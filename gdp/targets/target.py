@@ -8,21 +8,21 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal
 
-from gdp.errors import PlacementError, refused_by
-from gdp.rows import imported
+from gdp.base.errors import PlacementError, refused_by
+from gdp.base.rows import imported
 
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from gdp.base.files.writing import OverwritePolicy
     from gdp.cluster.types import Cluster
-    from gdp.files.writing import OverwritePolicy
     from gdp.graph.op_graph import OpGraph
     from gdp.measure.report import RunReport
     from gdp.measure.request import RunRequest
-    from gdp.models import Model
-    from gdp.placement import Placement
-    from gdp.question import Question
-    from gdp.result import Result
+    from gdp.placement.placement import Placement
+    from gdp.question.models import Model
+    from gdp.question.question import Question
+    from gdp.question.result import Result
 
 
 @dataclass(frozen=True)
@@ -68,7 +68,7 @@ class ExportJob:
     @property
     def spec(self) -> str:
         """The model as the command line names it."""
-        from gdp.models import spec_of
+        from gdp.question.models import spec_of
 
         return "" if self.question.model is None else spec_of(self.question.model)
 

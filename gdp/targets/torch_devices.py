@@ -5,10 +5,10 @@ from typing import Any
 
 import numpy as np
 
+from gdp.base.cores import usable_cores
+from gdp.base.errors import ClusterError
 from gdp.cluster.machines import numbers_on_machine
 from gdp.cluster.types import CORE_KIND, Cluster
-from gdp.cores import usable_cores
-from gdp.errors import ClusterError
 
 
 def torch_devices(cluster: Cluster) -> tuple[list[Any], list[int | None]]:

@@ -6,9 +6,9 @@ torchrun numbers the ranks machine by machine (`_assign_worker_ranks` of
 
 from collections.abc import Sequence
 
+from gdp.base.errors import PlacementError
 from gdp.cluster.machines import in_order_of_machines, machines
 from gdp.cluster.types import Cluster
-from gdp.errors import PlacementError
 
 PORT = 29500
 """On the first machine, where all processes meet: torchrun's default."""

@@ -4,9 +4,9 @@ from pathlib import Path
 
 import click
 
+from gdp.base.tasks import Engine
 from gdp.cli import options
 from gdp.cli.program import run
-from gdp.tasks import Engine
 from pretrain.corpus.build import CorpusEntry, build_missing
 
 

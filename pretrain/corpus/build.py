@@ -9,11 +9,11 @@ import jax
 import jax.numpy as jnp
 
 from gdp.api.corpus import compact, save_entry
-from gdp.files.writing import TargetError, write_atomic
+from gdp.base.files.writing import TargetError, write_atomic
+from gdp.base.tasks import HERE, Engine, each
 from gdp.graph.op_graph import OpGraph
 from gdp.importers.jax.trace import trace, trace_training_step
 from gdp.learn.instances import MANIFEST, CorpusEntry, CorpusManifest, read_corpus, write_corpus
-from gdp.tasks import HERE, Engine, each
 from pretrain.corpus.families import CorpusGraph, corpus_graphs
 from pretrain.corpus.layers import Params, parameter_shapes
 

@@ -16,8 +16,8 @@ from typing import NamedTuple
 import onnx
 from onnx import numpy_helper
 
+from gdp.base.errors import GdpError
 from gdp.costs.profile import load_profile, merge, save_profile
-from gdp.errors import GdpError
 from gdp.importers.onnx.spec import resolve_spec
 from gdp.targets.onnxruntime.profile import ProfileConfig, profile_models
 from pretrain.profile_corpus import exports, random_networks, random_operators

@@ -10,8 +10,8 @@ import pytest
 from benchmarks.measured_world.engines import mlenergy_steps, pilot_steps, predicted, told
 from benchmarks.measured_world.serving import SCHEMES, configuration, plan_of, spec_of
 from benchmarks.measured_world.serving_runs import Run
+from gdp.base.errors import ModelError
 from gdp.cluster.file import load_cluster
-from gdp.errors import ModelError
 from gdp.importers.pytorch.config_spec import parse_config_spec
 from gdp.importers.pytorch.quantised import QUANTIZE
 from tests.generating_configs import DENSE

@@ -21,7 +21,7 @@ from benchmarks.measured_world.layouts import (
 )
 from benchmarks.measured_world.llama import SIZES, size_of, write_header
 from gdp.cluster.presets import cluster_preset
-from gdp.models import load
+from gdp.question.models import load
 from gdp.targets.llamacpp.flags import slots_of
 from gdp.targets.llamacpp.pipeline import OVERLAPS
 

@@ -34,7 +34,7 @@ from gdp.cluster.types import Device, make_cluster
 from gdp.costs.measured.collectives import collective_s
 from gdp.costs.measured.host import HOSTS
 from gdp.graph.op_graph import INPUT, OUTPUT, GraphBuilder
-from gdp.models import load
+from gdp.question.models import load
 from gdp.sim.scheduling import Scheduler
 from gdp.sim.serving import ServingEngine, serve
 from gdp.sim.traffic import Arrival, Traffic

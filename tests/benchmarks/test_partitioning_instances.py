@@ -12,8 +12,8 @@ from published import DNN_PARTITIONING
 from splits import save_split
 
 from benchmarks.partitioning_instances import load_dnn_partitioning
+from gdp.base.errors import ModelError
 from gdp.cluster.types import UNLIMITED_BYTES
-from gdp.errors import ModelError
 
 NOWHERE = pytest.mark.skip(reason="the public instances are not here")
 FILES = sorted(DNN_PARTITIONING.glob("*/*/*.json")) or [

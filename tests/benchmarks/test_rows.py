@@ -19,10 +19,10 @@ from benchmarks.published.baselines.rows import (
 from benchmarks.published.cases import Case, Row, cases_of, kept, tables_of
 from benchmarks.published.summary import ratios_text, values_text
 from benchmarks.tables import interval
+from gdp.base.tasks import Engine
 from gdp.methods.base import Answer, Search
 from gdp.methods.table import METHODS
 from gdp.problem.problem import Problem, make_problem
-from gdp.tasks import Engine
 
 
 def test_the_interval_is_student_s() -> None:

@@ -355,7 +355,7 @@ def test_a_slow_machine_proves_what_a_quick_one_does(
     problem = random_problem(5, objective=objective, num_ops=40)
     quick = all_bounds(problem, 0.3, cap_s=1e6)
     now = time.perf_counter
-    monkeypatch.setattr("gdp.clock.time.perf_counter", lambda: 3.0 * now())
+    monkeypatch.setattr("gdp.base.clock.time.perf_counter", lambda: 3.0 * now())
     slow = all_bounds(random_problem(5, objective=objective, num_ops=40), 0.3, cap_s=1e6)
     assert [(b.value_s, b.argument) for b in quick] == [(b.value_s, b.argument) for b in slow]
 

@@ -10,7 +10,7 @@ from tiny import all_devices, brute_force_s, random_problem, sharing
 from gdp.bounds.best import all_bounds
 from gdp.cluster.types import UNLIMITED_BYTES
 from gdp.methods.scoring import proven_misfit
-from gdp.placement import Teams
+from gdp.placement.placement import Teams
 from gdp.problem.problem import Problem
 from gdp.sim.score import may_replicate, score, values
 

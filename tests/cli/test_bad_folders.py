@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 from refusals import CLUSTER, Run, changed, refused
 
-from gdp.errors import GdpError
-from gdp.files.reading import data_path
+from gdp.base.errors import GdpError
+from gdp.base.files.reading import data_path
 from gdp.learn.labels import load_labels
 from gdp.policy.policy import WIDE, KeptPlacement, default_checkpoint, pack, unpack
 

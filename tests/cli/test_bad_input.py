@@ -10,13 +10,13 @@ import numpy as np
 import pytest
 from refusals import CLUSTER, DEVICE, Run, changed, refused, small
 
-from gdp import solve
 from gdp.api import first_run
+from gdp.base.errors import GdpError
+from gdp.base.units import parse_bytes
 from gdp.cluster.types import Cluster
-from gdp.errors import GdpError
-from gdp.models import load
-from gdp.placement import make_placement, save_placement
-from gdp.units import parse_bytes
+from gdp.placement.placement import make_placement, save_placement
+from gdp.question import solve
+from gdp.question.models import load
 
 
 @pytest.mark.parametrize(

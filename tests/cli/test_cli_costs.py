@@ -7,13 +7,13 @@ import click
 import pytest
 from click.testing import CliRunner
 
+from gdp.base.errors import ClusterError, ModelError
+from gdp.base.files.reading import data_path
 from gdp.cli.main import cli as gdp_cli
 from gdp.cluster.types import Cluster
 from gdp.costs.default import resolve_costs
 from gdp.costs.learned import LearnedCosts
 from gdp.costs.profile import load_profile
-from gdp.errors import ClusterError, ModelError
-from gdp.files.reading import data_path
 
 
 @pytest.fixture

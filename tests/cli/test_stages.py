@@ -5,9 +5,9 @@ import sys
 
 import pytest
 
+from gdp.base.terminal import stage
 from gdp.cli.options import load_with_progress
 from gdp.cli.show import placing, stages
-from gdp.terminal import stage
 
 
 class Terminal(io.StringIO):
@@ -57,6 +57,6 @@ def test_loading_says_what_it_does_away_from_a_terminal(
     def traced(spec: str, dims: object, room_bytes: object = None) -> None:
         stage(f"tracing {spec}")
 
-    monkeypatch.setattr("gdp.models.load", traced)
+    monkeypatch.setattr("gdp.question.models.load", traced)
     load_with_progress("hf:llama", {})
     assert capsys.readouterr() == ("", "gdp: tracing hf:llama\n")

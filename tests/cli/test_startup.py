@@ -12,7 +12,7 @@ from gdp.cli import program
 program.prepare_process()
 program.prepare_process()
 assert sum(type(finder).__name__ == "_Deferring" for finder in sys.meta_path) == 1
-from gdp.models import load
+from gdp.question.models import load
 from gdp.importers.onnx.model import load_onnx
 assert load("onnx:light_squeezenet").num_ops > 10
 read = lambda: any(name.startswith("sympy.") for name in sys.modules)

@@ -9,12 +9,12 @@ import click
 import pytest
 from click.testing import CliRunner
 
+from gdp.base.errors import GdpError
+from gdp.base.terminal import PrintableFormatter, printable
 from gdp.cli.main import cli, run_program
 from gdp.cli.text import table
-from gdp.errors import GdpError
 from gdp.graph.file import load_graph, save_graph
 from gdp.graph.op_graph import make_graph
-from gdp.terminal import PrintableFormatter, printable
 
 # Clears the screen, sets the title, turns the direction of writing, overwrites the line, rings.
 EVIL = "\x1b[2J\x1b]0;owned\x07a\u202eb\rc\nd\u2028e\x9b31m"

@@ -6,6 +6,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from gdp.base.errors import ClusterError
+from gdp.base.units import parse_bytes
 from gdp.cluster.detect import (
     Bandwidth,
     local_cluster,
@@ -22,8 +24,6 @@ from gdp.cluster.presets import (
     presets,
 )
 from gdp.cluster.types import Cluster, Device, Link, make_cluster
-from gdp.errors import ClusterError
-from gdp.units import parse_bytes
 
 DEVICE = '[[device]]\nname = "a"\nflop_per_s = 1e9\nbytes_per_s = 1e9\n'
 TWO = DEVICE + DEVICE.replace('"a"', '"b"')

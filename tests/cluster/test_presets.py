@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from click.testing import CliRunner
 
+from gdp.base.errors import ClusterError
 from gdp.cli.main import cli
 from gdp.cluster.file import cluster_of_toml, cluster_toml
 from gdp.cluster.links import links_line
@@ -16,7 +17,6 @@ from gdp.cluster.reserve import default_reserve
 from gdp.cluster.table import compute_capability, has_bfloat16
 from gdp.cluster.types import APPLE_KINDS, Device, Link, make_cluster
 from gdp.costs.measured.collectives import pace_s
-from gdp.errors import ClusterError
 from gdp.graph.file import save_graph
 from gdp.learn.instances import random_graph
 

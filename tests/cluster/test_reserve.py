@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from gdp.base.errors import ClusterError
 from gdp.cluster.file import cluster_toml, read_cluster, with_max_memory
 from gdp.cluster.presets import cluster_preset, device_preset
 from gdp.cluster.reserve import (
@@ -17,7 +18,6 @@ from gdp.cluster.reserve import (
     with_reserve,
 )
 from gdp.cluster.types import Cluster, Device, fullness, make_cluster, nearly_full
-from gdp.errors import ClusterError
 
 
 def gib(cluster: Cluster) -> list[tuple[float, float]]:

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from made_up import chain_graph, law_s, profile
 
+from gdp.base.files import writing
 from gdp.cluster.types import Cluster, Device, make_cluster
 from gdp.costs.base import roofline
 from gdp.costs.calibrate import (
@@ -29,7 +30,6 @@ from gdp.costs.learned import (
     predict,
 )
 from gdp.costs.profile import DeviceRecord, ProfileError
-from gdp.files import writing
 from gdp.graph.op_graph import make_graph
 
 CONFIG = FitConfig(members=3, hidden=16, embedding=4, steps=600, batch=96, learning_rate=1.5e-2)

@@ -8,7 +8,9 @@ import msgspec
 import numpy as np
 import pytest
 
-from gdp.checkpoint import CheckpointError
+from gdp.base.checkpoint import CheckpointError
+from gdp.base.errors import ArgumentError
+from gdp.base.files.reading import data_path
 from gdp.cluster.detect import read_topology
 from gdp.cluster.presets import cluster_preset, device_preset, link_family
 from gdp.cluster.types import Cluster, Device, Link, make_cluster
@@ -26,8 +28,6 @@ from gdp.costs.measured.collectives import (
     with_measured_sends,
 )
 from gdp.costs.measured.kernels import ENGINES
-from gdp.errors import ArgumentError
-from gdp.files.reading import data_path
 from pretrain.costs.collectives import LINKS, Samples, fit_curve, typical_rings
 from pretrain.costs.collectives import _sends as sends
 

@@ -15,11 +15,11 @@ from gdp.importers.pytorch.model import TorchModel
 from gdp.methods.base import Assignment, Search
 from gdp.methods.simplify import count_pieces, count_transfers, simpler
 from gdp.methods.table import METHODS
-from gdp.placement import make_placement
-from gdp.prepare import prepare_placement, prepare_problem
+from gdp.placement.placement import make_placement
 from gdp.problem.arrays import arrays_of
 from gdp.problem.problem import Problem
-from gdp.question import Question
+from gdp.question.prepare import prepare_placement, prepare_problem
+from gdp.question.question import Question
 from gdp.sim.prediction import Prediction
 from gdp.sim.score import score_of
 

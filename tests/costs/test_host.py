@@ -10,13 +10,13 @@ import pytest
 
 import gdp
 from gdp.api.generation import generation_of
+from gdp.base.errors import ArgumentError
 from gdp.cluster.file import load_cluster
 from gdp.costs.measured.host import ENGINE, HOSTS, RANK_S, host_s, ranks_s
-from gdp.errors import ArgumentError
-from gdp.models import Generation
-from gdp.placement import Split, make_placement
-from gdp.prepare import prepare_placement
-from gdp.question import Question
+from gdp.placement.placement import Split, make_placement
+from gdp.question.models import Generation
+from gdp.question.prepare import prepare_placement
+from gdp.question.question import Question
 from tests.generating_configs import DENSE
 
 pytest.importorskip("transformers", reason="transformers is not installed")

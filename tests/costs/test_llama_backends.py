@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from gdp.base.errors import ClusterError
 from gdp.cli.options import limited
 from gdp.cluster.detect import backend_of as backend_of_build
 from gdp.cluster.detect import num_sockets
@@ -15,8 +16,7 @@ from gdp.costs import llama_backends as backends
 from gdp.costs.base import roofline
 from gdp.costs.llama_backends import REACHED, READ, Memory, backend_of, memory_of
 from gdp.costs.llamacpp import NEWEST, LlamaCosts, Style, graph_kernels, predicts
-from gdp.errors import ClusterError
-from gdp.models import load
+from gdp.question.models import load
 from tests.gguf_models import INNER, WIDTH, write_gguf
 
 ONE_BLOCK = 2.0 * INNER * WIDTH

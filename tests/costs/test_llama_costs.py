@@ -22,7 +22,7 @@ from gdp.costs.llamacpp import (
 from gdp.costs.measured.shipped import shipped_network
 from gdp.graph.fuse import fuse, group_seconds
 from gdp.graph.op_graph import OpGraph
-from gdp.models import load
+from gdp.question.models import load
 from tests.gguf_models import HEADS, INNER, KEY_HEADS, WIDTH, write_gguf
 
 KEYS = WIDTH * KEY_HEADS // HEADS

@@ -9,13 +9,14 @@ import numpy as np
 import pytest
 
 import gdp
-from gdp import clock, explain, solve
+from gdp import explain
 from gdp.api.answer import answer
 from gdp.api.ask import require_answerable
+from gdp.base import clock
+from gdp.base.errors import InfeasibleError
 from gdp.bounds.best import all_bounds, best_bound
 from gdp.cluster.presets import cluster_preset, device_preset
 from gdp.cluster.types import UNLIMITED_BYTES, Cluster, Device, Link, make_cluster
-from gdp.constraints import Constraints, Pin, streamed_bytes
 from gdp.costs.base import roofline
 from gdp.costs.crossings import CrossingCosts
 from gdp.costs.measured.costs import MeasuredCosts
@@ -28,14 +29,15 @@ from gdp.costs.offload import (
     unpinned_bytes_per_s,
     with_offload,
 )
-from gdp.errors import InfeasibleError
 from gdp.graph.op_graph import INPUT, OUTPUT, OpGraph, make_graph
 from gdp.graph.request import DECODE, PREFILL
 from gdp.methods.base import Search
-from gdp.placement import make_placement
+from gdp.placement.constraints import Constraints, Pin, streamed_bytes
+from gdp.placement.placement import make_placement
 from gdp.problem.problem import make_problem
-from gdp.question import Question, evaluating, question_about
-from gdp.result import Result
+from gdp.question import solve
+from gdp.question.question import Question, evaluating, question_about
+from gdp.question.result import Result
 from gdp.sim.memory import weights_held
 from gdp.sim.score import values
 from gdp.targets.hf_accelerate import plan as accelerate

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 import gdp
+from gdp.base.errors import ClusterError
 from gdp.cluster.detect import (
     AVX512_UNITS,
     Arithmetic,
@@ -18,7 +19,6 @@ from gdp.cluster.presets import cluster_preset, device_preset
 from gdp.cluster.types import Device, make_cluster
 from gdp.costs.default import SHIPPED, resolve_costs, shipped_for
 from gdp.costs.processors import transferred, with_processors
-from gdp.errors import ClusterError
 from gdp.graph.op_graph import OpGraph, make_graph
 
 CORE = shipped_for("cpu-core")

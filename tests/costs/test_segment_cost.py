@@ -13,8 +13,8 @@ from gdp.costs.default import shipped
 from gdp.costs.learned import LearnedCosts
 from gdp.costs.profile import Overheads, Profile, ProfileError
 from gdp.graph.op_graph import OpGraph, make_graph
-from gdp.prepare import prepare_problem
-from gdp.question import Question
+from gdp.question.prepare import prepare_problem
+from gdp.question.question import Question
 from gdp.sim.latency import periods
 
 

@@ -8,7 +8,6 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from gdp import solve
 from gdp.cluster.presets import device_preset
 from gdp.cluster.types import Cluster, Device, make_cluster
 from gdp.costs.calibrate import calibrate
@@ -20,8 +19,9 @@ from gdp.costs.work_rates import PRIOR, WorkRates, fit_rates, left_out_seconds, 
 from gdp.graph.op_graph import OpGraph
 from gdp.importers.jax.trace import trace
 from gdp.methods.base import Search
-from gdp.models import load
-from gdp.question import Question
+from gdp.question import solve
+from gdp.question.models import load
+from gdp.question.question import Question
 from gdp.targets.jax.small_models import small_models
 
 CALL_S = 5e-6

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from gdp.files.disk_cache import cache_folder, read_cached, usage, use_xla_cache, write_cached
+from gdp.base.files.disk_cache import cache_folder, read_cached, usage, use_xla_cache, write_cached
 
 
 @pytest.fixture(autouse=True)
@@ -87,5 +87,5 @@ def test_what_unpacks_without_end_is_a_miss(
     monkeypatch.setenv("GDP_CACHE_DIR", str(tmp_path))
     write_cached("things", "key", b"0" * 5000)
     assert read_cached("things", "key") == b"0" * 5000
-    monkeypatch.setattr("gdp.files.disk_cache.MAX_BYTES", 4000)
+    monkeypatch.setattr("gdp.base.files.disk_cache.MAX_BYTES", 4000)
     assert read_cached("things", "key") is None

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from gdp.files.writing import (
+from gdp.base.files.writing import (
     files_below,
     read_manifest,
     replace_folder,

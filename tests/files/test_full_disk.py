@@ -9,8 +9,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from gdp import checkpoint
-from gdp.files.writing import atomic, staging_folder, write_atomic
+from gdp.base import checkpoint
+from gdp.base.files.writing import atomic, staging_folder, write_atomic
 
 FULL = Path("/dev/full")
 needs_full = pytest.mark.skipif(not FULL.exists(), reason="the system has no /dev/full")

@@ -10,8 +10,8 @@ import msgspec
 import numpy as np
 import pytest
 
-from gdp.errors import ModelError
-from gdp.files.reading import (
+from gdp.base.errors import ModelError
+from gdp.base.files.reading import (
     Kind,
     decode_arrays,
     decode_json,
@@ -70,7 +70,7 @@ def test_long_files_end(tmp_path: Path) -> None:
 
 
 def test_values_are_counted_before_they_are_parsed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("gdp.files.reading.MAX_VALUES", 10)
+    monkeypatch.setattr("gdp.base.files.reading.MAX_VALUES", 10)
     assert decode_json(b'{"numbers": [1, 2, 3]}', KIND, Numbers, "f").numbers == [1, 2, 3]
     with pytest.raises(ModelError, match="f holds more than 10 values"):
         decode_json(b'{"numbers": [' + b"1," * 20 + b"1]}", KIND, Numbers, "f")
@@ -178,7 +178,7 @@ def test_arrays_that_are_none_are_refused(data: bytes, message: str) -> None:
 def test_a_zip_that_unpacks_to_too_much_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     data = npz(a=np.zeros(1 << 20))
     assert len(data) < 20_000
-    monkeypatch.setattr("gdp.files.reading.MAX_BYTES", 1 << 20)
+    monkeypatch.setattr("gdp.base.files.reading.MAX_BYTES", 1 << 20)
     with pytest.raises(ModelError, match=r"unpacks to 8\.00 MiB"):
         decode_arrays(data, KIND, "f")
 

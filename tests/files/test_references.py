@@ -19,12 +19,12 @@ import pytest
 from click.testing import CliRunner
 
 import gdp
+from gdp.base.errors import GdpError
+from gdp.base.files.reading import open_regular, require_regular
 from gdp.cli.main import cli
-from gdp.errors import GdpError
-from gdp.files.reading import open_regular, require_regular
 from gdp.graph.file import save_graph
 from gdp.learn.instances import load_problems
-from gdp.placement import digest_of
+from gdp.placement.placement import digest_of
 from tests.test_even import model
 
 ROOT = Path(gdp.__file__).resolve().parent
@@ -34,7 +34,7 @@ ROOT = Path(gdp.__file__).resolve().parent
 # TEXT: shown, compared, or looked up among names.
 CODE, DATA, TEXT = "code", "data", "text"
 DECISIONS = {
-    "checkpoint._Meta": {"sha256": TEXT},
+    "base.checkpoint._Meta": {"sha256": TEXT},
     "cluster.detect": {"*": TEXT},  # what amd-smi prints
     "cluster.file.ClusterEntry": {"host": TEXT, "name": TEXT},
     "cluster.file.DeviceEntry": dict.fromkeys(
@@ -45,9 +45,9 @@ DECISIONS = {
     "cluster.table.Preset": dict.fromkeys(
         ("dispatch_per", "family", "flop_per_s", "kind", "maker", "memory", "memory_bytes",
          "product", "source"), TEXT),
-    "constraints.Constraints": {"together": TEXT, "whole": TEXT},
-    "constraints.Pin": {"devices": TEXT, "match": TEXT},
-    "constraints._File": {"together": TEXT, "whole": TEXT},
+    "placement.constraints.Constraints": {"together": TEXT, "whole": TEXT},
+    "placement.constraints.Pin": {"devices": TEXT, "match": TEXT},
+    "placement.constraints._File": {"together": TEXT, "whole": TEXT},
     "costs.adapt.LinkSeconds": {"destination": TEXT, "source": TEXT},
     "costs.adapt.Piece": {"device": TEXT, "kind": TEXT},
     "costs.adapt.Run": {"model": TEXT},
@@ -69,7 +69,7 @@ DECISIONS = {
         ("date", "level", "runtime", "statistic", "versions"), TEXT),
     "costs.profile._Kernel": {"name": TEXT, "type": TEXT},
     "costs.profile._Model": {"family": TEXT, "graph": TEXT, "name": TEXT},
-    "files.writing.FolderManifest": {"files": DATA, "kind": TEXT},  # below their folder
+    "base.files.writing.FolderManifest": {"files": DATA, "kind": TEXT},  # below their folder
     "graph.file._Detail": {"attributes": TEXT, "dtype": TEXT},
     "graph.file._File": {"name": TEXT, "ops": TEXT, "scopes": TEXT, "tensors": TEXT, "types": TEXT},
     "importers.pytorch.quantised.StoredWeight": {"arithmetic": TEXT, "dense_copy": TEXT},
@@ -89,18 +89,21 @@ DECISIONS = {
     "learn.pretrain._State": {"past": TEXT, "recipe": TEXT},
     "learn.recipe.DataConfig": {"corpus": DATA, "instances": TEXT, "labels": DATA},
     "learn.recipe.Recipe": {"name": TEXT, "start": DATA},
-    "placement.DraftModel": {"model": DATA},  # a configuration, whatever it looks like
-    "placement.QuestionRecord": {
+    "placement.placement.DraftModel": {"model": DATA},  # a configuration, whatever it looks like
+    "placement.placement.QuestionRecord": {
         "cluster": TEXT, "costs": DATA, "costs_sha256": TEXT, "dims": TEXT, "draft": TEXT,
         "granularity": TEXT, "model": CODE, "objective": TEXT, "offload": TEXT, "role": TEXT,
         "target": TEXT, "whole": TEXT,
     },
-    "placement._File": {"devices": TEXT, "graph_digest": TEXT, "made_by": TEXT, "ops": TEXT},
+    "placement.placement._File": dict.fromkeys(
+        ("devices", "graph_digest", "made_by", "ops"), TEXT),
     "policy.policy.KeptPlacement": {"device": TEXT, "digest": TEXT, "rank": TEXT},
     "policy.policy._Meta": {"name": TEXT},
 }  # fmt: skip
 # Formats without a type: the reader's name says where they are checked.
-UNTYPED = {"checkpoint:dict", "device_maps:", "files.reading:", "reports.html:"}
+UNTYPED = {
+    "base.checkpoint:dict", "base.files.reading:", "placement.device_maps:", "reports.html:",
+}  # fmt: skip
 READERS = {"read_json", "decode_json", "read_toml", "decode_toml", "convert"}
 
 
@@ -166,8 +169,9 @@ READS = {"open", "read_bytes", "read_text", "fdopen"}
 # Files that gdp has just written, or the system's own; scripts that exports hold for their users.
 READ_BY_THEMSELVES = {
     "api/corpus.py", "api/first_run.py", "cli/program.py", "cli/run.py", "cluster/detect.py",
-    "files/reading.py", "files/writing.py", "importers/pytorch/trace_cache.py", "learn/labels.py",
-    "kernels/cache.py", "learn/metrics.py", "measure/record.py", "reports/html.py",
+    "base/files/reading.py", "base/files/writing.py", "importers/pytorch/trace_cache.py",
+    "learn/labels.py",
+    "base/kernels/cache.py", "learn/metrics.py", "measure/record.py", "reports/html.py",
     "targets/jax/export.py",
     "targets/llamacpp/worker.py", "targets/named_sharding/export.py",
     "targets/named_sharding/runner.py", "targets/onnxruntime/export.py",
@@ -175,7 +179,7 @@ READ_BY_THEMSELVES = {
     "targets/intel_openvino/loader.py", "targets/pipelining/export.py",
     "targets/pipelining/runner.py", "targets/tensor_parallel/export.py",
     "targets/tensor_parallel/run.py", "targets/tensor_parallel/runner.py",
-    "targets/tensor_parallel/tp_runner.py", "tasks.py", "terminal.py", "version.py",
+    "targets/tensor_parallel/tp_runner.py", "base/tasks.py", "base/terminal.py", "base/version.py",
 }  # fmt: skip
 
 
@@ -290,7 +294,7 @@ def test_no_text_of_a_placement_leads_anywhere(hostile: str, placed: dict[str, A
                            "draft": "", "whole": []}  # fmt: skip
     text = hostile.format(folder=folder.resolve())
     question = placed["question"]
-    assert question.keys() >= set(DECISIONS["placement.QuestionRecord"])
+    assert question.keys() >= set(DECISIONS["placement.placement.QuestionRecord"])
     signal.alarm(60)
     try:
         for holder, key in [*((question, key) for key in list(question)), (placed, "made_by")]:
@@ -341,7 +345,7 @@ def test_what_takes_the_place_of_a_file_is_no_file_either(
 ) -> None:
     """A pipe that stands there once the name was looked at: opened, told, and never waited for."""
     os.mkfifo(tmp_path / "pipe")
-    monkeypatch.setattr("gdp.files.reading.require_regular", lambda path: None)
+    monkeypatch.setattr("gdp.base.files.reading.require_regular", lambda path: None)
     signal.alarm(60)
     try:
         with pytest.raises(OSError, match="it is a pipe; give a regular file"):

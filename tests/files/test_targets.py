@@ -13,8 +13,8 @@ from click.testing import CliRunner, Result
 from onnx import TensorProto, helper
 from tiny import TOY, branches
 
+from gdp.base.files.writing import TargetError, atomic, new_contents, read_manifest, write_atomic
 from gdp.cli.main import cli
-from gdp.files.writing import TargetError, atomic, new_contents, read_manifest, write_atomic
 from gdp.graph.file import save_graph
 
 FOREIGN = "years of work"
@@ -212,7 +212,9 @@ def test_a_mount_point_is_refused_before_the_work(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A volume of a container cannot be renamed."""
-    monkeypatch.setattr("gdp.files.writing.os.path.ismount", lambda path: Path(path) == tmp_path)
+    monkeypatch.setattr(
+        "gdp.base.files.writing.os.path.ismount", lambda path: Path(path) == tmp_path
+    )
     with pytest.raises(TargetError, match="is a mount point"), new_contents(tmp_path, "thing"):
         pass
     with new_contents(tmp_path / "below", "thing") as folder:

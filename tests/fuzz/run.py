@@ -148,7 +148,7 @@ def _limit_memory() -> None:
 
 def _attempt(target: object, folder: Path, rng: random.Random | None) -> tuple[bool, str]:
     """(whether the mutant was refused, the finding or an empty string)."""
-    from gdp.errors import GdpError
+    from gdp.base.errors import GdpError
     from tests.fuzz.targets import Target
 
     assert isinstance(target, Target)

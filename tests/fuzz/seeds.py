@@ -9,7 +9,7 @@ import numpy as np
 import onnx
 from onnx import parser
 
-from gdp.files.reading import data_path
+from gdp.base.files.reading import data_path
 from gdp.importers.onnx.spec import packaged_models
 
 _HEAD = '<ir_version: 9, opset_import: ["" : 18]>'

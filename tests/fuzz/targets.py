@@ -20,10 +20,8 @@ import numpy as np
 
 import gdp
 from benchmarks.partitioning_instances import load_dnn_partitioning
-from gdp import solve
 from gdp.cluster.file import cluster_toml
 from gdp.cluster.types import Cluster
-from gdp.constraints import Constraints, read_constraints
 from gdp.costs.cost_file import load_costs
 from gdp.costs.learned import LearnedCosts
 from gdp.costs.machine import Knowledge, read_record
@@ -37,11 +35,13 @@ from gdp.learn.instances import load_problems
 from gdp.learn.labels import load_labels
 from gdp.learn.recipe import load_recipe
 from gdp.methods.base import Search
-from gdp.models import load
-from gdp.placement import load_placement, make_placement, save_placement
+from gdp.placement.constraints import Constraints, read_constraints
+from gdp.placement.placement import load_placement, make_placement, save_placement
 from gdp.policy.policy import WIDE, default_checkpoint, load_policy, pack
-from gdp.prepare import prepare_problem
-from gdp.question import Question
+from gdp.question import solve
+from gdp.question.models import load
+from gdp.question.prepare import prepare_problem
+from gdp.question.question import Question
 from gdp.sim.scheduling import Scheduler
 from gdp.sim.serving import ServingEngine, in_steady_state, serve
 from gdp.sim.traffic_file import read_traffic

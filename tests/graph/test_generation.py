@@ -5,17 +5,17 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from gdp.base.errors import ModelError
 from gdp.costs.base import roofline
-from gdp.errors import ModelError
 from gdp.graph.file import decode_graph, encode_graph
 from gdp.graph.fuse import fuse
 from gdp.graph.generation import generation_graph, single_step, with_context
 from gdp.graph.op_graph import INPUT, OUTPUT, SAMPLING_OPS, GraphBuilder, OpGraph
 from gdp.graph.request import DECODE, PREFILL, CacheGrowth, Request
 from gdp.methods.scoring import proven_misfit
-from gdp.prepare import prepare_problem
 from gdp.problem.problem import make_problem
-from gdp.question import Question
+from gdp.question.prepare import prepare_problem
+from gdp.question.question import Question
 from gdp.sim.latency import simulate
 from tests.tiny import plain_graph, unit_cluster
 

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from gdp.errors import ModelError
+from gdp.base.errors import ModelError
 from gdp.graph.op_graph import OpDetail, OpGraph, make_graph, topological_order
 
 

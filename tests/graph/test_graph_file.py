@@ -8,7 +8,7 @@ from typing import get_args
 import numpy as np
 import pytest
 
-from gdp.errors import ModelError
+from gdp.base.errors import ModelError
 from gdp.graph.file import load_graph, save_graph
 from gdp.graph.fuse import fuse
 from gdp.graph.op_graph import OpDetail, OpGraph, make_graph

@@ -10,7 +10,7 @@ from gdp.graph.generation import CACHE_AT
 from gdp.graph.latent import with_absorbed_latents
 from gdp.graph.op_graph import INPUT, OUTPUT, GraphBuilder, OpDetail, OpGraph
 from gdp.graph.request import DECODE
-from gdp.models import load
+from gdp.question.models import load
 from gdp.splits.division import division_of
 from gdp.splits.sharding import Shares, member_graph
 from tests.generating_configs import generating_config

@@ -16,12 +16,12 @@ pytest.importorskip("transformers", reason="transformers is not installed")
 import torch
 import transformers
 
-from gdp.errors import ModelError
+from gdp.base.errors import ModelError
 from gdp.graph.op_graph import OpGraph
 from gdp.graph.request import Request
 from gdp.importers.pytorch.caches import cache_of, read_prompt, refilled, state_bytes, states
 from gdp.importers.pytorch.huggingface import huggingface_model
-from gdp.models import load
+from gdp.question.models import load
 from tests.generating_configs import CONFIGS, generating_config, shorten_chunks
 
 BATCH, TOKENS = 2, 9

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from gdp.errors import ModelError
+from gdp.base.errors import ModelError
 from gdp.importers.pytorch.config_check import check_config
 
 
@@ -73,7 +73,7 @@ def test_real_sizes_pass(tmp_path: Path) -> None:
 
 def test_the_importer_asks_before_transformers_reads(tmp_path: Path) -> None:
     pytest.importorskip("transformers")
-    from gdp.models import load
+    from gdp.question.models import load
 
     path = written(tmp_path, json.dumps({"model_type": "gpt2", "n_layer": 2**40}))
     with pytest.raises(ModelError, match="n_layer must be from 0 to 1000"):
@@ -102,7 +102,7 @@ def test_inputs_of_more_bytes_than_can_be_counted_are_refused(
     fields: dict, query: str, tmp_path: Path
 ) -> None:
     pytest.importorskip("transformers")
-    from gdp.models import load
+    from gdp.question.models import load
 
     text = f"hf:{written(tmp_path, json.dumps(fields))}{query}"
     with pytest.raises(ModelError, match="too large to be counted; ask for fewer") as found:

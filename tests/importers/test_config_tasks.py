@@ -13,10 +13,10 @@ import torch
 import transformers
 
 from benchmarks.architectures import architectures, imported, small_config
-from gdp.errors import ModelError
+from gdp.base.errors import ModelError
 from gdp.importers.pytorch.config_tasks import encodes, prompt_inputs, task_of
 from gdp.importers.pytorch.huggingface import huggingface_model
-from gdp.models import load
+from gdp.question.models import load
 from tests.generating_configs import CONFIGS, DENSE
 
 AUDIO = {

@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 
 import gdp
+from gdp.base.errors import ModelError
 from gdp.cluster.file import load_cluster
 from gdp.cluster.table import has_bfloat16
-from gdp.errors import ModelError
 from gdp.importers.pytorch.config_type import loaded_config, type_note
 
 LLAMA: dict[str, Any] = {

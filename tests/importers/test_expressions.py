@@ -7,7 +7,7 @@ import onnx_ir as ir
 import pytest
 from onnx_tiny import model, node, save
 
-from gdp.errors import ModelError
+from gdp.base.errors import ModelError
 from gdp.importers.onnx.dims import MOST_BITS, compute, parse, symbols
 from gdp.importers.onnx.model import load_onnx
 

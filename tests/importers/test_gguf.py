@@ -10,12 +10,12 @@ from click.testing import CliRunner
 from gguf_models import HEADS, INNER, KEY_HEADS, VOCABULARY, WIDTH, stored_bytes, write_gguf
 
 import gdp
+from gdp.base.errors import ModelError
 from gdp.cli.main import cli
-from gdp.errors import ModelError
 from gdp.graph.op_graph import OpGraph
 from gdp.graph.request import Request
 from gdp.importers.gguf_spec import parse_gguf_spec
-from gdp.models import load, source_files
+from gdp.question.models import load, source_files
 from gdp.targets.llamacpp.flags import flags_of
 from tests.fuzz import gguf_files
 

@@ -7,11 +7,11 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 
-from gdp.errors import ModelError
+from gdp.base.errors import ModelError
 from gdp.graph.op_graph import OpGraph
 from gdp.importers.gguf_caches import Heads, row_bytes
 from gdp.importers.gguf_header import GgufHeader
-from gdp.models import load
+from gdp.question.models import load
 from tests.fuzz import gguf_files
 from tests.gguf_models import stored_bytes
 

@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 from gguf_models import HEADS, INNER, MIB, VOCABULARY, WIDTH, box, write_gguf
 
-from gdp import solve
 from gdp.api.generation import generation_answer
 from gdp.importers.gguf_buffers import logits_bytes
-from gdp.models import load
-from gdp.question import Question
+from gdp.question import solve
+from gdp.question.models import load
+from gdp.question.question import Question
 from gdp.targets.llamacpp.plan import even_row
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from gdp.errors import ModelError
+from gdp.base.errors import ModelError
 from gdp.importers.gguf_header import MOST_NUMBERS, read_header
 from tests.fuzz import gguf_files
 from tests.gguf_models import write_gguf

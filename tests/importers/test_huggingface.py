@@ -7,11 +7,11 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
+from gdp.base.errors import ModelError
 from gdp.cli.main import cli
-from gdp.errors import ModelError
 from gdp.graph.op_graph import INPUT, OUTPUT
 from gdp.importers.pytorch.config_spec import ConfigSpec, parse_config_spec
-from gdp.models import inspect_model, load, source_files
+from gdp.question.models import inspect_model, load, source_files
 
 
 @pytest.mark.parametrize(

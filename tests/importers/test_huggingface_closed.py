@@ -13,9 +13,9 @@ import pytest
 
 pytest.importorskip("transformers", reason="transformers is not installed")
 
-from gdp.errors import InfeasibleError, ModelError
+from gdp.base.errors import InfeasibleError, ModelError
 from gdp.importers.pytorch.closed import closed
-from gdp.models import load
+from gdp.question.models import load
 
 pytestmark = pytest.mark.usefixtures("traces_anew")
 LLAMA = {

@@ -8,7 +8,7 @@ import numpy as np
 import optax
 import pytest
 
-from gdp.errors import ModelError
+from gdp.base.errors import ModelError
 from gdp.graph.fuse import fuse
 from gdp.graph.op_graph import INPUT, OUTPUT, OpGraph
 from gdp.importers.jax.trace import JaxModel, trace, trace_training_step

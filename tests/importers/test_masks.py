@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from gdp.graph.op_graph import OpGraph
-from gdp.models import load
+from gdp.question.models import load
 
 torch = pytest.importorskip("torch")
 pytest.importorskip("transformers")

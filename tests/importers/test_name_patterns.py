@@ -12,7 +12,7 @@ import torch
 import transformers
 from transformers.quantizers.quantizers_utils import should_convert_module
 
-from gdp.errors import ModelError
+from gdp.base.errors import ModelError
 from gdp.importers.pytorch import patterns
 from gdp.importers.pytorch.quantised import stored_weights
 from tests.generating_configs import DENSE

@@ -11,7 +11,7 @@ import pytest
 from onnx import helper
 from onnx_tiny import BOOL, FLOAT, INT64, ints, model, node, save, value, zeros
 
-from gdp.errors import ModelError
+from gdp.base.errors import ModelError
 from gdp.graph.op_graph import OpGraph
 from gdp.importers.onnx import normalise, shapes
 from gdp.importers.onnx.model import load_onnx, load_onnx_model

@@ -8,7 +8,7 @@ import pytest
 from onnx import helper
 from onnx_tiny import BOOL, FLOAT, external, ints, model, node, save, value, zeros
 
-from gdp.errors import ModelError
+from gdp.base.errors import ModelError
 from gdp.importers.onnx.model import load_onnx, load_onnx_model, prepare
 from gdp.importers.onnx.spec import resolve_spec
 
@@ -42,7 +42,7 @@ def test_a_file_that_cannot_be_read(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     def refuse(*_: object, **__: object) -> None:
         raise PermissionError(13, "Permission denied")
 
-    monkeypatch.setattr("gdp.files.reading.os.open", refuse)
+    monkeypatch.setattr("gdp.base.files.reading.os.open", refuse)
     assert "Permission denied" in message(path)
 
 

@@ -11,7 +11,7 @@ from onnx_tiny import BOOL, INT8, INT64, ints, model, node, save, value, zeros
 from test_onnx_shapes import heads_model, if_model, loop_model, named_edges
 
 from gdp.importers.onnx.model import load_onnx, load_onnx_model, prepare
-from gdp.models import summary
+from gdp.question.models import summary
 
 
 def test_weights_made_of_constants_belong_to_their_readers(tmp_path: Path) -> None:

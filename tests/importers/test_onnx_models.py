@@ -19,13 +19,13 @@ import pytest
 from onnx import helper, numpy_helper
 from onnx_tiny import FLOAT, ints, model, node, save, value, zeros
 
-from gdp.errors import ModelError
+from gdp.base.errors import ModelError
 from gdp.importers.onnx.model import ImportedOnnx, load_onnx, load_onnx_model, prepare
 from gdp.importers.onnx.normalise import normalise
 from gdp.importers.onnx.read import read_model
 from gdp.importers.onnx.schema import COMPUTED
 from gdp.importers.onnx.shapes import Facts, ImportOptions
-from gdp.models import summary
+from gdp.question.models import summary
 
 # Billions of multiply-accumulates of the convolutions and fully connected layers, and millions of
 # parameters, as published: torchvision's model table (AlexNet with two groups, VGG, ResNet,

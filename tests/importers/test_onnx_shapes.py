@@ -9,7 +9,7 @@ import pytest
 from onnx import TensorProto, helper
 from onnx_tiny import BOOL, FLOAT, INT64, external, ints, model, node, save, value, zeros
 
-from gdp.errors import ModelError
+from gdp.base.errors import ModelError
 from gdp.graph.op_graph import OpGraph
 from gdp.importers.onnx.model import load_onnx, load_onnx_model
 

@@ -14,7 +14,7 @@ torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
 
 import gdp  # noqa: E402
-from gdp.errors import InfeasibleError, ModelError  # noqa: E402
+from gdp.base.errors import InfeasibleError, ModelError  # noqa: E402
 from gdp.graph.file import load_graph, save_graph  # noqa: E402
 from gdp.graph.op_graph import WEIGHT_ARITHMETIC, WEIGHT_BLOCK, OpGraph  # noqa: E402
 from gdp.importers.pytorch.quantised import (  # noqa: E402

@@ -9,7 +9,7 @@ pytest.importorskip("transformers", reason="transformers is not installed")
 import torch
 import transformers
 
-from gdp.errors import ModelError
+from gdp.base.errors import ModelError
 from gdp.importers.pytorch.quantised import quantization_of, stored_weights
 from gdp.importers.pytorch.quantised_check import FIELDS, check_quantization
 from tests.generating_configs import DENSE

@@ -7,12 +7,12 @@ from typing import Any
 import pytest
 
 import gdp
+from gdp.base.errors import ModelError
 from gdp.cluster.types import Cluster, Device, make_cluster
-from gdp.errors import ModelError
 from gdp.graph.op_graph import INPUT, OUTPUT, OpGraph
 from gdp.graph.serving import Served, served
 from gdp.importers.pytorch.config_spec import parse_config_spec
-from gdp.models import Generation, load
+from gdp.question.models import Generation, load
 from gdp.targets.vllm.plan import vllm_defaults, vllm_model
 from tests.generating_configs import DENSE, generating_config
 from tests.tiny import plain_graph

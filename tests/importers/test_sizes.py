@@ -101,7 +101,7 @@ def test_graphs_of_other_sizes_are_those_of_a_trace(
     """Batches and prompts at random: no more is traced, and each array equals that of a trace."""
     pytest.importorskip("transformers", reason="transformers is not installed")
     from gdp.importers.pytorch import model
-    from gdp.models import load
+    from gdp.question.models import load
 
     (tmp_path / "config.json").write_text(json.dumps(generating_config(architecture)))
     monkeypatch.setenv("GDP_CACHE_DIR", str(tmp_path / "cache"))

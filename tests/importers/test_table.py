@@ -6,11 +6,11 @@ import pytest
 from gguf_models import write_gguf
 
 import gdp
-from gdp.errors import ArgumentError
+from gdp.base.errors import ArgumentError
 from gdp.graph.op_graph import make_graph
 from gdp.importers import table
 from gdp.importers.table import Importer, importer_of
-from gdp.models import inspect_model, load, source_files, with_options
+from gdp.question.models import inspect_model, load, source_files, with_options
 
 
 @pytest.mark.parametrize(

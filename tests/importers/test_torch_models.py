@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from gdp.errors import ModelError
+from gdp.base.errors import ModelError
 from gdp.graph.op_graph import INPUT, OUTPUT, OpGraph
 from gdp.importers.pytorch.export import exported
 from gdp.importers.pytorch.model import TorchModel, trace_torch
-from gdp.models import inspect_model, summary
+from gdp.question.models import inspect_model, summary
 
 torch: Any = pytest.importorskip("torch", reason="torch is not installed")
 nn = torch.nn

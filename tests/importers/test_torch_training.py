@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from gdp.errors import ModelError
+from gdp.base.errors import ModelError
 from gdp.graph.op_graph import INPUT, OUTPUT
 from gdp.importers.pytorch.model import TorchModel, trace_torch_training_step
 

@@ -16,8 +16,8 @@ import numba
 import pytest
 from numba.core import caching
 
-from gdp.files.disk_cache import cache_folder, use_xla_cache
-from gdp.kernels import cache
+from gdp.base.files.disk_cache import cache_folder, use_xla_cache
+from gdp.base.kernels import cache
 
 
 def nowhere(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -60,7 +60,7 @@ def test_without_a_temporary_folder_either_nothing_is_kept(
 def test_the_temporary_folder_goes_with_the_process(tmp_path: Path) -> None:
     code = """
 import numba
-from gdp.files import disk_cache
+from gdp.base.files import disk_cache
 def fail():
     raise OSError("read-only")
 disk_cache.cache_folder = fail
@@ -94,7 +94,7 @@ def test_a_user_without_a_home_compiles_without_a_cache(monkeypatch: pytest.Monk
 
 
 def test_every_kernel_asks_where_it_is_kept() -> None:
-    package = Path(cache.__file__).parents[1]
+    package = Path(cache.__file__).parents[2]
     asked = re.compile(r"(?<!\w)cache=True")
     found = [path.name for path in package.rglob("*.py") if asked.search(path.read_text())]
     assert found == ["cache.py"]
@@ -102,7 +102,7 @@ def test_every_kernel_asks_where_it_is_kept() -> None:
 
 KERNEL = """
 import numba
-from gdp.kernels.cache import KEEP
+from gdp.base.kernels.cache import KEEP
 
 @numba.njit(cache=KEEP)
 def double(x):
@@ -161,10 +161,10 @@ def test_kernels_are_compiled_again_where_what_they_depend_on_has_changed(
         folder.mkdir(parents=True)
         for name, imported in uses.items():
             lines = [f"from gdp.{each} import (\n    x,\n)\n" for each in imported]
-            first = "from gdp.kernels.options import ENTRY\n" if "kernels" in name else ""
+            first = "from gdp.base.kernels.options import ENTRY\n" if "kernels" in name else ""
             (folder / f"{name}.py").write_text(f"# {name}\n{first}{''.join(lines)}")
-        (folder / "kernels").mkdir()
-        (folder / "kernels" / "options.py").write_text("ENTRY = 1\n")
+        (folder / "base" / "kernels").mkdir(parents=True)
+        (folder / "base" / "kernels" / "options.py").write_text("ENTRY = 1\n")
     package = tmp_path / "a" / "gdp"
     before = stamps(package, monkeypatch)
     assert len(set(before.values())) == 4
@@ -174,7 +174,7 @@ def test_kernels_are_compiled_again_where_what_they_depend_on_has_changed(
         "constants": {"outer_kernels", "inner_kernels"},
         "other_kernels": {"other_kernels"},
         "errors": set(),
-        "kernels/options": set(before),
+        "base/kernels/options": set(before),
     }.items():
         path = package / f"{edited}.py"
         text = path.read_text()

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 from numba.core.compiler import Flags
 
-from gdp.kernels import options as pipeline
-from gdp.kernels.options import BARE, INNER
+from gdp.base.kernels import options as pipeline
+from gdp.base.kernels.options import BARE, INNER
 
 
 def twice(x):
@@ -54,7 +54,7 @@ def test_only_what_python_calls_becomes_machine_code() -> None:
 def test_a_kept_kernel_is_called_by_one_compiled_later(tmp_path: Path) -> None:
     (tmp_path / "made.py").write_text(
         "import numba\n"
-        "from gdp.kernels.options import BARE, INNER\n"
+        "from gdp.base.kernels.options import BARE, INNER\n"
         "@numba.njit(**INNER)\n"
         "def inner(x):\n"
         "    if x < 0:\n"

@@ -15,9 +15,9 @@ from onnx import TensorProto, helper
 from tiny import SMALL_NETWORK
 
 from gdp.api.corpus import CorpusConfig, CorpusSummary, _split, build_corpus, find_models
-from gdp.checkpoint import CheckpointError
+from gdp.base.checkpoint import CheckpointError
+from gdp.base.errors import GdpError
 from gdp.cli.main import cli
-from gdp.errors import GdpError
 from gdp.learn.instances import CorpusEntry, CorpusManifest, Instance
 from gdp.learn.labels import load_labels
 from gdp.learn.metrics import ValidationPoint, curve_text, validation_points

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 from tiny import SMALL_NETWORK
 
-from gdp import checkpoint
-from gdp.errors import GdpError
+from gdp.base import checkpoint
+from gdp.base.errors import GdpError
 from gdp.learn.instances import (
     Instance,
     draw,

@@ -5,8 +5,8 @@ import itertools
 import numpy as np
 import pytest
 
+from gdp.base.errors import GdpError, MeasurementError, ModelError, PlacementError, RefusedError
 from gdp.costs.adapt import Adaptation, Piece, Run, Share, op_effects
-from gdp.errors import GdpError, MeasurementError, ModelError, PlacementError, RefusedError
 from gdp.learn.tuning import Checked, Measurement, Planned, judge_lessons, tuning_loop
 
 TRUE = {"A": 3.0, "B": 0.5, "C": 1.0, "D": 2.0}

@@ -14,7 +14,7 @@ import pytest
 from onnx import TensorProto, helper
 
 import gdp
-from gdp.errors import MeasurementError, ModelError, RefusedError, reason_of
+from gdp.base.errors import MeasurementError, ModelError, RefusedError, reason_of
 from gdp.importers.program import executed
 from gdp.targets.table import RUNTIMES
 from gdp.targets.target import Runtime

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import pytest
 
-from gdp.errors import MeasurementError
+from gdp.base.errors import MeasurementError
 from gdp.measure.measuring import PRECISION, SLICE_S, Measuring, Quota, measure, span_s
 from gdp.measure.statistics import MIN_BLOCKS, PER_SLOT, Trace
 from gdp.targets.jax.run import AsyncExecution

@@ -23,7 +23,7 @@ from gdp.measure.report import (
     without_rivals,
 )
 from gdp.measure.statistics import estimate
-from gdp.placement import Assignment
+from gdp.placement.placement import Assignment
 from gdp.problem.problem import make_problem
 from gdp.sim.prediction import Prediction
 

@@ -7,7 +7,7 @@ import pytest
 from bursts import Busy
 from scipy.stats import binom
 
-from gdp.errors import GdpError, MeasurementError
+from gdp.base.errors import GdpError, MeasurementError
 from gdp.measure.measuring import PRECISION
 from gdp.measure.statistics import (
     MIN_BLOCKS,

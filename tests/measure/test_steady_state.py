@@ -8,7 +8,7 @@ from tiny import plain_graph, unit_cluster
 
 from gdp.graph.op_graph import INPUT
 from gdp.measure.cycle import Bar, SteadyState, steady_state
-from gdp.placement import Assignment
+from gdp.placement.placement import Assignment
 from gdp.problem.problem import make_problem
 from gdp.sim.prediction import Prediction
 

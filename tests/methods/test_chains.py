@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 from tiny import all_devices, plain_graph, random_problem, unit_cluster
 
-from gdp.clock import Clock, WorkClock
-from gdp.files.reading import shipped
+from gdp.base.clock import Clock, WorkClock
+from gdp.base.files.reading import shipped
 from gdp.learn.instances import Instance, load_problems, make
 from gdp.methods.annealing.annealer import side_by_side
 from gdp.methods.base import Assignment, Search

@@ -21,14 +21,14 @@ from tiny import (
     without_queues,
 )
 
-from gdp import solve
+from gdp.base.errors import InfeasibleError
 from gdp.bounds.best import all_bounds
 from gdp.cluster.types import Device, Link, make_cluster
-from gdp.errors import InfeasibleError
-from gdp.host_memory import load as host_load
 from gdp.methods import repair
 from gdp.methods.base import Answer, Search
+from gdp.methods.host_memory import load as host_load
 from gdp.problem.problem import Problem, make_problem
+from gdp.question import solve
 from gdp.sim.score import score, values
 
 EVENT: tuple[str, ...] = ("latency", "throughput")

@@ -7,14 +7,15 @@ import pytest
 from tiny import random_problem, tight_latency
 
 import gdp
-from gdp import clock, solve
-from gdp.clock import WorkClock
+from gdp.base import clock
+from gdp.base.clock import WorkClock
 from gdp.methods.base import SEEDS, Search
 from gdp.methods.exact.method import exact
 from gdp.methods.fix_and_optimise import latency as latency_program
 from gdp.methods.fix_and_optimise import period as period_program
 from gdp.methods.fix_and_optimise.latency import solve_s
 from gdp.problem.problem import Problem
+from gdp.question import solve
 from gdp.sim.score import score_of
 
 COUNTED = sorted(set(solve.methods()) - {"exact", "hsdag"})  # exact has a test of its own

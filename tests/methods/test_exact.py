@@ -9,14 +9,14 @@ from host_memory import load_problem
 from tiny import fork_join, plain_graph, unit_cluster
 
 import gdp
-from gdp.errors import MissingExtraError
-from gdp.host_memory import load as host_load
-from gdp.host_memory.program import LEAST_LOAD
+from gdp.base.errors import MissingExtraError
+from gdp.base.version import install_command
 from gdp.methods.base import Search
 from gdp.methods.exact import method
 from gdp.methods.exact.method import exact, least_latency
+from gdp.methods.host_memory import load as host_load
+from gdp.methods.host_memory.program import LEAST_LOAD
 from gdp.problem.problem import make_problem
-from gdp.version import install_command
 
 SEARCH = Search(seconds=None, evaluations=100)
 

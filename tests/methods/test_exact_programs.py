@@ -9,28 +9,28 @@ import pytest
 from host_memory import assignments, load_problem
 from tiny import plain_graph, random_problem
 
+from gdp.base.clock import Clock
+from gdp.base.rows import imported
 from gdp.bounds.linear_program import PlacementSolution
 from gdp.bounds.work import work_over_speed_s
-from gdp.clock import Clock
 from gdp.cluster.types import Device, make_cluster
-from gdp.host_memory import load as host_load
-from gdp.host_memory.blocks import (
+from gdp.methods.base import Answer, Search
+from gdp.methods.exact.targets import ProofState, close_gap
+from gdp.methods.host_memory import load as host_load
+from gdp.methods.host_memory.blocks import (
     contiguous_start,
     ladder_positions,
     least_block_latency,
     solve_blocks,
 )
-from gdp.host_memory.hypergraph import LoadHypergraph, absorb, load_model, reduce_model
-from gdp.host_memory.program import (
+from gdp.methods.host_memory.hypergraph import LoadHypergraph, absorb, load_model, reduce_model
+from gdp.methods.host_memory.program import (
     load_s,
     polish,
     solve_loads,
 )
-from gdp.host_memory.search import _step, fill, flat_nodes, new_state, search_loads
-from gdp.methods.base import Answer, Search
-from gdp.methods.exact.targets import ProofState, close_gap
+from gdp.methods.host_memory.search import _step, fill, flat_nodes, new_state, search_loads
 from gdp.problem.problem import Problem, make_problem
-from gdp.rows import imported
 from gdp.sim.objectives import objective_of
 
 FOREVER = Clock(None)

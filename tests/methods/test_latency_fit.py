@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 from tiny import all_devices, brute_force_s, plain_graph, tight_latency, unit_cluster, with_memory
 
+from gdp.base.clock import Clock
 from gdp.bounds.budget import WorkBudget
 from gdp.bounds.path_program import build_paths, timing_graph
-from gdp.clock import Clock
 from gdp.methods.base import Assignment, Search
 from gdp.methods.fix_and_optimise import latency as fit
 from gdp.methods.fix_and_optimise.latency import applies, latency_fit, region

@@ -12,7 +12,7 @@ from gdp.methods.base import Answer, Search
 from gdp.methods.exact.method import without_replicas
 from gdp.methods.portfolio import auto
 from gdp.methods.search.replica_groups import contract_replicas, search_teams
-from gdp.placement import Teams
+from gdp.placement.placement import Teams
 from gdp.problem.problem import Problem
 from gdp.sim.latency import periods
 from gdp.sim.score import may_replicate, period_s, score

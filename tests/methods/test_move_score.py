@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from tiny import plain_graph, random_problem, unit_cluster, with_memory
 
-from gdp.clock import Clock
+from gdp.base.clock import Clock
 from gdp.methods.annealing import move_score_kernels as rows
 from gdp.methods.annealing.annealer import AnnealConfig, LatencyAnnealer, anneal
 from gdp.methods.annealing.move_score import moves_as_drawn

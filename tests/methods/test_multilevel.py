@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from tiny import all_devices, plain_graph, random_problem, unit_cluster, with_memory
 
-from gdp.clock import Clock
-from gdp.errors import MissingExtraError
+from gdp.base.clock import Clock
+from gdp.base.errors import MissingExtraError
 from gdp.methods.base import Assignment, Method, Search
 from gdp.methods.heuristics import multilevel as module
 from gdp.methods.heuristics.multilevel import LEAST, agreement, coarsened, levels, multilevel

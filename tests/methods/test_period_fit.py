@@ -13,6 +13,7 @@ from tiny import (
     with_memory,
 )
 
+from gdp.base.clock import Clock
 from gdp.bounds.best import load_bounds
 from gdp.bounds.budget import WorkBudget
 from gdp.bounds.loads import (
@@ -22,7 +23,6 @@ from gdp.bounds.loads import (
     placed_points,
     worst_points,
 )
-from gdp.clock import Clock
 from gdp.methods.base import Assignment, Search
 from gdp.methods.exact.method import least_period
 from gdp.methods.fix_and_optimise import period as fit

@@ -13,14 +13,13 @@ from splits import save_split
 from tiny import fork_join, plain_graph, random_problem, unit_cluster
 
 from benchmarks.partitioning_instances import load_dnn_partitioning
-from gdp import solve
-from gdp.clock import Clock
+from gdp.base.clock import Clock
 from gdp.cluster.types import Device, make_cluster
 from gdp.costs.base import roofline
 from gdp.graph.op_graph import INPUT, OUTPUT, make_graph
-from gdp.host_memory import load as host_load
-from gdp.host_memory.pipelines import best, stage_costs
 from gdp.methods.base import Search
+from gdp.methods.host_memory import load as host_load
+from gdp.methods.host_memory.pipelines import best, stage_costs
 from gdp.methods.pipeline import down_sets, orders
 from gdp.methods.pipeline import method as module
 from gdp.methods.pipeline.lattice import (
@@ -33,7 +32,8 @@ from gdp.methods.pipeline.lattice import (
 from gdp.methods.pipeline.method import contract, linear_orders, pipeline_dp
 from gdp.methods.table import METHODS
 from gdp.problem.problem import Problem, make_problem
-from gdp.question import Question
+from gdp.question import solve
+from gdp.question.question import Question
 from gdp.sim.latency import periods
 
 SEARCH = Search(seconds=None)

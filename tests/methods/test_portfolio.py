@@ -8,11 +8,10 @@ import numpy as np
 import pytest
 from tiny import cpu, plain_graph, tight_latency
 
-from gdp import solve
-from gdp.clock import Clock
+from gdp.base.clock import Clock
+from gdp.base.errors import InfeasibleError
 from gdp.cluster.types import Cluster, Device, Link, make_cluster
 from gdp.costs.base import roofline
-from gdp.errors import InfeasibleError
 from gdp.graph.op_graph import OpGraph, make_graph
 from gdp.methods import portfolio
 from gdp.methods.base import Answer, Assignment, Method, Search
@@ -26,7 +25,8 @@ from gdp.methods.portfolio import (
 )
 from gdp.methods.scoring import Evaluated
 from gdp.problem.problem import Problem, make_problem
-from gdp.question import Question
+from gdp.question import solve
+from gdp.question.question import Question
 from gdp.sim.score import score, values
 
 
@@ -166,7 +166,8 @@ def test_one_candidate_leaves_seconds_to_those_behind_it(monkeypatch) -> None:
     problem, now = random_problem(1, 9, 2, "latency"), [0.0]
     auto(problem, Search(evaluations=1))  # compiled
     monkeypatch.setattr(
-        "gdp.clock.time", SimpleNamespace(perf_counter=lambda: now[0], process_time=lambda: 0.0)
+        "gdp.base.clock.time",
+        SimpleNamespace(perf_counter=lambda: now[0], process_time=lambda: 0.0),
     )
     monkeypatch.setattr(portfolio, "HEURISTICS", tuple(noted(name) for name, _ in HEURISTICS))
     search = Search(evaluations=10, clock=Clock(100.0))

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from tiny import cpu, plain_graph, unit_cluster
 
-from gdp.clock import Clock
+from gdp.base.clock import Clock
 from gdp.cluster.types import make_cluster
 from gdp.methods import repair as repair_module
 from gdp.methods.base import Assignment, Search

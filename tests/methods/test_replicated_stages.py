@@ -10,11 +10,9 @@ import pytest
 from host_memory import is_pipeline
 from tiny import plain_graph, random_problem, unit_cluster
 
-from gdp import solve
 from gdp.bounds.best import all_bounds
 from gdp.cluster.presets import cluster_preset
 from gdp.cluster.types import Device, make_cluster
-from gdp.constraints import Constraints, merge
 from gdp.costs.base import roofline
 from gdp.graph.op_graph import INPUT, OUTPUT, make_graph
 from gdp.methods.base import Search
@@ -24,9 +22,11 @@ from gdp.methods.pipeline.method import best_pipeline, contract, pipeline_dp, re
 from gdp.methods.pipeline.stage_costs import device_classes, find_replica_groups
 from gdp.methods.portfolio import auto
 from gdp.methods.table import METHODS
-from gdp.placement import Teams
+from gdp.placement.constraints import Constraints, merge
+from gdp.placement.placement import Teams
 from gdp.problem.problem import Problem, make_problem
-from gdp.question import Question
+from gdp.question import solve
+from gdp.question.question import Question
 from gdp.sim.latency import periods
 from gdp.sim.score import may_replicate, peak_bytes, period_s, score
 

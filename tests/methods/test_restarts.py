@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from tiny import plain_graph, unit_cluster
 
-from gdp.clock import Clock
+from gdp.base.clock import Clock
 from gdp.methods.annealing.annealer import AnnealConfig
 from gdp.methods.base import Assignment, Search
 from gdp.methods.scoring import Evaluated, best_of

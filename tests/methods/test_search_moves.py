@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from tiny import all_devices, plain_graph, random_problem, unit_cluster
 
-from gdp.clock import Clock
+from gdp.base.clock import Clock
 from gdp.cluster.types import make_cluster
 from gdp.methods.annealing.annealer import (
     FIT,

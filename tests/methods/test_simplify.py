@@ -7,7 +7,7 @@ import pytest
 from tiny import all_devices, plain_graph, random_devices, random_problem, unit_cluster
 
 import gdp
-from gdp.clock import Clock
+from gdp.base.clock import Clock
 from gdp.cluster.types import UNLIMITED_BYTES
 from gdp.methods.base import Answer, Assignment, Search
 from gdp.methods.simplify import (

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from tiny import cpu, plain_graph, random_devices, random_problem, unit_cluster
 
-from gdp.clock import Clock
+from gdp.base.clock import Clock
 from gdp.cluster.types import make_cluster
 from gdp.methods.annealing.move_score import moves_as_drawn
 from gdp.methods.base import Assignment, Search

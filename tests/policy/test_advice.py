@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from tiny import fork_join, random_problem
 
-from gdp.errors import MissingExtraError
+from gdp.base.errors import MissingExtraError
 from gdp.methods.base import Answer, Assignment, Search
 from gdp.methods.pipeline.method import best_pipeline
 from gdp.methods.priorities import timing

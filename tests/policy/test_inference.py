@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from tiny import random_problem
 
-from gdp import checkpoint
+from gdp.base import checkpoint
 from gdp.learn.recipe import load_recipe
 from gdp.policy.advice import advice
 from gdp.policy.model.config import NetworkConfig

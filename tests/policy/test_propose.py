@@ -5,7 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from gdp.clock import Clock
+from gdp.base.clock import Clock
 from gdp.learn.instances import Instance, make, random_graph
 from gdp.methods.heuristics.list_schedule import missing_bytes
 from gdp.policy.policy import default_checkpoint, load_policy

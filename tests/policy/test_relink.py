@@ -13,7 +13,7 @@ from tiny import (
     with_memory,
 )
 
-from gdp.clock import Clock
+from gdp.base.clock import Clock
 from gdp.methods.priorities import RULES, evaluate_rules, rules_of, timing
 from gdp.policy.relink import parts_of, relink
 from gdp.problem.problem import Problem, make_problem

@@ -9,12 +9,12 @@ from hypothesis import strategies as st
 from tiny import plain_graph, random_devices, random_problem, unit_cluster
 
 import gdp
-from gdp import solve
+from gdp.base.errors import GdpError
 from gdp.cluster.types import Cluster
-from gdp.errors import GdpError
 from gdp.problem.problem import Problem, make_problem
 from gdp.problem.symmetry import twins
 from gdp.problem.ticks import common_divisor, in_ticks, rounding_share, send_time
+from gdp.question import solve
 from gdp.sim.score import score
 
 FACTORS = (2.0**-30, 1e-3, 0.7)

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from reports.shared import NASTY, RESULT, shown_view
 
-from gdp.placement import Split
+from gdp.placement.placement import Split
 from gdp.reports.html import report_html
 from gdp.sim.latency import simulate
 

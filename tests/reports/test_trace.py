@@ -12,7 +12,7 @@ from reports.shared import shown_view
 from tiny import plain_graph, random_problem, unit_cluster
 
 from gdp.cluster.types import NO_CHANNEL
-from gdp.placement import Split
+from gdp.placement.placement import Split
 from gdp.problem.problem import make_problem
 from gdp.reports.trace import trace_events, write_trace
 from gdp.reports.view import PlacementView

@@ -9,14 +9,14 @@ from tiny import cpu, plain_graph, unit_cluster
 
 from gdp.cluster.types import Link, make_cluster
 from gdp.costs.base import roofline
-from gdp.placement import make_placement
+from gdp.placement.placement import make_placement
 from gdp.problem.problem import make_problem
-from gdp.question import Question
+from gdp.question.question import Question
+from gdp.question.solve import view_of
 from gdp.reports import html
 from gdp.reports.trace import trace_events
 from gdp.reports.view import PlacementView, channel_names, layers, module_tree, op_label
 from gdp.sim.latency import simulate
-from gdp.solve import view_of
 
 
 def modules(scopes: list[str]) -> PlacementView:

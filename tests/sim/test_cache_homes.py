@@ -7,7 +7,7 @@ import pytest
 from reference_simulator import weight_bytes
 from tiny import cpu, plain_graph, random_devices, random_problem
 
-from gdp.clock import Clock
+from gdp.base.clock import Clock
 from gdp.cluster.types import make_cluster
 from gdp.methods import repair as repair_module
 from gdp.methods.annealing.annealer_kernels import make_loads, new_loads

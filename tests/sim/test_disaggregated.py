@@ -6,7 +6,7 @@ from itertools import pairwise
 
 import pytest
 
-from gdp.errors import ArgumentError
+from gdp.base.errors import ArgumentError
 from gdp.sim import serving
 from gdp.sim.scheduling import Scheduler
 from gdp.sim.serving import ServingEngine, TwoGroups, serve, serve_disaggregated

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 from numba.core import errors
 
-from gdp.kernels.options import BARE
-from gdp.kernels.struct import as_struct
+from gdp.base.kernels.options import BARE
+from gdp.base.kernels.struct import as_struct
 
 
 class Pair(NamedTuple):

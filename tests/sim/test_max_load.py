@@ -9,7 +9,7 @@ from host_memory import load_problem
 from tiny import plain_graph, unit_cluster
 
 from gdp.cluster.types import Cluster, Device, Link, make_cluster
-from gdp.host_memory import load as host_load
+from gdp.methods.host_memory import load as host_load
 from gdp.problem.problem import Problem, make_problem
 from gdp.sim.memory import weights_held
 from gdp.sim.score import score, values

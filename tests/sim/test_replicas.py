@@ -10,7 +10,7 @@ from tiny import plain_graph, random_devices, random_problem, unit_cluster
 
 from gdp.cluster.types import NO_CHANNEL
 from gdp.graph.op_graph import INPUT, OUTPUT
-from gdp.placement import Teams
+from gdp.placement.placement import Teams
 from gdp.problem.problem import Problem, make_problem
 from gdp.sim.latency import periods
 from gdp.sim.score import may_replicate, peak_bytes, period_s, replicated_score, score

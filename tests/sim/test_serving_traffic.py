@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from benchmarks.measured_world.servers import TensorRtScheduler
-from gdp.errors import ArgumentError
+from gdp.base.errors import ArgumentError
 from gdp.sim.scheduling import Scheduler
 from gdp.sim.serving import Drafting, ServingEngine, in_steady_state, serve
 from gdp.sim.traffic import Arrival, Traffic

@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from gdp.errors import ArgumentError
+from gdp.base.errors import ArgumentError
 from gdp.sim.scheduling import Scheduler
 from gdp.sim.serving import (
     MOST_PASSES,

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from gdp.errors import ArgumentError
+from gdp.base.errors import ArgumentError
 from gdp.sim.traffic import Arrival
 from gdp.sim.traffic_file import read_traffic
 from gdp.sim.traffic_text import parse_traffic

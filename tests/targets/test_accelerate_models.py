@@ -7,11 +7,11 @@ from typing import Any
 import pytest
 
 from gdp.cluster.presets import cluster_preset
-from gdp.constraints import Constraints
 from gdp.importers.pytorch.model import TorchModel
 from gdp.methods.base import Search
-from gdp.models import summary
-from gdp.question import Question
+from gdp.placement.constraints import Constraints
+from gdp.question.models import summary
+from gdp.question.question import Question
 from gdp.targets.hf_accelerate.device_map import device_map
 from gdp.targets.hf_accelerate.plan import plan_accelerate
 

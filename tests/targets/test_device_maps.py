@@ -10,12 +10,12 @@ import numpy as np
 import pytest
 
 import gdp
+from gdp.base.errors import PlacementError
 from gdp.cluster.presets import cluster_preset
 from gdp.cluster.types import Device, make_cluster
 from gdp.costs.offload import with_offload
-from gdp.errors import PlacementError
 from gdp.graph.op_graph import OpGraph, make_graph
-from gdp.placement import Placement, make_placement
+from gdp.placement.placement import Placement, make_placement
 from gdp.targets.hf_accelerate.device_map import device_map, export_accelerate, hugging_face_names
 from gdp.targets.intel_openvino.export import export_openvino
 from gdp.targets.modules import kept_modules

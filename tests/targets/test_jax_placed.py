@@ -13,7 +13,7 @@ from jax_models import f32, scanned_layers
 from test_jax_runtime import devices, run_python
 
 import gdp
-from gdp.errors import ArgumentError, ModelError, PlacementError
+from gdp.base.errors import ArgumentError, ModelError, PlacementError
 
 SCRIPT = """
 import json, sys

@@ -15,14 +15,14 @@ import numpy as np
 import pytest
 
 from gdp.api.run import export
+from gdp.base.errors import ClusterError, ModelError
 from gdp.cluster.types import Cluster, Device, make_cluster
-from gdp.constraints import Constraints
-from gdp.errors import ClusterError, ModelError
 from gdp.graph.file import save_graph
 from gdp.measure.request import RunRequest
-from gdp.models import load, traced_model
-from gdp.placement import make_placement, save_placement
-from gdp.question import Question
+from gdp.placement.constraints import Constraints
+from gdp.placement.placement import make_placement, save_placement
+from gdp.question.models import load, traced_model
+from gdp.question.question import Question
 from gdp.targets.jax.program import Layout, SegmentedJaxProgram, argument_values, as_numpy
 from gdp.targets.jax.run import jax_devices, run_jax
 
@@ -49,7 +49,7 @@ def scattered(graph, seed: int, blocks: int = 6):  # type: ignore[no-untyped-def
 SCRIPT = """
 import json, sys
 import jax, numpy as np
-from gdp.models import traced_model
+from gdp.question.models import traced_model
 from gdp.targets.jax.run import run_jax
 from gdp.measure.measuring import Measuring
 from gdp.measure.request import RunRequest
@@ -248,7 +248,7 @@ def test_replicas_are_refused_and_left_out_where_the_model_is_placed_first(
         placed.append(question.constraints)
         raise stop
 
-    monkeypatch.setattr("gdp.solve.solve", solve)
+    monkeypatch.setattr("gdp.question.solve.solve", solve)
     with pytest.raises(RuntimeError, match="placed"):
         execute.run("python:jax_models:cnn", devices(2), objective="throughput")
     assert placed == [Constraints(replicas=False)]

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from tiny import plain_graph
 
+from gdp.base.errors import ClusterError
 from gdp.cluster.types import Cluster
-from gdp.errors import ClusterError
 from gdp.targets.jax.program import RELATIVE_TOLERANCE, _drawn, tolerance
 from gdp.targets.jax.run import jax_devices
 

@@ -12,23 +12,23 @@ from click.testing import CliRunner
 from gguf_models import MIB, VOCABULARY, box, sayable, write_gguf
 
 import gdp
-from gdp import solve
 from gdp.api.ask import require_answerable
 from gdp.api.run import export
+from gdp.base.errors import ClusterError, InfeasibleError, PlacementError
 from gdp.cli.main import cli
 from gdp.cluster.file import cluster_of_toml, cluster_toml, load_cluster, read_cluster
 from gdp.cluster.types import Cluster, Device, Link, make_cluster
-from gdp.constraints import Constraints, Pin
 from gdp.costs.base import roofline
 from gdp.costs.default import resolve_costs
 from gdp.costs.llamacpp import LlamaCosts
 from gdp.costs.offload import COPY_BYTES_PER_S, unpinned_bytes_per_s
-from gdp.errors import ClusterError, InfeasibleError, PlacementError
 from gdp.graph.op_graph import OUTPUT, OpDetail, OpGraph, make_graph
-from gdp.models import load
-from gdp.placement import make_placement
-from gdp.question import Question
-from gdp.result import Result
+from gdp.placement.constraints import Constraints, Pin
+from gdp.placement.placement import make_placement
+from gdp.question import solve
+from gdp.question.models import load
+from gdp.question.question import Question
+from gdp.question.result import Result
 from gdp.targets.llamacpp.blocks import _crossing
 from gdp.targets.llamacpp.flags import flags_of
 from gdp.targets.llamacpp.plan import plan_llamacpp

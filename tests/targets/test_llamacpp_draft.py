@@ -9,10 +9,10 @@ from click.testing import CliRunner
 
 import gdp
 from gdp.api.generation import generation_of
+from gdp.base.errors import ModelError
 from gdp.cli.main import cli
 from gdp.cluster.file import cluster_toml
-from gdp.errors import ModelError
-from gdp.models import with_draft
+from gdp.question.models import with_draft
 from gdp.sim.serving import written_in_a_pass
 from gdp.targets.llamacpp.flags import flags_of, slots_of
 from gdp.targets.llamacpp.parts import held_bytes

@@ -7,7 +7,7 @@ import pytest
 
 import gdp
 from gdp.api.generation import generation_of
-from gdp.errors import ModelError
+from gdp.base.errors import ModelError
 from gdp.importers.gguf_projector import read_projector
 from gdp.ops.llamacpp import PROJECTOR
 from gdp.ops.rule import SOFTMAX_FLOP

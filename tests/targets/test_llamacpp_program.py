@@ -8,8 +8,8 @@ import pytest
 from gguf_models import MIB, box, sayable, write_gguf
 
 import gdp
-from gdp.errors import MeasurementError
-from gdp.models import load
+from gdp.base.errors import MeasurementError
+from gdp.question.models import load
 from gdp.targets.llamacpp.flags import flags_of, slots_of
 from gdp.targets.llamacpp.run import Worker
 from tests.targets.test_llamacpp_runs import lent_core

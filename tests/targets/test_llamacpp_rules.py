@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from gdp.cluster.presets import cluster_preset
-from gdp.models import load
-from gdp.question import Question
+from gdp.question.models import load
+from gdp.question.question import Question
 from gdp.targets.llamacpp.flags import flags_of
 from gdp.targets.llamacpp.plan import plan_llamacpp
 from gdp.targets.llamacpp.rules import (

@@ -11,13 +11,13 @@ from click.testing import CliRunner
 from gguf_models import box, write_gguf
 
 import gdp
+from gdp.base.errors import ClusterError, ModelError
 from gdp.cli.main import cli
 from gdp.cluster.file import write_cluster
 from gdp.cluster.types import Cluster, Device, make_cluster
-from gdp.errors import ClusterError, ModelError
 from gdp.graph.request import DECODE
-from gdp.models import load
-from gdp.question import Question
+from gdp.question.models import load
+from gdp.question.question import Question
 from gdp.targets.llamacpp import run as runtime
 from gdp.targets.llamacpp.flags import Flags, slots_of
 from gdp.targets.llamacpp.plan import plan_llamacpp

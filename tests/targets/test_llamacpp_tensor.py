@@ -8,20 +8,20 @@ import pytest
 from click.testing import CliRunner
 
 import gdp
-from gdp import solve
 from gdp.api.generation import generation_of
+from gdp.base.errors import ModelError, PlacementError
 from gdp.cli.main import cli
 from gdp.cluster.file import write_cluster
 from gdp.cluster.types import Cluster
-from gdp.constraints import Constraints, parse_pin
 from gdp.costs.base import roofline
 from gdp.costs.op_offload import sent_bytes
-from gdp.errors import ModelError, PlacementError
 from gdp.graph.op_graph import OpGraph
-from gdp.models import load
-from gdp.placement import Placement, Split, load_placement, make_placement
-from gdp.prepare import prepare_placement
-from gdp.question import Question
+from gdp.placement.constraints import Constraints, parse_pin
+from gdp.placement.placement import Placement, Split, load_placement, make_placement
+from gdp.question import solve
+from gdp.question.models import load
+from gdp.question.prepare import prepare_placement
+from gdp.question.question import Question
 from gdp.splits.division import Pieces, division_of
 from gdp.splits.sharding import Shares, exchanges, member_graph
 from gdp.targets.llamacpp.flags import flags_of, slots_of

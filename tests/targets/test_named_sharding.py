@@ -16,9 +16,9 @@ import torch
 from generating_configs import generating_config
 
 import gdp
-from gdp.errors import PlacementError
-from gdp.models import load
-from gdp.placement import Placement, Split, make_placement
+from gdp.base.errors import PlacementError
+from gdp.placement.placement import Placement, Split, make_placement
+from gdp.question.models import load
 from gdp.targets.named_sharding.export import sharding_plan
 
 CONFIG: dict[str, Any] = {

@@ -7,16 +7,16 @@ import numpy as np
 import pytest
 from click.testing import CliRunner
 
-from gdp import solve
 from gdp.api.answer import answer
+from gdp.base.errors import InfeasibleError
 from gdp.cli.main import cli
 from gdp.cluster.types import Cluster, Device, make_cluster
-from gdp.constraints import Constraints, Pin
 from gdp.costs.base import CostModel
-from gdp.errors import InfeasibleError
 from gdp.graph.op_graph import INPUT, OUTPUT, OpGraph, make_graph
 from gdp.methods.base import Search
-from gdp.question import Question
+from gdp.placement.constraints import Constraints, Pin
+from gdp.question import solve
+from gdp.question.question import Question
 from gdp.targets.intel_openvino.export import hetero_plan
 from gdp.targets.table import EXPORTERS, PLANNERS
 

@@ -9,18 +9,18 @@ from onnx import TensorProto, helper, numpy_helper
 
 from gdp.api.run import run
 from gdp.api.simulate import simulate
+from gdp.base.cores import usable_cores
+from gdp.base.errors import ModelError
 from gdp.cluster.presets import device_preset
 from gdp.cluster.types import Cluster, make_cluster
-from gdp.cores import usable_cores
 from gdp.costs.base import roofline
-from gdp.errors import ModelError
 from gdp.graph.op_graph import OpGraph
 from gdp.importers.onnx.model import load_onnx
 from gdp.measure.compare import compare, merge_comparisons
 from gdp.measure.measuring import Measuring
 from gdp.measure.plan import make_plan, roofline_prediction
 from gdp.measure.request import RunRequest
-from gdp.placement import load_placement, make_placement, save_placement
+from gdp.placement.placement import load_placement, make_placement, save_placement
 from gdp.targets.onnx_source import load_source
 from gdp.targets.onnxruntime.run import check_outputs, cut_plan, make_inputs, prepare, run_onnx
 

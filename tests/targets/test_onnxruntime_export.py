@@ -14,13 +14,13 @@ from onnx import TensorProto, helper, numpy_helper
 from onnx.reference import ReferenceEvaluator
 
 from gdp.api.run import export
+from gdp.base.errors import ModelError, PlacementError
+from gdp.base.files.writing import TargetError
 from gdp.cluster.presets import cluster_preset
 from gdp.cluster.types import Device, make_cluster
-from gdp.errors import ModelError, PlacementError
-from gdp.files.writing import TargetError
 from gdp.graph.op_graph import OpGraph
 from gdp.importers.onnx.model import load_onnx_model
-from gdp.placement import Placement, Teams
+from gdp.placement.placement import Placement, Teams
 from gdp.targets.onnxruntime import export as exporter
 from gdp.targets.onnxruntime.export import export_onnxruntime
 from gdp.targets.table import EXPORTERS

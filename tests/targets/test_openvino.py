@@ -16,11 +16,11 @@ import pytest
 from onnx import TensorProto, numpy_helper
 
 from gdp.api.run import export
+from gdp.base.errors import PlacementError
 from gdp.cluster.types import Cluster, Device, make_cluster
-from gdp.errors import PlacementError
 from gdp.graph.op_graph import OpGraph
 from gdp.importers.onnx.model import load_onnx
-from gdp.placement import make_placement
+from gdp.placement.placement import make_placement
 from gdp.targets.intel_openvino.export import export_openvino
 
 WIDTH, LAYERS, PLUGIN = 32, 4, "openvino_intel_cpu_plugin"  # its device is called CPU...

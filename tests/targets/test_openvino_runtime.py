@@ -11,13 +11,13 @@ from click.testing import CliRunner
 from onnx import TensorProto, numpy_helper
 
 from gdp.api.run import run
+from gdp.base.errors import ClusterError, ModelError, PlacementError, RefusedError
 from gdp.cli.main import cli
 from gdp.cluster.presets import cluster_preset
 from gdp.cluster.types import Device, make_cluster
-from gdp.errors import ClusterError, ModelError, PlacementError, RefusedError
 from gdp.measure.measuring import Measuring
-from gdp.models import load
-from gdp.placement import make_placement
+from gdp.placement.placement import make_placement
+from gdp.question.models import load
 
 pytest.importorskip("openvino", reason="needs the openvino package")
 SHORT = Measuring(seconds=0.3)

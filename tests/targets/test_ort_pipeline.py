@@ -8,10 +8,10 @@ import onnxruntime as ort
 import pytest
 from onnx import TensorProto, helper
 
+from gdp.base.cores import usable_cores
+from gdp.base.errors import ClusterError
 from gdp.cluster.presets import cluster_preset, device_preset
 from gdp.cluster.types import make_cluster
-from gdp.cores import usable_cores
-from gdp.errors import ClusterError
 from gdp.measure.cycle import Cycle
 from gdp.measure.measuring import Quota
 from gdp.targets.onnxruntime.run import (

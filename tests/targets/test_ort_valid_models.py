@@ -8,10 +8,10 @@ import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
+from gdp.base.cores import usable_cores
+from gdp.base.errors import ModelError
 from gdp.cluster.presets import device_preset
 from gdp.cluster.types import make_cluster
-from gdp.cores import usable_cores
-from gdp.errors import ModelError
 from gdp.graph.op_graph import OpGraph
 from gdp.importers.onnx.model import load_onnx
 from gdp.measure.compare import OutputCheck

@@ -8,12 +8,12 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 from gdp.api.run import export, run
+from gdp.base.cores import usable_cores
+from gdp.base.errors import ModelError
 from gdp.cluster.presets import device_preset
 from gdp.cluster.types import make_cluster
-from gdp.cores import usable_cores
-from gdp.errors import ModelError
 from gdp.importers.onnx.model import load_onnx
-from gdp.placement import make_placement
+from gdp.placement.placement import make_placement
 from gdp.targets.onnx_source import (
     Source,
     external_locations,

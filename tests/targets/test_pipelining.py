@@ -17,16 +17,17 @@ import pytest
 from tiny import plain_graph, unit_cluster
 
 import gdp
-from gdp import solve, targets
+from gdp import targets
 from gdp.api.answer import answer
+from gdp.base.errors import InfeasibleError, PlacementError
 from gdp.cluster.types import Cluster, Device, make_cluster
 from gdp.costs.base import roofline
-from gdp.errors import InfeasibleError, PlacementError
 from gdp.graph.op_graph import OpGraph
 from gdp.methods.base import Search
 from gdp.methods.chain import LayerCosts
-from gdp.placement import make_placement
-from gdp.question import Question
+from gdp.placement.placement import make_placement
+from gdp.question import solve
+from gdp.question.question import Question
 from gdp.targets.pipelining.export import export_pipelining, idle_share, stages_of
 from gdp.targets.pipelining.plan import best_pipeline
 
@@ -390,7 +391,7 @@ def spec(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
 
 def test_boundaries_are_calls_that_happen_once(spec: str) -> None:
     from gdp.importers.pytorch.model import boundaries
-    from gdp.models import traced_model
+    from gdp.question.models import traced_model
 
     recorded: Any = traced_model(spec)
     recorded = recorded.record()
@@ -405,7 +406,7 @@ def test_boundaries_are_calls_that_happen_once(spec: str) -> None:
 def test_no_boundary_is_before_a_read_of_the_input_or_at_a_second_call(spec: str) -> None:
     """`early` is called before the input is read for the last time, `twice` behind it."""
     from gdp.importers.pytorch.model import boundaries
-    from gdp.models import traced_model
+    from gdp.question.models import traced_model
 
     recorded: Any = traced_model(spec.replace(":net", ":late"))
     assert list(boundaries(recorded.record()).values()) == ["once"]
@@ -434,7 +435,7 @@ def test_why_a_module_stays_on_one_device_is_said(spec: str, tmp_path: Path) -> 
 
 def test_two_ranks_compute_what_the_module_does(spec: str, tmp_path: Path) -> None:
     from gdp.api.run import export
-    from gdp.models import load
+    from gdp.question.models import load
 
     torch: Any = pytest.importorskip("torch")
     if not torch.distributed.is_available():

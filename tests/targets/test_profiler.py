@@ -9,9 +9,9 @@ import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
-from gdp.cores import usable_cores
+from gdp.base.cores import usable_cores
+from gdp.base.errors import ClusterError
 from gdp.costs.profile import load_profile, save_profile
-from gdp.errors import ClusterError
 from gdp.importers.onnx.model import load_onnx
 from gdp.targets.jax.profile import bandwidth, statistic, timed_rounds
 from gdp.targets.onnx_source import load_source

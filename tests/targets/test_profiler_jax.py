@@ -9,9 +9,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from gdp.base.errors import ClusterError
 from gdp.cluster.presets import device_preset, kind_of
 from gdp.costs.calibrate import calibrate
-from gdp.errors import ClusterError
 from gdp.targets.jax.profile import (
     cut,
     jax_device,

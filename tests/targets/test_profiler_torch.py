@@ -6,12 +6,12 @@ from typing import Any
 import numpy as np
 import pytest
 
+from gdp.base.errors import ClusterError
 from gdp.cluster.presets import cluster_preset
 from gdp.costs.calibrate import calibrate
 from gdp.costs.fit import FitConfig
 from gdp.costs.learned import LearnedCosts
 from gdp.costs.profile import load_profile, save_profile
-from gdp.errors import ClusterError
 from gdp.importers.pytorch.model import TorchModel
 
 torch: Any = pytest.importorskip("torch", reason="torch is not installed")

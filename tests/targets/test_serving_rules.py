@@ -8,14 +8,14 @@ import numpy as np
 import pytest
 from click.testing import CliRunner
 
+from gdp.base.errors import InfeasibleError, ModelError
 from gdp.cli.main import cli
 from gdp.cluster.presets import cluster_preset, device_preset, presets
 from gdp.cluster.table import compute_capability
 from gdp.costs.base import roofline
-from gdp.errors import InfeasibleError, ModelError
 from gdp.graph.op_graph import WEIGHT_BLOCK, OpGraph
 from gdp.importers.pytorch.quantised import SCHEMES
-from gdp.question import Question
+from gdp.question.question import Question
 from gdp.splits.division import division_of
 from gdp.splits.sharding import Shares, member_graph
 from gdp.targets.engine import kind_of, legal_devices, unknown_method, why_not_on
@@ -205,7 +205,7 @@ def test_numbers_of_the_options_reach_both_engines() -> None:
 
 @pytest.mark.parametrize("other", [False, True])
 def test_a_plan_that_drafts_keeps_its_draft_in_both_engines(other: bool) -> None:
-    from gdp.placement import DraftModel
+    from gdp.placement.placement import DraftModel
     from gdp.targets.sglang.export import arguments, why
 
     options = VllmOptions((4,), (0, 1), 0.9, 64, tensor=2, draft=DraftModel("hf:small", 4),

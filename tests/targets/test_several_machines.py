@@ -8,15 +8,15 @@ import numpy as np
 import pytest
 
 import gdp
+from gdp.base.errors import PlacementError
+from gdp.base.files.writing import OWN_FILES_ONLY
 from gdp.cluster.machines import in_order_of_machines, machines, numbers_on_machine
 from gdp.cluster.presets import cluster_preset
 from gdp.cluster.types import Cluster, Device, Link, make_cluster
 from gdp.costs.base import roofline
-from gdp.errors import PlacementError
-from gdp.files.writing import OWN_FILES_ONLY
 from gdp.methods.chain import layer_row
-from gdp.placement import Placement, make_placement
-from gdp.question import Question
+from gdp.placement.placement import Placement, make_placement
+from gdp.question.question import Question
 from gdp.targets.sglang.export import arguments as of_sglang
 from gdp.targets.sglang.export import why as why_of_sglang
 from gdp.targets.table import EXPORTERS, PLANNERS

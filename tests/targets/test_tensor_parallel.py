@@ -18,16 +18,16 @@ import torch
 from generating_configs import generating_config
 
 import gdp
-from gdp import solve
+from gdp.base.errors import MeasurementError, ModelError, PlacementError
 from gdp.cluster.types import Cluster, Device, make_cluster
 from gdp.costs.base import roofline
-from gdp.errors import MeasurementError, ModelError, PlacementError
 from gdp.graph.op_graph import OpGraph
 from gdp.measure.measuring import Measuring
 from gdp.measure.request import RunRequest
-from gdp.models import load
-from gdp.placement import Placement, Split, make_placement
-from gdp.question import Question
+from gdp.placement.placement import Placement, Split, make_placement
+from gdp.question import solve
+from gdp.question.models import load
+from gdp.question.question import Question
 from gdp.targets.table import PLANNERS
 from gdp.targets.tensor_parallel import runner
 from gdp.targets.tensor_parallel.export import planned

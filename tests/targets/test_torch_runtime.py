@@ -9,8 +9,8 @@ from gdp.cluster.presets import cluster_preset
 from gdp.importers.pytorch.model import TorchModel
 from gdp.measure.measuring import Measuring
 from gdp.measure.request import RunRequest
-from gdp.placement import make_placement
-from gdp.question import Question
+from gdp.placement.placement import make_placement
+from gdp.question.question import Question
 from gdp.sim.segments import segments
 
 torch: Any = pytest.importorskip("torch", reason="torch is not installed")
@@ -91,7 +91,7 @@ def test_pieces_are_timed_where_each_device_has_what_it_reads() -> None:
     from dataclasses import replace
 
     from gdp.measure.plan import make_plan
-    from gdp.prepare import prepare_placement
+    from gdp.question.prepare import prepare_placement
     from gdp.targets.pytorch.run import (
         SegmentedTorchProgram,
         Workers,

@@ -10,20 +10,20 @@ import pytest
 from click.testing import CliRunner
 
 import gdp
-from gdp import solve
+from gdp.base.errors import PlacementError
+from gdp.base.units import format_seconds
 from gdp.cli.main import cli
 from gdp.cluster.types import Cluster, Device, make_cluster
 from gdp.costs.base import roofline
-from gdp.errors import PlacementError
 from gdp.graph.generation import generation_graph
 from gdp.graph.op_graph import INPUT, OUTPUT, OpGraph, make_graph
 from gdp.graph.request import Request
 from gdp.methods.chain import layer_row
-from gdp.placement import Placement, make_placement
-from gdp.question import Question
+from gdp.placement.placement import Placement, make_placement
+from gdp.question import solve
+from gdp.question.question import Question
 from gdp.targets.table import PLANNERS
 from gdp.targets.vllm.export import vllm_options
-from gdp.units import format_seconds
 
 LAYERS, WEIGHTS, TOKEN = 4, 100_000, 80
 """Layers of a decoder, bytes of the weights of each, bytes that each caches of a token."""

@@ -9,19 +9,19 @@ import numpy as np
 import pytest
 
 import gdp
-from gdp import solve
 from gdp.api.fit import FitRow, _with_answer
 from gdp.api.generation import generation_answer
+from gdp.base.errors import ArgumentError, InfeasibleError, PlacementError
 from gdp.cli.fit import fit_text
 from gdp.cluster.types import Cluster, Device, make_cluster
-from gdp.constraints import Constraints, Pin
 from gdp.costs.base import roofline
-from gdp.errors import ArgumentError, InfeasibleError, PlacementError
 from gdp.graph.op_graph import OpGraph
 from gdp.methods.chain import layer_row
-from gdp.placement import Placement, Split, load_placement, make_placement, save_placement
-from gdp.question import Question
-from gdp.result import Result
+from gdp.placement.constraints import Constraints, Pin
+from gdp.placement.placement import Placement, Split, load_placement, make_placement, save_placement
+from gdp.question import solve
+from gdp.question.question import Question
+from gdp.question.result import Result
 from gdp.targets.table import PLANNERS
 from gdp.targets.vllm.export import VllmOptions, export_vllm, vllm_options
 from gdp.targets.vllm.groups import grouped

@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 
 import gdp
+from gdp.base.errors import InfeasibleError
 from gdp.cluster.file import load_cluster, with_max_memory
 from gdp.cluster.reserve import with_reserve
-from gdp.errors import InfeasibleError
-from gdp.question import Question
+from gdp.question.question import Question
 from gdp.targets.vllm.memory import captured_graphs, kept_bytes
 
 GIB, MIB = 1 << 30, 1 << 20

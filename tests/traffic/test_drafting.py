@@ -13,12 +13,12 @@ from click.testing import CliRunner
 import gdp
 from gdp.api.traffic.drafting import Draft, parse_draft
 from gdp.api.traffic.plan import ServedPlan
+from gdp.base.units import format_bytes
 from gdp.cli.main import cli
-from gdp.placement import DraftModel
+from gdp.placement.placement import DraftModel
 from gdp.sim.serving import Drafting, ServingEngine, serve
 from gdp.sim.traffic import Arrival, Traffic
 from gdp.targets.vllm.export import VllmOptions
-from gdp.units import format_bytes
 from tests.generating_configs import generating_config
 
 ENGINE = ServingEngine(0.010, 0.001, 1e-5, 64, 8, math.inf)

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from gdp.files.disk_cache import use_xla_cache
+from gdp.base.files.disk_cache import use_xla_cache
 from gdp.learn.evaluator import PlacementEvaluator
 from gdp.learn.hsdag.network import ColocatedNodes, HsdagConfig, make_nodes
 from gdp.methods.base import Assignment

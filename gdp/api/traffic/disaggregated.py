@@ -18,13 +18,13 @@ import numpy as np
 from gdp.api.answer import answer
 from gdp.api.ask import ask
 from gdp.api.traffic.plan import PrefillGroup, ServedPlan, engine_on, model_bytes
+from gdp.base.errors import ArgumentError, InfeasibleError
 from gdp.cluster.types import NO_CHANNEL, Cluster
-from gdp.constraints import Pin, allowed_mask
-from gdp.errors import ArgumentError, InfeasibleError
 from gdp.graph.generation import cached_share
-from gdp.models import Generation
-from gdp.question import Question
-from gdp.result import GenerationAnswer, Result
+from gdp.placement.constraints import Pin, allowed_mask
+from gdp.question.models import Generation
+from gdp.question.question import Question
+from gdp.question.result import GenerationAnswer, Result
 from gdp.sim.serving import ServingEngine, TwoGroups, in_steady_state, serve_disaggregated
 from gdp.sim.traffic import Traffic
 

@@ -13,14 +13,14 @@ import msgspec
 
 from gdp.api.generation import draft_answer, with_draft_memory
 from gdp.api.traffic.plan import ServedPlan, engine_of
-from gdp.errors import ArgumentError
-from gdp.models import is_gguf
-from gdp.placement import MOST_DRAFT_TOKENS, DraftModel
-from gdp.prepare import requests_in_flight
-from gdp.result import GenerationAnswer
+from gdp.base.errors import ArgumentError
+from gdp.base.units import format_bytes, whole_number
+from gdp.placement.placement import MOST_DRAFT_TOKENS, DraftModel
+from gdp.question.models import is_gguf
+from gdp.question.prepare import requests_in_flight
+from gdp.question.result import GenerationAnswer
 from gdp.sim.serving import Drafting, in_steady_state, serve
 from gdp.sim.traffic import Traffic
-from gdp.units import format_bytes, whole_number
 
 
 @dataclass(frozen=True)

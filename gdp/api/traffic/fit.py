@@ -11,12 +11,12 @@ from gdp.api.answer import loading_note
 from gdp.api.traffic.drafting import Draft
 from gdp.api.traffic.plan import ServedPlan
 from gdp.api.traffic.serve import served_plan
+from gdp.base.errors import ArgumentError, InfeasibleError
 from gdp.cluster.file import Machine, load_cluster
-from gdp.constraints import Constraints
 from gdp.costs.base import CostModel
-from gdp.errors import ArgumentError, InfeasibleError
 from gdp.methods.base import Search
-from gdp.models import Generation, with_options
+from gdp.placement.constraints import Constraints
+from gdp.question.models import Generation, with_options
 from gdp.sim.traffic import Spread, Traffic
 from gdp.sim.traffic_text import parse_traffic
 

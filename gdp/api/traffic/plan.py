@@ -4,18 +4,19 @@ import math
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from gdp import solve
 from gdp.api.generation import generation_answer, rooms
+from gdp.base.errors import ArgumentError, GdpError
+from gdp.base.units import format_bytes, format_seconds
 from gdp.costs.measured.costs import prompt_launch_s
-from gdp.errors import ArgumentError, GdpError
 from gdp.graph.op_graph import OpGraph
 from gdp.importers.pytorch.config_spec import parse_config_spec
 from gdp.importers.spec import ModelSpec
-from gdp.models import load, spec_of
-from gdp.placement import Placement, make_placement
-from gdp.prepare import requests_in_flight
-from gdp.question import Question
-from gdp.result import GenerationAnswer, Result
+from gdp.placement.placement import Placement, make_placement
+from gdp.question import solve
+from gdp.question.models import load, spec_of
+from gdp.question.prepare import requests_in_flight
+from gdp.question.question import Question
+from gdp.question.result import GenerationAnswer, Result
 from gdp.sim.serving import ServingEngine, in_steady_state, serve
 from gdp.sim.traffic import ServedTraffic, Spread, Traffic
 from gdp.sim.traffic_text import NO_LIMITS, TrafficLimits, parse_traffic
@@ -23,7 +24,6 @@ from gdp.targets.table import TARGETS
 from gdp.targets.target import imported
 from gdp.targets.vllm.layouts import Degrees
 from gdp.targets.vllm.plan import beyond, stages_of, vllm_cluster, vllm_defaults
-from gdp.units import format_bytes, format_seconds
 
 NEAR = 1.5
 """Requests at once that differ by no more than this factor have the same seconds of a pass."""

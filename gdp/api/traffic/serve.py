@@ -22,15 +22,15 @@ from gdp.api.traffic.plan import (
     on_its_passes,
     require_context,
 )
-from gdp.clock import Phases
+from gdp.base.clock import Phases
+from gdp.base.errors import ArgumentError, InfeasibleError
 from gdp.cluster.file import Machine, load_cluster
-from gdp.constraints import Constraints
 from gdp.costs.base import CostModel
-from gdp.errors import ArgumentError, InfeasibleError
 from gdp.importers.pytorch.huggingface import longest_named
 from gdp.methods.base import Search
-from gdp.models import Generation
-from gdp.question import Kept, Question
+from gdp.placement.constraints import Constraints
+from gdp.question.models import Generation
+from gdp.question.question import Kept, Question
 from gdp.sim.traffic import Traffic
 from gdp.sim.traffic_text import NO_LIMITS, TrafficLimits, parse_limits, parse_traffic
 from gdp.targets.vllm.plan import vllm_cluster

@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from gdp.errors import GdpError
+from gdp.base.errors import GdpError
 
 Decorator = Callable[[Callable[..., None]], Callable[..., None]]
 

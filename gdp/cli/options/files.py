@@ -8,15 +8,15 @@ from pathlib import Path
 
 import click
 
-from gdp.cli.options.decorators import Decorator, pass_one
-from gdp.cli.show import AS_JSON
-from gdp.files.writing import (
+from gdp.base.files.writing import (
     OverwritePolicy,
     TargetError,
     check_file_writable,
     check_folder_writable,
     is_stream,
 )
+from gdp.cli.options.decorators import Decorator, pass_one
+from gdp.cli.show import AS_JSON
 
 
 @dataclass(frozen=True)
@@ -57,7 +57,7 @@ def overwrite_policy(*read: str | os.PathLike[str] | None, force: bool) -> Overw
     """Permission to overwrite, for a command that reads these models and files."""
 
     def sources() -> list[Path]:
-        from gdp.models import source_files
+        from gdp.question.models import source_files
 
         given = [os.fspath(spec) for spec in read if spec is not None]
         return [path for spec in given for path in (Path(spec), *source_files(spec))]

@@ -6,15 +6,15 @@ from typing import TYPE_CHECKING
 
 import click
 
+from gdp.base.errors import ClusterError
 from gdp.cli.options.decorators import alone, option, pass_dataclass, pass_one, prefix_errors
-from gdp.errors import ClusterError
 
 if TYPE_CHECKING:
+    from gdp.base.tasks import Engine
     from gdp.cluster.types import Cluster
-    from gdp.device_maps import DeviceMap
     from gdp.graph.op_graph import OpGraph
-    from gdp.placement import Placement
-    from gdp.tasks import Engine
+    from gdp.placement.device_maps import DeviceMap
+    from gdp.placement.placement import Placement
 
 
 NO_BACKEND = "--backend is of llama.cpp alone: it is for .gguf models, leave it out for others"
@@ -115,8 +115,8 @@ backend = alone(ClusterOptions, "backend")
 
 
 def _engine(processes: int | None, ray: str | None) -> "Engine":
-    from gdp.cores import num_cores
-    from gdp.tasks import Engine
+    from gdp.base.cores import num_cores
+    from gdp.base.tasks import Engine
 
     return Engine(processes or num_cores(), ray)
 

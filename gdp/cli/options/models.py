@@ -7,20 +7,20 @@ from typing import TYPE_CHECKING
 
 import click
 
+from gdp.base.errors import ArgumentError
 from gdp.cli.options.decorators import alone, option, pass_dataclass, prefix_errors
-from gdp.errors import ArgumentError
 
 if TYPE_CHECKING:
     from gdp.graph.op_graph import OpGraph
-    from gdp.models import Model
+    from gdp.question.models import Model
 
 _COUNT = click.IntRange(1, 2**31 - 1)
 
 
 def _context(context: click.Context, parameter: click.Parameter, value: str | None) -> str | None:
     """A number of tokens, or "max"."""
+    from gdp.base.units import whole_number
     from gdp.importers.spec import LONGEST
-    from gdp.units import whole_number
 
     if value is not None and value != LONGEST and whole_number(value) is None:
         raise click.BadParameter(f"{value!r} must be a number of tokens, or max")
@@ -58,9 +58,9 @@ def parse_generate(text: str) -> dict[str, int]:
 def load_with_progress(
     model: "Model", dims: "Mapping[str, int] | None" = None, room_bytes: int | None = None
 ) -> "OpGraph":
-    """Import a model by `gdp.models.load`; report the stages of tracing on stderr."""
+    """Import a model by `gdp.question.models.load`; report the stages of tracing on stderr."""
     from gdp.cli.show import told
-    from gdp.models import load
+    from gdp.question.models import load
 
     with told():
         return load(model, dims, room_bytes=room_bytes)
@@ -106,7 +106,7 @@ class ModelOptions:
 
     def __post_init__(self) -> None:
         """Append task, batch, sequence, quantisation and decoding to the spec of the model."""
-        from gdp.models import spec_of, with_options
+        from gdp.question.models import spec_of, with_options
 
         if isinstance(self, NamedModel) and not self.spec:
             if any(getattr(self, f.name) for f in fields(self)):
@@ -139,7 +139,7 @@ class ModelOptions:
             raise click.UsageError(f"{beside} says all tokens and requests: leave out --{name}")
 
     def _require_generating(self) -> None:
-        from gdp.models import HF_PREFIX, is_gguf
+        from gdp.question.models import HF_PREFIX, is_gguf
 
         if not (self.spec.startswith(HF_PREFIX) or is_gguf(self.spec)):
             raise click.UsageError(
@@ -154,7 +154,7 @@ class ModelOptions:
             parse_generate(self.generate or "")
 
     def load(self, room_bytes: int | None = None) -> "OpGraph":
-        """Import the model by `gdp.models.load`; on a terminal, report the stages of tracing."""
+        """Import the model by `gdp.question.models.load`; on a terminal, report its stages."""
         return load_with_progress(self.spec, self.bound(), room_bytes)
 
     @property
@@ -165,14 +165,14 @@ class ModelOptions:
     @property
     def is_placement(self) -> bool:
         """True where the argument is a placement's file, which remembers its model."""
-        from gdp.files.writing import is_written_by_gdp
+        from gdp.base.files.writing import is_written_by_gdp
 
         path = Path(self.spec)
         return path.is_file() and is_written_by_gdp(path, "placement")
 
     def bound(self) -> "Mapping[str, int]":
         """Sizes of the symbolic dimensions."""
-        from gdp.models import with_dims
+        from gdp.question.models import with_dims
 
         return with_dims(self.dims)
 

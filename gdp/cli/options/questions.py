@@ -16,11 +16,11 @@ from gdp.cli.options.searches import (
 )
 
 if TYPE_CHECKING:
-    from gdp.constraints import Constraints
-    from gdp.device_maps import DeviceMap
-    from gdp.models import Model
-    from gdp.placement import Placement
-    from gdp.question import Question
+    from gdp.placement.constraints import Constraints
+    from gdp.placement.device_maps import DeviceMap
+    from gdp.placement.placement import Placement
+    from gdp.question.models import Model
+    from gdp.question.question import Question
 
 
 @dataclass(frozen=True)
@@ -78,7 +78,7 @@ def asking(objective: Decorator) -> Decorator:
 
 def read_placement(path: str) -> "Placement | DeviceMap":
     """The placement or device map of a file."""
-    from gdp.placement import read_placed
+    from gdp.placement.placement import read_placed
 
     return read_placed(path)
 
@@ -105,7 +105,7 @@ class About:
         Raises:
             PlacementError: Other demands are given than the placement was made with.
         """
-        from gdp.question import question_about
+        from gdp.question.question import question_about
 
         read = read_placement(placement)
         record = getattr(read, "question", None)

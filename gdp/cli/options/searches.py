@@ -11,8 +11,8 @@ from gdp.cli.options.decorators import alone, option, pass_dataclass, prefix_err
 from gdp.targets.table import PLANNERS
 
 if TYPE_CHECKING:
-    from gdp.constraints import Constraints
     from gdp.methods.base import Search
+    from gdp.placement.constraints import Constraints
 
 OFFLOADING = [name for name, row in PLANNERS.items() if row.offloads]
 BY_MODULE = [name for name, row in PLANNERS.items() if row.by_module]
@@ -146,7 +146,7 @@ class ConstraintOptions:
 
     def read(self) -> "Constraints":
         """The rules of the file, then those of the flags; raises `GdpError` on a bad rule."""
-        from gdp.constraints import Constraints, merge, parse_pin, read_constraints
+        from gdp.placement.constraints import Constraints, merge, parse_pin, read_constraints
 
         rules = {}
         for flag, texts in (("--pin", self.pins), ("--forbid", self.forbid)):

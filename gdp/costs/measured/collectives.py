@@ -33,12 +33,12 @@ import msgspec
 import numpy as np
 from jaxtyping import Float
 
-from gdp import checkpoint
+from gdp.base import checkpoint
+from gdp.base.errors import ArgumentError
+from gdp.base.files.reading import Kind, convert, data_path
 from gdp.cluster.links import concurrent_rings, link_family
 from gdp.cluster.types import NO_CHANNEL, Cluster
 from gdp.costs.measured.kernels import ENGINES
-from gdp.errors import ArgumentError
-from gdp.files.reading import Kind, convert, data_path
 
 NAME = "collectives"
 """Folder of the shipped curves in `checkpoints/`."""

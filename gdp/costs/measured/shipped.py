@@ -7,10 +7,10 @@ from pathlib import Path
 import msgspec
 import numpy as np
 
-from gdp import checkpoint
+from gdp.base import checkpoint
+from gdp.base.files.reading import Kind, convert, data_path
 from gdp.cluster.table import presets
 from gdp.costs.measured.network import KernelNetwork
-from gdp.files.reading import Kind, convert, data_path
 
 NAME = "kernels"
 """Folder of the shipped network in `checkpoints/`."""

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from gdp.errors import ModelError, reason_of
+from gdp.base.errors import ModelError, reason_of
 from gdp.graph.op_graph import INPUT, OUTPUT, OpGraph
 from gdp.importers.jax.jaxpr import (
     JaxStep,

@@ -21,7 +21,7 @@ from typing import Any
 
 import onnx_ir as ir
 
-from gdp.errors import ModelError
+from gdp.base.errors import ModelError
 
 LONGEST = 500
 """Characters; a longer name is a symbol."""

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from gdp.errors import ModelError
-from gdp.files.writing import storable
+from gdp.base.errors import ModelError
+from gdp.base.files.writing import storable
 from gdp.graph.op_graph import OpGraph
 
 if TYPE_CHECKING:

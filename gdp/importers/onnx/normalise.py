@@ -6,7 +6,7 @@ from decimal import Decimal
 import numpy as np
 import onnx_ir as ir
 
-from gdp.errors import ModelError
+from gdp.base.errors import ModelError
 from gdp.graph.op_graph import topological_order
 from gdp.importers.onnx.read import one_line, root_cause
 from gdp.importers.onnx.validate import describe

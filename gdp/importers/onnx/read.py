@@ -7,8 +7,8 @@ import onnx
 import onnx_ir as ir
 from google.protobuf.message import DecodeError
 
-from gdp.errors import ModelError
-from gdp.files.reading import open_regular
+from gdp.base.errors import ModelError
+from gdp.base.files.reading import open_regular
 from gdp.importers.onnx.strip import (
     PROTOBUF_LIMIT_BYTES,
     TooDeepError,

@@ -15,7 +15,7 @@ import onnx
 import onnx_ir as ir
 from onnx import checker, defs, shape_inference
 
-from gdp.errors import ModelError
+from gdp.base.errors import ModelError
 from gdp.importers.onnx.read import one_line
 from gdp.importers.onnx.spec import foreign_data
 from gdp.ops.onnx_view import (

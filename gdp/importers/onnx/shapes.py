@@ -16,7 +16,7 @@ from typing import Literal
 import numpy as np
 import onnx_ir as ir
 
-from gdp.errors import ModelError
+from gdp.base.errors import ModelError
 from gdp.importers.onnx.dims import Dimensions, how_to_bind
 from gdp.importers.onnx.schema import (
     STANDARD_DOMAINS,

@@ -10,8 +10,8 @@ import onnx
 from google.protobuf.message import DecodeError
 from onnx.external_data_helper import ExternalDataInfo, uses_external_data
 
-from gdp.errors import ModelError
-from gdp.files.reading import is_folder, is_there, open_regular
+from gdp.base.errors import ModelError
+from gdp.base.files.reading import is_folder, is_there, open_regular
 
 
 def resolve_spec(spec: str | os.PathLike[str]) -> Path:

@@ -8,7 +8,7 @@ from typing import Any
 
 import onnx
 
-from gdp.files.reading import open_regular
+from gdp.base.files.reading import open_regular
 
 STRIP_BYTES = 32 * 1024
 """Tensor data longer than this is skipped when only shapes are wanted; it is far more than the

@@ -11,7 +11,7 @@ from pathlib import Path
 import onnx
 from onnx import AttributeProto, TensorProto, TypeProto
 
-from gdp.errors import ModelError
+from gdp.base.errors import ModelError
 
 _STANDARD = ("", "ai.onnx")
 MAX_OPSET = (1 << 31) - 1

@@ -12,7 +12,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from gdp.errors import ModelError
+from gdp.base.errors import ModelError
 from gdp.importers.pytorch.closed import closed, error_line
 
 FIELDS = ("past_key_values", "cache_params", "cache", "state")

@@ -17,8 +17,8 @@ import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from gdp.errors import MissingExtraError
-from gdp.version import install_command
+from gdp.base.errors import MissingExtraError
+from gdp.base.version import install_command
 
 _OFFLINE = {
     "HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1", "HF_HUB_DISABLE_TELEMETRY": "1",

@@ -12,8 +12,8 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from gdp.errors import ModelError
-from gdp.files.reading import Kind, read_bytes
+from gdp.base.errors import ModelError
+from gdp.base.files.reading import Kind, read_bytes
 
 LOG = logging.getLogger(__name__)
 

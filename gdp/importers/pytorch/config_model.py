@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from gdp.errors import ModelError
+from gdp.base.errors import ModelError
 from gdp.importers.pytorch.closed import error_line, not_at_hand
 from gdp.importers.pytorch.config_check import ATTENTION
 from gdp.importers.pytorch.config_tasks import TASKS

@@ -6,7 +6,9 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
-from gdp.errors import InfeasibleError, ModelError
+from gdp.base.errors import InfeasibleError, ModelError
+from gdp.base.terminal import stage
+from gdp.base.units import format_bytes
 from gdp.graph.generation import generation_graph, with_context
 from gdp.graph.request import CacheGrowth, Request
 from gdp.graph.serving import Served, served
@@ -47,8 +49,6 @@ from gdp.importers.pytorch.unread import (
     with_unread,
 )
 from gdp.ops.vllm import AT_ONCE
-from gdp.terminal import stage
-from gdp.units import format_bytes
 
 
 @dataclass(frozen=True, eq=False)

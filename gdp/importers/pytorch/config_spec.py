@@ -3,13 +3,13 @@
 from dataclasses import dataclass
 from pathlib import Path
 
-from gdp.errors import ModelError
-from gdp.files.reading import is_file, is_folder
+from gdp.base.errors import ModelError
+from gdp.base.files.reading import is_file, is_folder
+from gdp.base.units import whole_number
 from gdp.graph.request import Request
 from gdp.importers.program import batch_of, request_tokens, spec_parts
 from gdp.importers.pytorch.config_tasks import TASKS
 from gdp.ops.vllm import AT_ONCE
-from gdp.units import whole_number
 
 PREFIX = "hf:"
 TYPES = ("bfloat16", "float16", "float32")

@@ -10,7 +10,7 @@ import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
-from gdp.errors import ModelError
+from gdp.base.errors import ModelError
 
 TASKS = {
     "causal-lm": "AutoModelForCausalLM",

@@ -17,7 +17,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from gdp.files.reading import open_regular
+from gdp.base.files.reading import open_regular
 from gdp.importers.pytorch.config_check import check_config, without_code
 from gdp.importers.pytorch.config_spec import (
     TYPES,

@@ -10,10 +10,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from gdp.errors import MissingExtraError, ModelError
+from gdp.base.errors import MissingExtraError, ModelError
+from gdp.base.version import install_command
 from gdp.importers.program import users_code
 from gdp.importers.pytorch.masks import masks_as_run
-from gdp.version import install_command
 
 
 def import_torch() -> Any:

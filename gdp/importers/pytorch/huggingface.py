@@ -12,6 +12,7 @@ from dataclasses import astuple, replace
 from types import SimpleNamespace
 from typing import Any
 
+from gdp.base.terminal import stage
 from gdp.graph.op_graph import OpGraph
 from gdp.graph.serving import Served
 from gdp.importers.program import Traced
@@ -48,7 +49,6 @@ from gdp.importers.pytorch.quantised import (
 )
 from gdp.importers.pytorch.sizes import Sizes
 from gdp.importers.pytorch.trace_cache import cache_trace, find_facts, find_trace, key_of
-from gdp.terminal import stage
 
 
 def huggingface_model(text: str, device: str = "meta", *, whole: bool = True) -> HuggingFaceModel:

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from gdp.errors import ModelError
+from gdp.base.errors import ModelError
 from gdp.graph.op_graph import INPUT, OUTPUT
 from gdp.importers.program import Op, ProgramOps, Value, attributes_of
 from gdp.ops.rule import OpCost, Shape

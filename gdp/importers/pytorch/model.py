@@ -8,8 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from gdp.constraints import outermost
-from gdp.errors import ModelError
+from gdp.base.errors import ModelError
 from gdp.graph.op_graph import OUTPUT, OpGraph
 from gdp.importers.program import Results, Traced, Value, build, positions, report
 from gdp.importers.pytorch.export import exported, import_torch
@@ -21,6 +20,7 @@ from gdp.importers.pytorch.listing import (
     module_calls,
     require_function,
 )
+from gdp.placement.constraints import outermost
 
 _OPTIONS = ("name", "dynamic_shapes", "held", "optimizer", "loss", "stored", "assumed", "offloaded")
 

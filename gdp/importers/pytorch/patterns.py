@@ -10,7 +10,7 @@ import re
 import time
 from typing import Any
 
-from gdp.errors import ModelError, one_line
+from gdp.base.errors import ModelError, one_line
 
 LIMIT_S = 5.0
 """CPU seconds that all patterns of a configuration may take; those in use take milliseconds."""

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from gdp.errors import GdpError
+from gdp.base.errors import GdpError
 from gdp.importers.program import Results, Traced, build
 from gdp.importers.pytorch.caches import on_meta
 from gdp.importers.pytorch.cut import UncuttableError

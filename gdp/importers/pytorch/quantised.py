@@ -17,12 +17,12 @@ from dataclasses import dataclass
 from math import ceil
 from typing import Any, NamedTuple
 
-from gdp.errors import ModelError
+from gdp.base.errors import ModelError
+from gdp.base.units import format_bytes
 from gdp.graph.op_graph import WEIGHT_ARITHMETIC, WEIGHT_BLOCK
 from gdp.importers.program import Op, ProgramOps, Value
 from gdp.importers.pytorch.patterns import NamePatterns
 from gdp.importers.pytorch.quantised_check import check_quantization
-from gdp.units import format_bytes
 
 Config = Mapping[str, Any]
 

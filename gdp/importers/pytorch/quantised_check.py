@@ -4,7 +4,7 @@ reads, wherever it stands."""
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
-from gdp.errors import ModelError
+from gdp.base.errors import ModelError
 
 MOST_DEPTH = 16
 

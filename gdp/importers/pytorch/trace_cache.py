@@ -12,9 +12,9 @@ from typing import Any
 
 import msgspec
 
-from gdp.errors import GdpError
-from gdp.files.disk_cache import read_cached, write_cached
-from gdp.files.reading import Kind, decode_json
+from gdp.base.errors import GdpError
+from gdp.base.files.disk_cache import read_cached, write_cached
+from gdp.base.files.reading import Kind, decode_json
 from gdp.graph.file import decode_graph, encode_graph
 from gdp.importers.program import Op, Traced, Value
 from gdp.importers.pytorch.quantised import StoredWeight
@@ -26,8 +26,8 @@ TRACES = "traces"
 """Kind of the cache. A trace is named by the configuration, the arguments, the versions of Python,
 torch and transformers, and the importer's code: whatever changes one of them is traced anew."""
 _ROOT = Path(__file__).resolve().parents[2]
-_CODE = ("constraints.py", "graph/*.py", "importers/*.py", "importers/pytorch/*.py", "ops/*.py",
-         "units.py")  # fmt: skip
+_CODE = ("base/units.py", "graph/*.py", "importers/*.py", "importers/pytorch/*.py", "ops/*.py",
+         "placement/constraints.py")  # fmt: skip
 _TRACE_KIND = Kind("cached trace", GdpError)
 
 

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from gdp.errors import ModelError
+from gdp.base.errors import ModelError
 from gdp.importers.program import Op, Results, Value, users_code
 from gdp.importers.pytorch.export import exported, import_torch
 from gdp.importers.pytorch.listing import ExportedOps, list_call, list_inputs, list_output, scope_of

@@ -10,11 +10,11 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import replace
 from typing import Any, NamedTuple
 
+from gdp.base.units import format_bytes
 from gdp.graph.op_graph import UNREAD, OpDetail, OpGraph, make_graph
 from gdp.graph.request import PREFILL, SINGLE
 from gdp.importers.program import Op, Traced, Value
 from gdp.importers.pytorch.quantised import StoredWeight
-from gdp.units import format_bytes
 
 _BLOCK = re.compile(r"^(?:.*?\.)?\d+(?=\.|$)")
 

@@ -18,8 +18,8 @@ import numpy as np
 import optax
 from jaxtyping import Array, Bool, Float, Int
 
-from gdp.clock import Clock
-from gdp.files.disk_cache import use_xla_cache
+from gdp.base.clock import Clock
+from gdp.base.files.disk_cache import use_xla_cache
 from gdp.graph.groups import best_edges, components
 from gdp.learn.evaluator import PlacementEvaluator
 from gdp.learn.hsdag.network import (

@@ -13,14 +13,14 @@ from typing import TYPE_CHECKING
 import numpy as np
 from jaxtyping import Int
 
-from gdp.clock import Clock
+from gdp.base.clock import Clock
+from gdp.base.rows import imported
 from gdp.graph.groups import inverse
 from gdp.methods.annealing.move_score import new_scorer, restart_scorer
 from gdp.methods.base import Assignment
 from gdp.methods.scoring import OP_S, Evaluated, score_all
 from gdp.problem.arrays import arrays_of
 from gdp.problem.problem import Problem
-from gdp.rows import imported
 from gdp.sim.objectives import memory_binds, objective_of
 from gdp.sim.score import values
 

@@ -16,8 +16,8 @@ from typing import NamedTuple, no_type_check
 import numba
 import numpy as np
 
-from gdp.kernels.options import BARE, INNER, INNER_INLINE
-from gdp.kernels.struct import as_struct
+from gdp.base.kernels.options import BARE, INNER, INNER_INLINE
+from gdp.base.kernels.struct import as_struct
 from gdp.methods.annealing.move_score_kernels import (
     ACCEPTED,
     RENEW,

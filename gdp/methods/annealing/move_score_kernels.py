@@ -15,8 +15,8 @@ from typing import NamedTuple, no_type_check
 import numba
 import numpy as np
 
-from gdp.kernels.options import INNER, INNER_INLINE
-from gdp.kernels.struct import as_struct
+from gdp.base.kernels.options import INNER, INNER_INLINE
+from gdp.base.kernels.struct import as_struct
 from gdp.methods.annealing.moves_kernels import uniform
 from gdp.sim.kernels.events import sending_s
 

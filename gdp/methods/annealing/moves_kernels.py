@@ -9,8 +9,8 @@ from typing import NamedTuple, no_type_check
 import numba
 import numpy as np
 
-from gdp.kernels.options import INNER, INNER_INLINE
-from gdp.kernels.struct import as_struct
+from gdp.base.kernels.options import INNER, INNER_INLINE
+from gdp.base.kernels.struct import as_struct
 from gdp.problem.arrays import Arrays
 
 SINGLE, NEIGHBOUR, CHAIN, WINDOW, SWAP, CUT, CLUSTER = 0, 1, 2, 3, 4, 5, 6

@@ -7,10 +7,10 @@ from typing import Any
 import numpy as np
 from jaxtyping import Int
 
+from gdp.base.errors import MissingExtraError
+from gdp.base.version import install_command
 from gdp.bounds.loads import owned_weights
-from gdp.errors import MissingExtraError
 from gdp.problem.problem import Problem
-from gdp.version import install_command
 
 TICKS = 10**8
 """Whole-number units in the known value: all times are rounded down to one, which keeps bounds."""

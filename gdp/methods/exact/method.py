@@ -27,10 +27,11 @@ from collections.abc import Callable
 import numpy as np
 from jaxtyping import Int
 
+from gdp.base.clock import Clock, WorkClock
+from gdp.base.errors import MissingExtraError
+from gdp.base.rows import imported
 from gdp.bounds.loads import NO_POINTS
 from gdp.bounds.work import work_over_speed_s
-from gdp.clock import Clock, WorkClock
-from gdp.errors import MissingExtraError
 from gdp.methods.base import Answer, Assignment, Method, Search
 from gdp.methods.exact.targets import CLOSE, ProofState, close_gap
 from gdp.methods.scoring import (
@@ -49,7 +50,6 @@ from gdp.methods.shares import (
     EXACT_VALUE_SHARE,
 )
 from gdp.problem.problem import Problem
-from gdp.rows import imported
 from gdp.sim.objectives import OBJECTIVES, objective_of
 from gdp.sim.score import may_replicate
 

@@ -11,8 +11,8 @@ from typing import Any
 
 import numpy as np
 
+from gdp.base.clock import Clock
 from gdp.bounds.linear_program import PlacementSolution
-from gdp.clock import Clock
 from gdp.methods.shares import EXACT_TARGET_SHARE
 
 BETTER = 1.0 - 1e-6

@@ -17,6 +17,7 @@ from dataclasses import replace
 import numpy as np
 from jaxtyping import Bool, Int
 
+from gdp.base.clock import Clock
 from gdp.bounds.budget import WorkBudget
 from gdp.bounds.linear_program import (
     UNIT,
@@ -26,7 +27,6 @@ from gdp.bounds.linear_program import (
     dual_weights,
 )
 from gdp.bounds.path_program import build_paths, path_program_size, rows_bind, timing_graph
-from gdp.clock import Clock
 from gdp.methods.base import Answer, Assignment, Search, inner_seed
 from gdp.methods.fix_and_optimise.rounds import (
     free_region,

@@ -20,6 +20,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from jaxtyping import Bool, Float
 
+from gdp.base.clock import Clock
 from gdp.bounds.linear_program import (
     UNIT,
     PlacementSolution,
@@ -35,7 +36,6 @@ from gdp.bounds.loads import (
     more_points,
     placed_points,
 )
-from gdp.clock import Clock
 from gdp.methods.base import Answer, Assignment, Search
 from gdp.methods.fix_and_optimise.rounds import (
     free_region,

@@ -11,8 +11,8 @@ from collections.abc import Callable
 import numpy as np
 from jaxtyping import Bool, Int
 
+from gdp.base.clock import Clock
 from gdp.bounds.linear_program import LinearProgram, Solution, least_whole
-from gdp.clock import Clock
 from gdp.methods.base import Answer, Assignment, Search
 from gdp.methods.scoring import Evaluated, best_of, expand, missing_text
 from gdp.methods.shares import FIT_ROUND_SHARE

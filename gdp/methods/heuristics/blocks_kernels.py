@@ -8,9 +8,9 @@ from typing import no_type_check
 import numba
 import numpy as np
 
-from gdp.kernels.cache import KEEP
-from gdp.kernels.options import BARE, INLINE
-from gdp.kernels.struct import as_struct
+from gdp.base.kernels.cache import KEEP
+from gdp.base.kernels.options import BARE, INLINE
+from gdp.base.kernels.struct import as_struct
 from gdp.problem.arrays import Arrays
 
 as_struct(Arrays)

@@ -12,8 +12,8 @@ from typing import NamedTuple, no_type_check
 import numba
 import numpy as np
 
-from gdp.kernels.options import BARE, INNER, INNER_INLINE
-from gdp.kernels.struct import as_struct
+from gdp.base.kernels.options import BARE, INNER, INNER_INLINE
+from gdp.base.kernels.struct import as_struct
 from gdp.problem.arrays import Arrays
 from gdp.problem.weights_kernels import added_bytes, holder
 from gdp.sim.kernels.events import sending_s

@@ -6,7 +6,9 @@ from typing import Any
 import numpy as np
 from jaxtyping import Float, Int
 
-from gdp.errors import MissingExtraError
+from gdp.base.errors import MissingExtraError
+from gdp.base.terminal import redirect_native_stdout
+from gdp.base.version import install_command
 from gdp.methods.base import Answer, Assignment, Search
 from gdp.methods.priorities import upward_rank
 from gdp.methods.repair import repair_and_select
@@ -19,8 +21,6 @@ from gdp.methods.scoring import (
 )
 from gdp.problem.problem import Problem
 from gdp.sim.objectives import objective_of
-from gdp.terminal import redirect_native_stdout
-from gdp.version import install_command
 
 # METIS sums integer weights; this keeps sums of a whole graph within 31 bits.
 _TOTAL_WEIGHT = 1 << 28

@@ -7,7 +7,7 @@ from typing import NamedTuple
 import numpy as np
 from jaxtyping import Float, Int
 
-from gdp.clock import Clock
+from gdp.base.clock import Clock
 from gdp.graph.groups import inverse, merge_ids, sum_per_group
 from gdp.methods.annealing.annealer import AnnealConfig, anneal, make_annealer
 from gdp.methods.base import Answer, Assignment, Search

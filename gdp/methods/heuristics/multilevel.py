@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from jaxtyping import Float, Int
 
-from gdp.errors import MissingExtraError
+from gdp.base.errors import MissingExtraError
 from gdp.graph.groups import alike, inverse
 from gdp.graph.op_graph import OpGraph
 from gdp.methods.base import Answer, Assignment, Search

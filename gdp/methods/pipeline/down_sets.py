@@ -10,7 +10,7 @@ from typing import NamedTuple
 import numpy as np
 from jaxtyping import Float, Int, UInt
 
-from gdp.clock import Clock
+from gdp.base.clock import Clock
 from gdp.methods.pipeline.lattice import (
     DownSets,
     Lattice,

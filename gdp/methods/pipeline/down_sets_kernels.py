@@ -13,7 +13,7 @@ from typing import no_type_check
 import numba
 import numpy as np
 
-from gdp.kernels.options import BARE
+from gdp.base.kernels.options import BARE
 from gdp.methods.pipeline.lattice_kernels import ZERO, busiest_lane_s, element_bit
 
 

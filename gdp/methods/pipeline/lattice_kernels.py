@@ -20,8 +20,8 @@ from typing import NamedTuple, no_type_check
 import numba
 import numpy as np
 
-from gdp.kernels.options import BARE, INLINE
-from gdp.kernels.struct import as_struct
+from gdp.base.kernels.options import BARE, INLINE
+from gdp.base.kernels.struct import as_struct
 from gdp.methods.pipeline.lattice import Lattice, StateWindows
 
 ONE, ZERO = np.uint64(1), np.uint64(0)

@@ -20,7 +20,8 @@ from typing import Any
 import numpy as np
 from jaxtyping import Int
 
-from gdp.clock import Clock
+from gdp.base.clock import Clock
+from gdp.base.rows import imported
 from gdp.methods.base import Answer, Assignment, Search
 from gdp.methods.pipeline.down_sets import (
     DownSetsAnswer,
@@ -52,7 +53,6 @@ from gdp.methods.scoring import (
 )
 from gdp.methods.shares import DOWN_SETS_SHARE, REPLICATED_SHARE
 from gdp.problem.problem import Problem
-from gdp.rows import imported
 from gdp.sim.latency import shares_processor
 from gdp.sim.objectives import objective_of
 from gdp.sim.score import MAX_CYCLE, cycle_length, may_replicate

@@ -20,10 +20,10 @@ import numba
 import numpy as np
 from jaxtyping import Int
 
-from gdp.clock import Clock
+from gdp.base.clock import Clock
+from gdp.base.kernels.options import BARE, INLINE
+from gdp.base.kernels.struct import as_struct
 from gdp.graph.groups import inverse
-from gdp.kernels.options import BARE, INLINE
-from gdp.kernels.struct import as_struct
 from gdp.methods.pipeline.down_sets import PipelineStage, cost_of
 from gdp.methods.pipeline.lattice import StageProgram
 from gdp.methods.pipeline.lattice_kernels import (

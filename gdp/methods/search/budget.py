@@ -7,7 +7,7 @@ but for those that `SearchConfig.coarse_share` gives to a coarser graph.
 
 from dataclasses import dataclass
 
-from gdp.clock import Clock
+from gdp.base.clock import Clock
 from gdp.methods.base import Search
 from gdp.methods.scoring import Evaluated
 

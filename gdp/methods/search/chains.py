@@ -12,8 +12,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 from jaxtyping import Int
 
+from gdp.base.clock import Clock
 from gdp.bounds.work import shared_work_s
-from gdp.clock import Clock
 from gdp.methods.annealing.annealer import AnnealConfig, anneal, annealer_of, make_annealer
 from gdp.methods.base import SEEDS, Assignment, Search, inner_seed
 from gdp.methods.scoring import Evaluated, best_of, group_seconds, is_compiling

@@ -17,15 +17,15 @@ from dataclasses import dataclass, replace
 import numpy as np
 from jaxtyping import Int
 
-from gdp.clock import Clock
+from gdp.base.clock import Clock
+from gdp.base.errors import InfeasibleError
 from gdp.cluster.types import ALONE, NO_CHANNEL, Cluster, overflow_bytes
-from gdp.errors import InfeasibleError
 from gdp.methods.base import Answer, Assignment, Method, Search
 from gdp.methods.pipeline.stage_costs import device_classes
 from gdp.methods.scoring import Evaluated, is_compiling
 from gdp.methods.search.local_search import local_search
 from gdp.methods.shares import TEAMS_LOOK_SHARE
-from gdp.placement import Teams
+from gdp.placement.placement import Teams
 from gdp.problem.problem import Problem, make_problem
 from gdp.problem.ticks import round_to_ticks
 from gdp.sim.score import MAX_CYCLE, busy_seconds, cycle_length, peak_bytes, period_s, score

@@ -11,8 +11,8 @@ from typing import NamedTuple, no_type_check
 import numba
 import numpy as np
 
-from gdp.kernels.options import BARE, INNER
-from gdp.kernels.struct import as_struct
+from gdp.base.kernels.options import BARE, INNER
+from gdp.base.kernels.struct import as_struct
 from gdp.methods.annealing.annealer_kernels import (
     EVALUATIONS,
     RANK_SWAP,

@@ -10,7 +10,7 @@ from functools import partial
 
 import numpy as np
 
-from gdp.clock import Clock
+from gdp.base.clock import Clock
 from gdp.graph.groups import inverse
 from gdp.methods.annealing.annealer import (
     AnnealConfig,

@@ -4,8 +4,8 @@ import typing
 
 import numba
 
-from gdp.kernels.options import BARE
-from gdp.kernels.struct import as_struct
+from gdp.base.kernels.options import BARE
+from gdp.base.kernels.struct import as_struct
 from gdp.problem.arrays import Arrays
 
 as_struct(Arrays)

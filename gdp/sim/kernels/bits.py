@@ -12,7 +12,7 @@ import numpy as np
 from llvmlite import ir
 from numba.extending import intrinsic
 
-from gdp.kernels.options import INNER_INLINE
+from gdp.base.kernels.options import INNER_INLINE
 
 U6, U63 = np.uint64(6), np.uint64(63)
 ONE, ZERO = np.uint64(1), np.uint64(0)

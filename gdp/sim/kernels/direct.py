@@ -21,7 +21,7 @@ import typing
 import numba
 import numpy as np
 
-from gdp.kernels.options import INNER, INNER_INLINE
+from gdp.base.kernels.options import INNER, INNER_INLINE
 from gdp.sim.kernels.bits import add_bit, clear_bits, pop_bit
 from gdp.sim.kernels.events import (
     END,

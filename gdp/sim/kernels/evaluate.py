@@ -5,7 +5,7 @@ import typing
 import numba
 import numpy as np
 
-from gdp.kernels.options import BARE, INNER, INNER_INLINE
+from gdp.base.kernels.options import BARE, INNER, INNER_INLINE
 from gdp.sim.engine import OPENS
 from gdp.sim.kernels.direct import run_latency
 from gdp.sim.kernels.events import run_events, sending_s, set_order

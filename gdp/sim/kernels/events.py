@@ -21,8 +21,8 @@ import typing
 import numba
 import numpy as np
 
-from gdp.kernels.options import BARE, INNER, INNER_INLINE
-from gdp.kernels.struct import as_struct
+from gdp.base.kernels.options import BARE, INNER, INNER_INLINE
+from gdp.base.kernels.struct import as_struct
 from gdp.problem.ticks import send_time
 from gdp.sim.engine import CHUNK, MAX_DEVICES, PAYS, PENDING, EngineArrays, Workspace
 from gdp.sim.kernels.bits import add_bit, clear_bits, pop_bit

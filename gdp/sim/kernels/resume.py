@@ -15,8 +15,8 @@ import numba
 import numpy as np
 from jaxtyping import Bool, Float, Int, UInt
 
-from gdp.kernels.options import BARE, INNER, INNER_INLINE
-from gdp.kernels.struct import as_struct
+from gdp.base.kernels.options import BARE, INNER, INNER_INLINE
+from gdp.base.kernels.struct import as_struct
 from gdp.problem.problem import Problem
 from gdp.sim.engine import Workspace
 from gdp.sim.kernels.bits import add_bit, pop_bit

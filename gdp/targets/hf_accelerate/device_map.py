@@ -6,13 +6,13 @@ from typing import Any
 
 import numpy as np
 
+from gdp.base.errors import PlacementError
+from gdp.base.files.writing import OWN_FILES_ONLY, OverwritePolicy, indented_json, new_contents
 from gdp.cluster.machines import numbers_on_machine
 from gdp.cluster.types import Cluster
 from gdp.costs.offload import KINDS, is_offload
-from gdp.errors import PlacementError
-from gdp.files.writing import OWN_FILES_ONLY, OverwritePolicy, indented_json, new_contents
 from gdp.graph.op_graph import OpGraph
-from gdp.placement import Placement
+from gdp.placement.placement import Placement
 from gdp.targets.modules import torch_module
 from gdp.targets.target import ExportJob
 
@@ -156,7 +156,7 @@ def export_accelerate(
     *,
     module: Any = None,
 ) -> list[Path]:
-    """Write `device_map.json` into the folder; see `gdp.files.writing` for `overwrite`.
+    """Write `device_map.json` into the folder; see `gdp.base.files.writing` for `overwrite`.
 
     Raises `PlacementError` also where everything is offloaded: without an accelerator in the map
     accelerate would compute on the CPU.

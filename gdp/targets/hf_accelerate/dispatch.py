@@ -8,16 +8,16 @@ from typing import Any
 
 import numpy as np
 
-from gdp.constraints import beginning
-from gdp.device_maps import longest_holder
-from gdp.errors import MissingExtraError, ModelError, PlacementError
+from gdp.base.errors import MissingExtraError, ModelError, PlacementError
+from gdp.base.units import format_bytes
+from gdp.base.version import install_command
 from gdp.graph.op_graph import OpGraph
-from gdp.placement import Placement
-from gdp.question import Question
+from gdp.placement.constraints import beginning
+from gdp.placement.device_maps import longest_holder
+from gdp.placement.placement import Placement
+from gdp.question.question import Question
 from gdp.targets.hf_accelerate.device_map import device_map
 from gdp.targets.torch_devices import require_devices, torch_names
-from gdp.units import format_bytes
-from gdp.version import install_command
 
 SIZE_TOLERANCE = 0.25
 """Share by which the weights of a module may differ in bytes from those that were placed: what

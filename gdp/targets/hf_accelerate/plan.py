@@ -15,10 +15,10 @@ from typing import Any, NamedTuple
 import numpy as np
 from jaxtyping import Float, Int
 
-from gdp import solve
+from gdp.base.errors import ArgumentError, InfeasibleError, PlacementError
+from gdp.base.units import format_bytes
 from gdp.cluster.machines import numbers_on_machine
 from gdp.cluster.types import Cluster
-from gdp.constraints import Pin, streamed_bytes, together_ids
 from gdp.costs.default import resolve_costs
 from gdp.costs.offload import (
     KINDS,
@@ -29,19 +29,19 @@ from gdp.costs.offload import (
     weight_way_s,
     with_offload,
 )
-from gdp.errors import ArgumentError, InfeasibleError, PlacementError
 from gdp.graph.groups import merge_ids, sum_per_group
 from gdp.graph.op_graph import OpGraph
 from gdp.methods.chain import layer_row
 from gdp.methods.shares import RESIDENT_SHARE
-from gdp.placement import Placement, make_placement
-from gdp.question import Question
-from gdp.result import Result, with_bound
+from gdp.placement.constraints import Pin, streamed_bytes, together_ids
+from gdp.placement.placement import Placement, make_placement
+from gdp.question import solve
+from gdp.question.question import Question
+from gdp.question.result import Result, with_bound
 from gdp.sim.objectives import find_objective
 from gdp.targets.modules import torch_model, torch_module, with_whole_modules
 from gdp.targets.peers import Peer, beside, broken_constraint
 from gdp.targets.rows import MEMORY_SHARES, balance_memory, layer_costs
-from gdp.units import format_bytes
 
 OFFLOADS = ("cpu", "disk", "none")
 

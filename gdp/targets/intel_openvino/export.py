@@ -8,12 +8,12 @@ from typing import Any
 import numpy as np
 from jaxtyping import Int
 
+from gdp.base.errors import PlacementError
+from gdp.base.files.writing import OWN_FILES_ONLY, OverwritePolicy, indented_json, new_contents
 from gdp.cluster.machines import numbers_on_machine
 from gdp.cluster.types import Cluster
-from gdp.errors import PlacementError
-from gdp.files.writing import OWN_FILES_ONLY, OverwritePolicy, indented_json, new_contents
 from gdp.graph.op_graph import OpGraph
-from gdp.placement import Placement
+from gdp.placement.placement import Placement
 from gdp.sim.segments import segment_values, segments
 from gdp.targets.target import ExportJob
 
@@ -27,7 +27,7 @@ def export_openvino(
 ) -> list[Path]:
     """Write `affinity.json`, `devices.json` and a loader into the folder.
 
-    See `gdp.files.writing` for `overwrite`. Raises `PlacementError` as `hetero_plan` does.
+    See `gdp.base.files.writing` for `overwrite`. Raises `PlacementError` as `hetero_plan` does.
     """
     plan = hetero_plan(graph, placement.device, placement.device_names)
     files = {"affinity.json": plan, "devices.json": _openvino_names(cluster)}

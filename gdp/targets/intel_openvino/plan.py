@@ -9,14 +9,14 @@ from dataclasses import replace
 import numpy as np
 from jaxtyping import Int
 
-from gdp import solve
-from gdp.constraints import allowed_mask
-from gdp.errors import InfeasibleError, PlacementError
+from gdp.base.errors import InfeasibleError, PlacementError
 from gdp.graph.op_graph import OpGraph
 from gdp.methods.base import Candidate
-from gdp.placement import Placement, check, make_placement
-from gdp.question import Question
-from gdp.result import Result
+from gdp.placement.constraints import allowed_mask
+from gdp.placement.placement import Placement, check, make_placement
+from gdp.question import solve
+from gdp.question.question import Question
+from gdp.question.result import Result
 from gdp.targets.intel_openvino.export import hetero_plan
 from gdp.targets.modules import with_whole_modules
 from gdp.targets.rows import MEMORY_SHARES, layer_costs

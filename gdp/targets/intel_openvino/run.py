@@ -12,8 +12,9 @@ import numpy as np
 import onnx
 from onnx.external_data_helper import load_external_data_for_tensor
 
+from gdp.base.errors import ClusterError, ModelError, refused_by
+from gdp.base.version import install_command
 from gdp.cluster.types import CORE_KIND, Cluster
-from gdp.errors import ClusterError, ModelError, refused_by
 from gdp.importers.program import executed
 from gdp.measure.async_execution import AsyncExecution, measured_rows, versions
 from gdp.measure.compare import Arrays, OutputCheck, judge
@@ -24,7 +25,6 @@ from gdp.sim.segments import segments
 from gdp.targets.intel_openvino.export import hetero_plan
 from gdp.targets.onnx_inputs import MADE_UP, make_inputs, repeatable
 from gdp.targets.onnx_source import Source, load_source, randomised
-from gdp.version import install_command
 
 PLUGIN = "openvino_intel_cpu_plugin"
 """OpenVINO has one device CPU; further processors of a cluster are its plug-in once more."""

@@ -3,10 +3,10 @@
 from dataclasses import replace
 from pathlib import Path
 
+from gdp.base.files.writing import OWN_FILES_ONLY, OverwritePolicy, new_contents
 from gdp.cluster.file import cluster_toml
 from gdp.cluster.types import Cluster
-from gdp.files.writing import OWN_FILES_ONLY, OverwritePolicy, new_contents
-from gdp.placement import Placement, QuestionRecord, save_placement
+from gdp.placement.placement import Placement, QuestionRecord, save_placement
 from gdp.targets.target import ExportJob
 
 _RUNNER = '''"""Runs @MODEL@ as placement.json says, checks it and times it.
@@ -60,7 +60,7 @@ def export_jax(
 ) -> list[Path]:
     """Write `placement.json` and `run.py`, which traces `model`, a `python:` name, again and
     executes it on devices of the kinds that `cluster` says; returns the paths. See
-    `gdp.files.writing` for `overwrite`."""
+    `gdp.base.files.writing` for `overwrite`."""
     # Files of costs and models that the question names need not be where this folder goes.
     placement = replace(placement, question=QuestionRecord(cluster=cluster_toml(cluster)))
     with new_contents(output, "export to jax", overwrite) as folder:

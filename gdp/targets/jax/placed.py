@@ -5,12 +5,12 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from gdp.errors import ArgumentError, ModelError
+from gdp.base.errors import ArgumentError, ModelError
 from gdp.importers.jax.trace import JaxModel, RecordedJax, jax_model
 from gdp.importers.program import Value
 from gdp.measure.plan import make_plan, roofline_prediction
-from gdp.placement import Placement
-from gdp.question import Question
+from gdp.placement.placement import Placement
+from gdp.question.question import Question
 from gdp.targets.jax.program import Layout, SegmentedJaxProgram, array_on, whole_array
 from gdp.targets.jax.run import jax_devices
 

@@ -12,10 +12,10 @@ from typing import Any
 
 import numpy as np
 
+from gdp.base.cores import num_cores
+from gdp.base.errors import ClusterError
 from gdp.cluster.presets import kind_of
-from gdp.cores import num_cores
 from gdp.costs.profile import DeviceRecord, Kernel, Overheads, Profile, ProfiledModel
-from gdp.errors import ClusterError
 from gdp.importers.jax.trace import JaxModel
 from gdp.importers.program import executed
 from gdp.measure.record import bandwidth, runs_within, statistic, timed, timed_rounds

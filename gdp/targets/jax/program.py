@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from jaxtyping import Int
 
-from gdp.errors import ModelError
+from gdp.base.errors import ModelError
 from gdp.graph.op_graph import OUTPUT, OpGraph
 from gdp.importers.jax.jaxpr import JaxStep, stack_rows
 from gdp.importers.jax.trace import JaxModel, RecordedJax

@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
+from gdp.base.errors import ClusterError, ModelError
 from gdp.cluster.types import Cluster
-from gdp.errors import ClusterError, ModelError
 from gdp.graph.op_graph import OpGraph
 from gdp.importers.jax.trace import JaxModel, RecordedJax
 from gdp.importers.program import executed

@@ -13,14 +13,14 @@ from functools import cached_property
 import numpy as np
 from jaxtyping import Float, Int
 
+from gdp.base.errors import InfeasibleError, PlacementError
 from gdp.cluster.types import Cluster
-from gdp.errors import InfeasibleError, PlacementError
 from gdp.graph.generation import steps_of
 from gdp.graph.op_graph import OpGraph
 from gdp.methods.intervals import best_row
-from gdp.prepare import problem_of, requests_in_flight
 from gdp.problem.arrays import arrays_of
-from gdp.question import Question
+from gdp.question.prepare import problem_of, requests_in_flight
+from gdp.question.question import Question
 from gdp.sim.segments import border_tensors
 from gdp.targets.llamacpp.flags import Slots
 from gdp.targets.llamacpp.parts import held_bytes

@@ -16,14 +16,14 @@ from typing import Any, NamedTuple
 import numpy as np
 from jaxtyping import Int
 
+from gdp.base.errors import PlacementError
+from gdp.base.files.writing import OWN_FILES_ONLY, OverwritePolicy, indented_json, new_contents
 from gdp.cluster.machines import machine_of
 from gdp.cluster.types import Cluster
 from gdp.costs.op_offload import applies, is_sent, offloads
-from gdp.errors import PlacementError
-from gdp.files.writing import OWN_FILES_ONLY, OverwritePolicy, indented_json, new_contents
 from gdp.graph.op_graph import OpGraph
 from gdp.ops.llamacpp import BATCH, DRAFT, PROJECTOR, UBATCH
-from gdp.placement import DraftModel, Placement
+from gdp.placement.placement import DraftModel, Placement
 from gdp.splits.division import alone
 from gdp.targets.llamacpp.rules import MOST_GPUS, RPC_SERVER
 from gdp.targets.target import ExportJob

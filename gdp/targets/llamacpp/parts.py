@@ -7,15 +7,15 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 from jaxtyping import Int
 
+from gdp.base.units import format_seconds
 from gdp.cluster.machines import machine_of
-from gdp.constraints import allowed_mask
 from gdp.costs.op_offload import LENT
 from gdp.ops.llamacpp import DRAFT
-from gdp.prepare import requests_in_flight
-from gdp.question import Question
-from gdp.result import Result
+from gdp.placement.constraints import allowed_mask
+from gdp.question.prepare import requests_in_flight
+from gdp.question.question import Question
+from gdp.question.result import Result
 from gdp.targets.llamacpp.flags import Slots
-from gdp.units import format_seconds
 
 
 def homes_of_parts(question: Question, slots: Slots) -> Iterator[tuple[int, ...]]:

@@ -8,7 +8,7 @@ import numpy as np
 
 from gdp.ops.llamacpp import DRAFT
 from gdp.ops.rule import GATHER
-from gdp.prepare import Prediction
+from gdp.question.prepare import Prediction
 
 OVERLAPS = 0.88
 """Share of the seconds that a perfect pipeline saves. Of 66 pairs of llama-bench rows (prompts of

@@ -12,21 +12,22 @@ from pathlib import Path
 import numpy as np
 from jaxtyping import Int
 
-from gdp import solve
+from gdp.base.errors import ArgumentError, InfeasibleError, ModelError, PlacementError
+from gdp.base.units import format_seconds
 from gdp.bounds.work import roofline_bound_s
 from gdp.cluster.types import Cluster, fullness, nearly_full
 from gdp.costs.op_offload import applies, is_sent
-from gdp.errors import ArgumentError, InfeasibleError, ModelError, PlacementError
 from gdp.graph.generation import with_context
 from gdp.graph.op_graph import OpGraph
 from gdp.importers.spec import ModelSpec
 from gdp.methods.chain import EQUAL, EVEN_STEPS
-from gdp.models import is_gguf, load
 from gdp.ops.llamacpp import DRAFT, UBATCH
-from gdp.placement import Placement, make_placement
-from gdp.prepare import prepare_placement
-from gdp.question import Question
-from gdp.result import Result, counts_of, with_bound
+from gdp.placement.placement import Placement, make_placement
+from gdp.question import solve
+from gdp.question.models import is_gguf, load
+from gdp.question.prepare import prepare_placement
+from gdp.question.question import Question
+from gdp.question.result import Result, counts_of, with_bound
 from gdp.targets.llamacpp.blocks import LlamaBlocks, llama_blocks, llama_devices
 from gdp.targets.llamacpp.fit_rule import FitSizes, fit_plan
 from gdp.targets.llamacpp.flags import Slots, draft_of, slots_of
@@ -36,7 +37,6 @@ from gdp.targets.llamacpp.rules import with_known_gpus
 from gdp.targets.llamacpp.tensor import TensorPlan, tensor_plans
 from gdp.targets.peers import Peer, beside
 from gdp.targets.rows import FINE_SHARES, MEMORY_SHARES, SPREAD, balance_memory, first_feasible
-from gdp.units import format_seconds
 
 BOUND_BY = "weights and caches over the bandwidth of all devices, FLOPs over their peaks"
 UBATCHES = (1024, 2048, 4096)

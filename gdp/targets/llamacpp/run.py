@@ -18,9 +18,10 @@ from typing import Any, NamedTuple
 import numpy as np
 from jaxtyping import Int
 
+from gdp.base.cores import num_cores, usable_cores
+from gdp.base.errors import ClusterError, MeasurementError, ModelError
+from gdp.base.version import install_command
 from gdp.cluster.types import CORE_KIND, Cluster, Device
-from gdp.cores import num_cores, usable_cores
-from gdp.errors import ClusterError, MeasurementError, ModelError
 from gdp.graph.op_graph import OpGraph
 from gdp.graph.request import DECODE
 from gdp.importers.gguf_spec import GgufSpec, parse_gguf_spec
@@ -30,9 +31,8 @@ from gdp.measure.measuring import Quota, measure
 from gdp.measure.report import DEFAULT, PLACED, SINGLE, RunReport, SegmentTime, row
 from gdp.measure.request import RunRequest
 from gdp.measure.statistics import Trace
-from gdp.placement import make_placement
+from gdp.placement.placement import make_placement
 from gdp.targets.llamacpp.flags import Slots, flags_of, slots_of
-from gdp.version import install_command
 
 RPC_KIND = "rpc-core"
 """Begins the kinds of devices that are cores lent by llama.cpp's RPC server; what follows tells

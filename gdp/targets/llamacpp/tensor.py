@@ -15,23 +15,23 @@ from dataclasses import dataclass
 import numpy as np
 from jaxtyping import Int
 
+from gdp.base.errors import ModelError
+from gdp.base.units import format_bytes
 from gdp.cluster.machines import machine_of
 from gdp.cluster.types import Cluster
-from gdp.constraints import allowed_mask
 from gdp.costs.op_offload import LENT
-from gdp.errors import ModelError
 from gdp.graph.op_graph import OpGraph
 from gdp.methods.base import Candidate
-from gdp.placement import Placement, Split, make_placement
-from gdp.prepare import prepare_placement
-from gdp.question import Question
+from gdp.placement.constraints import allowed_mask
+from gdp.placement.placement import Placement, Split, make_placement
+from gdp.question.prepare import prepare_placement
+from gdp.question.question import Question
 from gdp.sim.objectives import Score
 from gdp.splits.division import alone
 from gdp.splits.members import known_division
 from gdp.targets.llamacpp.flags import Slots
 from gdp.targets.llamacpp.parts import held_bytes
 from gdp.targets.llamacpp.rules import leaves_one_without, no_tensor_split
-from gdp.units import format_bytes
 
 CACHES = ("f32", "f16", "bf16", "q8_0", "q4_0")
 """Types of cached keys and values that tensor splits can have."""

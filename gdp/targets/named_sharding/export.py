@@ -10,11 +10,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from gdp.base.errors import PlacementError
+from gdp.base.files.writing import new_contents
 from gdp.cluster.types import Cluster
-from gdp.errors import PlacementError
-from gdp.files.writing import new_contents
 from gdp.graph.op_graph import OpGraph
-from gdp.placement import Placement
+from gdp.placement.placement import Placement
 from gdp.targets.target import ExportJob
 from gdp.targets.tensor_parallel.export import divided_model
 from gdp.targets.tensor_parallel.shards import DividedParameter

@@ -11,7 +11,7 @@ import numpy as np
 import onnx
 from jaxtyping import Int
 
-from gdp.errors import ModelError
+from gdp.base.errors import ModelError
 from gdp.graph.op_graph import OpGraph
 from gdp.targets.onnx_inputs import values_read
 

@@ -12,23 +12,23 @@ import msgspec
 import numpy as np
 import onnx
 
-from gdp.cluster.machines import numbers_on_machine
-from gdp.cluster.types import CORE_KIND, Cluster
-from gdp.errors import ModelError
-from gdp.files.writing import (
+from gdp.base.errors import ModelError
+from gdp.base.files.writing import (
     OWN_FILES_ONLY,
     OverwritePolicy,
     check_folder_writable,
     indented_json,
     new_contents,
 )
+from gdp.base.version import gdp_version
+from gdp.cluster.machines import numbers_on_machine
+from gdp.cluster.types import CORE_KIND, Cluster
 from gdp.graph.op_graph import OpGraph
-from gdp.placement import Placement
+from gdp.placement.placement import Placement
 from gdp.sim.segments import segment_values, segments
 from gdp.targets.onnx_source import load_source
 from gdp.targets.onnxruntime.cut import Cut, SubModel, cut_model
 from gdp.targets.target import ExportJob
-from gdp.version import gdp_version
 
 FORMAT = "gdp-onnxruntime"
 SCHEMA = 2
@@ -99,7 +99,7 @@ def export_onnxruntime(
     `model` holds the nodes of `graph` by name, its external weights lie in `weights_folder`; the
     kinds of the cluster's devices say which provider runs them.
     The cut has the fewest segments (see `gdp.sim.segments`). Raises `ModelError` when weights are
-    missing. See `gdp.files.writing` for `overwrite`.
+    missing. See `gdp.base.files.writing` for `overwrite`.
     """
     check_folder_writable(output, KIND, overwrite)
     segment = segments(graph, placement.device)

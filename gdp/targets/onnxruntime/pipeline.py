@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from gdp.errors import ModelError
+from gdp.base.errors import ModelError
 from gdp.measure.cycle import Cycle
 from gdp.measure.measuring import Quota
 from gdp.measure.statistics import Trace

@@ -11,10 +11,10 @@ from dataclasses import replace
 
 from gdp.cluster.table import presets
 from gdp.cluster.types import Cluster, Device
-from gdp.constraints import Pin
 from gdp.graph.op_graph import OpDetail, OpGraph
-from gdp.question import Question
-from gdp.result import Result
+from gdp.placement.constraints import Pin
+from gdp.question.question import Question
+from gdp.question.result import Result
 from gdp.targets.free import plan_freely
 
 _WITHOUT_CUDA = (

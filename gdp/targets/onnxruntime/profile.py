@@ -19,9 +19,9 @@ from typing import Any
 import numpy as np
 import onnx
 
-from gdp.cores import usable_cores
+from gdp.base.cores import usable_cores
+from gdp.base.errors import ClusterError
 from gdp.costs.profile import Kernel, Overheads, Profile, ProfiledModel
-from gdp.errors import ClusterError
 from gdp.graph.op_graph import OpGraph
 from gdp.importers.program import executed
 from gdp.measure.record import statistic, this_core, timed

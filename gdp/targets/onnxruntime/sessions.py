@@ -12,9 +12,9 @@ from typing import Any
 import numpy as np
 import onnx
 
+from gdp.base.cores import usable_cores
+from gdp.base.errors import ClusterError, ModelError
 from gdp.cluster.types import CORE_KIND, Cluster
-from gdp.cores import usable_cores
-from gdp.errors import ClusterError, ModelError
 from gdp.targets.onnx_source import Source, external_locations
 
 

@@ -6,12 +6,12 @@ from pathlib import Path
 
 import numpy as np
 
+from gdp.base.errors import PlacementError
+from gdp.base.files.writing import OWN_FILES_ONLY, OverwritePolicy, indented_json, new_contents
 from gdp.cluster.machines import numbers_on_machine
 from gdp.cluster.types import Cluster
-from gdp.errors import PlacementError
-from gdp.files.writing import OWN_FILES_ONLY, OverwritePolicy, indented_json, new_contents
 from gdp.graph.op_graph import OpGraph
-from gdp.placement import Placement
+from gdp.placement.placement import Placement
 from gdp.targets.torchrun import torchrun_lines
 
 _RUNNER = Path(__file__).with_name("runner.py")
@@ -101,7 +101,7 @@ def export_pipelining(
     overwrite: OverwritePolicy = OWN_FILES_ONLY,
 ) -> list[Path]:
     """Write `pipeline.json` (split points, the device of each stage, how many microbatches) and
-    `run.py`, which executes and checks it; see `gdp.files.writing` for `overwrite`."""
+    `run.py`, which executes and checks it; see `gdp.base.files.writing` for `overwrite`."""
     stages = stages_of(graph, placement, cluster, cuts)
     count, where = len(stages), [cluster.device_names.index(stage.device) for stage in stages]
     lines = torchrun_lines(cluster, where, "run.py")

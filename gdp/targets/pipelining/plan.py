@@ -10,12 +10,12 @@ from pathlib import Path
 
 import numpy as np
 
+from gdp.base.errors import ArgumentError, PlacementError
 from gdp.costs.offload import resident
-from gdp.errors import ArgumentError, PlacementError
 from gdp.methods.chain import LayerCosts
 from gdp.methods.intervals import Row, best_rows
-from gdp.question import Question
-from gdp.result import Result
+from gdp.question.question import Question
+from gdp.question.result import Result
 from gdp.targets.modules import modules_kept, torch_boundaries
 from gdp.targets.pipelining.export import export_pipelining
 from gdp.targets.rows import (

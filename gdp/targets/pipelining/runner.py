@@ -58,7 +58,7 @@ def load(weights):
         kind = type(model.module)
         module = kind.from_pretrained(weights, local_files_only=True) if weights else model.module
     else:
-        model = importlib.import_module("gdp.models").traced_model(PLAN["model"])
+        model = importlib.import_module("gdp.question.models").traced_model(PLAN["model"])
         module = model.module
     if any(p.is_meta for p in (*module.parameters(), *module.buffers())):
         raise RuntimeError(f"{PLAN['model']}: the weights are on the meta device; load them")

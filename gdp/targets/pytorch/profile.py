@@ -14,9 +14,9 @@ from typing import Any
 import numpy as np
 from jaxtyping import Float
 
+from gdp.base.errors import ClusterError
 from gdp.cluster.presets import kind_of
 from gdp.costs.profile import DeviceRecord, Kernel, Overheads, Profile, ProfiledModel
-from gdp.errors import ClusterError
 from gdp.importers.program import executed
 from gdp.importers.pytorch.model import RecordedTorch, TorchModel
 from gdp.measure.record import bandwidth, statistic, this_core, timed_rounds

@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 from jaxtyping import Int
 
-from gdp.cores import num_cores
-from gdp.errors import ModelError, RefusedError, reason_of
+from gdp.base.cores import num_cores
+from gdp.base.errors import ModelError, RefusedError, reason_of
 from gdp.importers.pytorch.model import RecordedTorch
 from gdp.measure.async_execution import ProgramSegment
 

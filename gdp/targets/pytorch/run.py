@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 
+from gdp.base.errors import ModelError
 from gdp.cluster.types import Cluster
-from gdp.errors import ModelError
 from gdp.importers.program import executed
 from gdp.importers.pytorch.model import RecordedTorch, TorchModel
 from gdp.measure.async_execution import (

@@ -10,8 +10,8 @@ caches alone, unlike vLLM's share, and is left to its own estimate.
 from pathlib import Path
 from typing import Any
 
-from gdp.errors import PlacementError
-from gdp.placement import DraftModel
+from gdp.base.errors import PlacementError
+from gdp.placement.placement import DraftModel
 from gdp.splits.division import Pieces, Unit
 from gdp.splits.members import known_division
 from gdp.targets.engine import (

@@ -10,11 +10,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from gdp.base.errors import reason_of
+from gdp.base.files.writing import indented_json, new_contents
 from gdp.cluster.types import Cluster
-from gdp.errors import reason_of
-from gdp.files.writing import indented_json, new_contents
 from gdp.graph.op_graph import OpGraph
-from gdp.placement import Placement, Split
+from gdp.placement.placement import Placement, Split
 from gdp.targets.target import ExportJob
 from gdp.targets.tensor_parallel.shards import (
     Shards,

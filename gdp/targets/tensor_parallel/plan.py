@@ -12,19 +12,19 @@ from dataclasses import replace
 
 import numpy as np
 
-from gdp import solve
+from gdp.base.errors import ArgumentError, InfeasibleError, ModelError
+from gdp.base.units import format_bytes
 from gdp.cluster.machines import in_order_of_machines, machines
-from gdp.constraints import allowed_mask
 from gdp.costs.offload import resident
-from gdp.errors import ArgumentError, InfeasibleError, ModelError
 from gdp.methods.base import Candidate
-from gdp.placement import Placement, Split, make_placement
-from gdp.prepare import problem_of
-from gdp.question import Question
-from gdp.result import Result
+from gdp.placement.constraints import allowed_mask
+from gdp.placement.placement import Placement, Split, make_placement
+from gdp.question import solve
+from gdp.question.prepare import problem_of
+from gdp.question.question import Question
+from gdp.question.result import Result
 from gdp.splits.division import Pieces
 from gdp.splits.members import known_division, why_undivided
-from gdp.units import format_bytes
 
 MOVES = 32
 """Moves of a head that are tried for one set of devices, at most."""

@@ -17,10 +17,11 @@ from typing import Any
 
 import numpy as np
 
+from gdp.base.cores import usable_cores
+from gdp.base.errors import MeasurementError, ModelError
+from gdp.base.units import format_bytes, format_seconds
 from gdp.cluster.types import Cluster
-from gdp.cores import usable_cores
 from gdp.costs.measured.collectives import collective_s
-from gdp.errors import MeasurementError, ModelError
 from gdp.graph.request import DECODE
 from gdp.measure.async_execution import versions
 from gdp.measure.compare import compare
@@ -28,10 +29,9 @@ from gdp.measure.measuring import Quota, measure
 from gdp.measure.report import DEFAULT, PLACED, SINGLE, RunReport, SegmentTime, row
 from gdp.measure.request import RunRequest
 from gdp.measure.statistics import Trace
-from gdp.placement import Split, make_placement
+from gdp.placement.placement import Split, make_placement
 from gdp.targets.tensor_parallel.export import planned, write
 from gdp.targets.torch_devices import named_arrays, torch_devices
-from gdp.units import format_bytes, format_seconds
 
 HF = "hf:"
 FLOAT32 = 4  # bytes

@@ -10,11 +10,11 @@ from typing import Any
 
 import numpy as np
 
+from gdp.base.errors import PlacementError
 from gdp.cluster.types import Cluster
-from gdp.errors import PlacementError
 from gdp.graph.op_graph import OpGraph
 from gdp.ops.rule import EXPERTS
-from gdp.placement import Placement, Split
+from gdp.placement.placement import Placement, Split
 from gdp.splits.division import Assigned, Division, Pieces, Role, Unit
 from gdp.splits.members import known_division
 from gdp.splits.sharding import Shares, unit_span

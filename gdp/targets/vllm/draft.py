@@ -8,14 +8,14 @@ from dataclasses import replace
 
 import numpy as np
 
-from gdp.constraints import Constraints
-from gdp.errors import ArgumentError
+from gdp.base.errors import ArgumentError
 from gdp.importers.spec import ModelSpec
-from gdp.models import HF_PREFIX, Generation, Model, load, spec_of
 from gdp.ops.vllm import AT_ONCE
-from gdp.placement import Placement, make_placement
-from gdp.prepare import room_bytes
-from gdp.question import Question
+from gdp.placement.constraints import Constraints
+from gdp.placement.placement import Placement, make_placement
+from gdp.question.models import HF_PREFIX, Generation, Model, load, spec_of
+from gdp.question.prepare import room_bytes
+from gdp.question.question import Question
 
 
 def beside(question: Question, placement: Placement) -> tuple[Question, Placement]:

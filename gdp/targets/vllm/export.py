@@ -23,17 +23,17 @@ from typing import Any
 import numpy as np
 from jaxtyping import Int
 
+from gdp.base.errors import PlacementError
+from gdp.base.files.writing import OWN_FILES_ONLY, OverwritePolicy, indented_json, new_contents
 from gdp.cluster.machines import machines, numbers_on_machine
 from gdp.cluster.table import has_bfloat16
 from gdp.cluster.types import UNLIMITED_BYTES, Cluster
 from gdp.costs.offload import is_offload
-from gdp.errors import PlacementError
-from gdp.files.writing import OWN_FILES_ONLY, OverwritePolicy, indented_json, new_contents
 from gdp.graph.op_graph import OpGraph
 from gdp.graph.request import Request
 from gdp.methods.chain import LayerRow, layer_row
 from gdp.ops.rule import EXPERTS
-from gdp.placement import DraftModel, Placement
+from gdp.placement.placement import DraftModel, Placement
 from gdp.splits.members import held_graphs
 from gdp.targets.vllm.rules import BITSANDBYTES_LEFT, TRITON, VLLM
 

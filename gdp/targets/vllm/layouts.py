@@ -14,17 +14,18 @@ from typing import NamedTuple
 import numpy as np
 from jaxtyping import Int
 
+from gdp.base.errors import ModelError
+from gdp.base.units import format_bytes
 from gdp.cluster.machines import machines
 from gdp.cluster.types import Cluster
-from gdp.constraints import allowed_mask
-from gdp.errors import ModelError
 from gdp.graph.op_graph import OpGraph
 from gdp.methods.base import Candidate
 from gdp.methods.chain import LayerCosts
 from gdp.methods.intervals import Row
-from gdp.placement import Placement, Split
-from gdp.prepare import prepare_placement
-from gdp.question import Question
+from gdp.placement.constraints import allowed_mask
+from gdp.placement.placement import Placement, Split
+from gdp.question.prepare import prepare_placement
+from gdp.question.question import Question
 from gdp.sim.objectives import Score, find_objective
 from gdp.splits.division import Pieces
 from gdp.splits.members import divided, known_division
@@ -32,7 +33,6 @@ from gdp.targets.engine import runs_stages
 from gdp.targets.rows import FINE_SHARES, layer_costs
 from gdp.targets.vllm.groups import Group, arrangements, grouped
 from gdp.targets.vllm.rules import VLLM
-from gdp.units import format_bytes
 
 SIMULATED = 2
 """Layouts that are simulated, of those that fit."""

@@ -12,14 +12,14 @@ from dataclasses import replace
 import numpy as np
 from jaxtyping import Int
 
+from gdp.base.errors import PlacementError
 from gdp.cluster.reserve import GIB, LEAST_BYTES
 from gdp.cluster.types import UNLIMITED_BYTES, Cluster
-from gdp.errors import PlacementError
 from gdp.graph.op_graph import OpGraph
 from gdp.methods.chain import layer_row
-from gdp.models import HF_PREFIX, spec_of
 from gdp.ops.vllm import sequences_of
-from gdp.question import Question
+from gdp.question.models import HF_PREFIX, spec_of
+from gdp.question.question import Question
 
 UNSEEN_BYTES = GIB // 2
 """Less that CUDA reports than the driver does: 0.42 to 0.75 GiB on cards of 24 to 141 GB (logs of

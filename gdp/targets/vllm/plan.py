@@ -4,21 +4,22 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
-from gdp import solve
+from gdp.base.errors import ArgumentError, InfeasibleError, ModelError
+from gdp.base.units import format_bytes
 from gdp.bounds.work import roofline_bound_s
 from gdp.cluster.reserve import for_runtime
 from gdp.cluster.table import has_bfloat16
 from gdp.cluster.types import Cluster
 from gdp.costs.offload import resident
-from gdp.errors import ArgumentError, InfeasibleError, ModelError
 from gdp.graph.op_graph import OpGraph
 from gdp.importers.spec import ModelSpec
 from gdp.methods.chain import layer_row
-from gdp.models import HF_PREFIX, Model
 from gdp.ops.vllm import AT_ONCE, DEFAULTS, SMALL_KINDS, Defaults
-from gdp.placement import Placement
-from gdp.question import Question
-from gdp.result import Result
+from gdp.placement.placement import Placement
+from gdp.question import solve
+from gdp.question.models import HF_PREFIX, Model
+from gdp.question.question import Question
+from gdp.question.result import Result
 from gdp.sim.objectives import find_objective
 from gdp.splits.members import why_undivided
 from gdp.targets.engine import legal_devices, quantisation_of
@@ -39,7 +40,6 @@ from gdp.targets.vllm.layouts import (
 )
 from gdp.targets.vllm.memory import kept_by_device, without_kept
 from gdp.targets.vllm.rules import VLLM
-from gdp.units import format_bytes
 
 ALIKE = 0.95
 """Part of all limits from which the share of all GPUs is not worth a word."""

@@ -1,0 +1,1 @@
+"""Errors, units, files, the terminal, worker processes and compiled kernels."""

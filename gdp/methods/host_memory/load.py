@@ -1,0 +1,201 @@
+"""Objectives of Tarnawski et al. 2020, whose devices meet in host memory: load and block latency.
+
+Load is the time per sample of a pipeline: an accelerator (any device that is no CPU) that holds the
+ops S is busy for
+
+    load(S) = sum of compute_s over S  +  sum of sent_s over the tensors that S cuts
+
+where S cuts a tensor when some, but not all, of its producer and readers are in S: what the device
+makes is written to host memory once, and what it needs is read once. A CPU pays for compute alone.
+The value is the largest load: arXiv 2006.16423, section 4 (compute and transfers do not overlap).
+Devices of one processor (`Device.processor`) add up to one load.
+
+Block latency is that of one sample when accelerators are called. An accelerator runs its ops as
+blocks, each a call: wait for all inputs of the block, load them one after another, compute, store
+the outputs that others read, and only then may anyone read them:
+
+    finish(b) = max of finish over inputs + sum of sent_s over inputs
+                + sum of compute_s over b + sum of sent_s over outputs
+
+CPUs are without number: an op on a CPU starts when its inputs are finished and moves nothing. Every
+device that is a CPU stands for all of them.
+
+The ops of one accelerator are cut into blocks so that no block waits for itself: an op's level is
+the number of times that the paths to it have come back to its device, and each level is a block.
+Ranks cut further: ops of unlike rank are in unlike blocks, which run in the order of rank.
+(arXiv 2006.16423, section 5.2; with equal ranks exactly what the authors' program evaluates.)
+
+Axes: N ops, T tensors, E uses, D devices, B placements, K blocks.
+"""
+
+from typing import NamedTuple
+
+import numpy as np
+from jaxtyping import Bool, Float, Int
+
+from gdp.base.errors import ArgumentError
+from gdp.bounds.budget import Bound, WorkBudget
+from gdp.bounds.work import earliest_ends, work_over_speed_s
+from gdp.cluster.types import Cluster, overflow_bytes
+from gdp.graph.op_graph import OpGraph
+from gdp.problem.arrays import arrays_of
+from gdp.problem.problem import Problem, cached_on_problem
+from gdp.problem.ticks import in_ticks, seconds_per_unit
+from gdp.sim.memory import weights_held
+from gdp.sim.objectives import Rank, Score, Values, find_objective
+
+
+class BlockArrays(NamedTuple):
+    """A problem as the flat arrays that the kernels of blocks read."""
+
+    compute_s: Float[np.ndarray, "N D"]
+    sent_s: Float[np.ndarray, "T"]
+    producer: Int[np.ndarray, "T"]
+    use_start: Int[np.ndarray, "T+1"]  # the readers of tensor t: use_op[use_start[t] : ...[t + 1]]
+    use_op: Int[np.ndarray, "E"]
+    is_cpu: Bool[np.ndarray, "D"]
+
+
+def is_cpu(problem: Problem) -> Bool[np.ndarray, "D"]:
+    """True for the devices that share the host's memory and so pay for no transfer."""
+    return np.array([device.is_cpu for device in problem.cluster.devices], dtype=bool)
+
+
+def sent_s(problem: Problem) -> Float[np.ndarray, "T"]:
+    """Seconds to move each tensor between an accelerator and host memory."""
+    if problem.sent_s is None:
+        raise ArgumentError(
+            f"objective {problem.objective} needs sent_s, the seconds to move each tensor to or "
+            "from host memory; give it to make_problem"
+        )
+    return np.array(problem.sent_s, dtype=float)
+
+
+def host_transfer_s(graph: OpGraph, cluster: Cluster) -> Float[np.ndarray, "T"]:
+    """Seconds to move each tensor between an accelerator and the host, over the slowest such link,
+    in all runs of its producer: `Problem.sent_s` where nothing else states it."""
+    host, latency_s, rate = cluster.host, cluster.link_latency_s, cluster.link_bytes_per_s
+    seconds = np.zeros(graph.num_tensors)
+    for d, device in enumerate(cluster.devices):
+        for i, j in ((d, host), (host, d)) if not device.is_cpu and d != host else ():
+            seconds = np.maximum(seconds, latency_s[i, j] + graph.tensor_bytes / rate[i, j])
+    return seconds * graph.repeats[graph.producer]
+
+
+# Load.
+
+
+def loads(problem: Problem, device: Int[np.ndarray, "N"]) -> Float[np.ndarray, "D"]:
+    """Seconds per sample that each device is busy. O(N + E + T D)."""
+    ticks, graph = in_ticks(problem), problem.graph
+    compute_s = ticks.compute_s[np.arange(problem.num_ops), device]
+    work_s = np.bincount(device, compute_s, minlength=problem.num_devices)
+    touched = np.zeros((graph.num_tensors, problem.num_devices), dtype=bool)
+    touched[np.arange(graph.num_tensors), device[graph.producer]] = True
+    touched[graph.use_tensor, device[graph.use_op]] = True
+    cut = touched & (touched.sum(axis=1) > 1)[:, None] & ~is_cpu(problem)
+    return (work_s + sent_s(ticks) @ cut) * seconds_per_unit(problem)
+
+
+def values(
+    problem: Problem, devices: Int[np.ndarray, "B N"], ranks: Int[np.ndarray, "..."] | None = None
+) -> Values:
+    """(largest load in seconds, bytes over device memory) of each placement, under any ranks."""
+    del ranks
+    shared = problem.cluster.processor
+    value_s = []
+    for device in devices:
+        load_s = loads(problem, device)
+        together_s = np.bincount(shared[shared >= 0], load_s[shared >= 0])
+        value_s.append(max(load_s.max(), together_s.max(initial=0.0)))
+    return np.array(value_s), overflow(problem, devices)
+
+
+def load_score(problem: Problem, device: Int[np.ndarray, "N"], rank: Rank) -> Score:
+    """The score whose value is the largest load, the period of a pipeline."""
+    latency_s = float(block_values(problem, device[None], rank)[0][0])
+    load_s = float(values(problem, device[None])[0][0])
+    held = weights_held(problem, device)
+    over = overflow_bytes(problem.cluster, held)
+    value_s = load_s if find_objective(problem.objective).pipelined else latency_s
+    return Score(latency_s, load_s, over, held, value_s)
+
+
+def load_bounds(problem: Problem, budget: WorkBudget, found_s: float) -> list[Bound]:
+    """Compute alone, without transfers through host memory."""
+    del budget, found_s
+    work_s = work_over_speed_s(_fastest_s(problem))
+    return [Bound(work_s, "work over the speed of all devices, or the largest op")]
+
+
+def _fastest_s(problem: Problem) -> Float[np.ndarray, "N D"]:
+    return np.where(problem.allowed, problem.compute_s, np.inf)
+
+
+def overflow(problem: Problem, devices: Int[np.ndarray, "B N"]) -> Int[np.ndarray, "B"]:
+    """Bytes of weights and caches over device memory of each placement."""
+    held = (weights_held(problem, device) for device in devices)
+    return np.array([overflow_bytes(problem.cluster, row) for row in held], dtype=np.int64)
+
+
+# Block latency.
+
+
+@cached_on_problem
+def block_arrays(problem: Problem) -> BlockArrays:
+    """The flat arrays of a problem."""
+    a = arrays_of(problem)
+    compute_s = np.array(problem.compute_s, dtype=np.float64, order="C")
+    readers = a.producer, a.use_start, a.use_op
+    return BlockArrays(compute_s, sent_s(problem), *readers, is_cpu(problem))
+
+
+def blocks(
+    problem: Problem, device: Int[np.ndarray, "N"], rank: Rank = None
+) -> Int[np.ndarray, "N"]:
+    """A block id 0..K-1 for every op; an op on a CPU is a block of its own.
+
+    Blocks of one accelerator are numbered in the order in which they run. O((N + E) S) for S
+    distinct pairs of device and rank.
+    """
+    from gdp.methods.host_memory.block_kernels import block_levels
+
+    flat, n = block_arrays(problem), problem.num_ops
+    by_rank = 0 if rank is None else np.unique(rank, return_inverse=True)[1].reshape(-1)
+    op_set = np.unique(device * n + by_rank, return_inverse=True)[1].reshape(-1)
+    called = op_set * (n + 1) + block_levels(flat, op_set)
+    alone = n * (n + 1) + np.arange(n)
+    key = np.where(flat.is_cpu[device], alone, called)
+    return np.unique(key, return_inverse=True)[1].reshape(-1)
+
+
+def block_latency_s(
+    problem: Problem, device: Int[np.ndarray, "N"], block: Int[np.ndarray, "N"]
+) -> float:
+    """The latency of blocks in the problem's units; inf where two of them need each other."""
+    from gdp.methods.host_memory.block_kernels import block_finish_s
+
+    return float(block_finish_s(block_arrays(problem), np.array(device, dtype=np.int64), block))
+
+
+def block_values(
+    problem: Problem, devices: Int[np.ndarray, "B N"], ranks: Int[np.ndarray, "..."] | None = None
+) -> Values:
+    """(latency in seconds, bytes over device memory) of each placement; `ranks` is [N] or [B, N].
+
+    A latency of inf means that no order of the blocks exists: two of them need each other.
+    """
+    ticks = in_ticks(problem)
+    rows = [None] * len(devices) if ranks is None else np.broadcast_to(ranks, devices.shape)
+    value_s = [
+        block_latency_s(ticks, device, blocks(ticks, device, rank))
+        for device, rank in zip(devices, rows, strict=True)
+    ]
+    return np.array(value_s) * seconds_per_unit(problem), overflow(problem, devices)
+
+
+def block_bounds(problem: Problem, budget: WorkBudget, found_s: float) -> list[Bound]:
+    """The critical path of compute alone."""
+    del budget, found_s
+    finish_s = earliest_ends(problem, _fastest_s(problem).min(axis=1))
+    return [Bound(float(finish_s.max()), "critical path of ops on their fastest devices")]

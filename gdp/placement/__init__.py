@@ -1,0 +1,1 @@
+"""Placements, and the constraints and device maps that restrict them."""

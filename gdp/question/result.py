@@ -1,0 +1,274 @@
+"""Result of a placement: the placement, its score, and how far from the optimum it can be."""
+
+import html
+import math
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any, NamedTuple
+
+import msgspec
+import numpy as np
+from jaxtyping import Int
+
+from gdp.base.terminal import html_table
+from gdp.base.units import format_bytes
+from gdp.cluster.links import links_line
+from gdp.graph.groups import first_members
+from gdp.graph.request import Request
+from gdp.methods.base import Candidate as Candidate
+from gdp.placement.placement import DraftModel, Placement
+from gdp.question.prepare import fused_of
+from gdp.question.question import Question
+from gdp.sim.objectives import Score, find_objective
+
+
+class Counts(NamedTuple):
+    """Ops and kernels of each device, without the model's inputs and outputs. D: devices."""
+
+    ops: tuple[int, ...]  # of the model
+    kernels: tuple[int, ...]  # that a runtime fuses them to
+
+
+def counts_of(question: Question, placement: Placement) -> Counts:
+    """Ops and kernels of each device, as runtimes fuse what is on one device."""
+    graph = question.graph
+
+    def per_device(devices: Int[np.ndarray, "K"]) -> tuple[int, ...]:
+        """Ops of a replica group, or of a split, count on each of its devices."""
+        led = np.bincount(devices, minlength=len(placement.device_names))
+        counts = led.copy()
+        for d, home in placement.homes.items():
+            counts[d] = led[home]
+        return tuple(counts.tolist())
+
+    works = ~graph.is_io
+    lead = first_members(fused_of(question, graph, placement.device).group_of)
+    return Counts(*(per_device(placement.device[ops]) for ops in (works, lead[works[lead]])))
+
+
+CAUSES = {
+    "bandwidth": "reading weights and caches",
+    "arithmetic": "computing",
+    "sending": "sending weights to a GPU and computing there",
+    "dispatch": "launching kernels",
+    "streaming": "streaming weights",
+    "transfers": "moving tensors between devices",
+    "collectives": "adding up parts of ops",
+}
+"""Parts of the time of a phase, and their words."""
+
+
+class TimePart(NamedTuple):
+    """A part of the time of a phase."""
+
+    cause: str  # of `CAUSES`
+    device: str  # "" for tensors between devices
+    share: float
+    together: tuple[str, ...] = ()  # devices that compute each op with it, itself among them
+
+    @property
+    def text(self) -> str:
+        """Work and place in words."""
+        return CAUSES[self.cause] + (f" on {self.place}" if self.device else "")
+
+    @property
+    def place(self) -> str:
+        """The device, or all of the group that computes each op together."""
+        return " and ".join(self.together) or self.device
+
+
+@dataclass(frozen=True)
+class DeviceMemory:
+    """Bytes on one device; `free_bytes` is None where it has no limit."""
+
+    device: str
+    weights_bytes: int
+    cache_bytes: int  # at the end of the request, of all requests in flight
+    activations_bytes: int  # the most at once, beside weights and caches
+    reserve_bytes: int  # kept beside all these for the system, drivers and runtimes
+    free_bytes: int | None
+    draft_bytes: int = 0  # weights and caches of a small model that drafts
+    draft_cache_bytes: int = 0  # its caches, a part of these
+
+    @property
+    def growing_bytes(self) -> int:
+        """All that grows with the tokens that requests hold."""
+        return self.cache_bytes + self.draft_cache_bytes
+
+
+@dataclass(frozen=True)
+class GenerationAnswer:
+    """Seconds and bytes of one request. Times are predictions of the simulator."""
+
+    request: Request
+    first_token_s: float  # from the prompt to the first token
+    token_s: float  # of one step at the mean context, which writes several tokens of drafts
+    caches_s: float  # of it, in ops that read caches
+    request_s: float  # the prompt and all steps
+    in_flight: int  # requests at once
+    all_tokens_per_s: float  # written by all of them
+    useful: int  # requests at once from which on more are no faster: some device never waits
+    room: int | None  # requests whose caches the memory has room for; None: no limit
+    shares: tuple[tuple[TimePart, ...], tuple[TimePart, ...]]  # of the prompt and of a step
+    limits: tuple[str, str]  # what most of the time of the prompt and of the steps goes to
+    memory: tuple[DeviceMemory, ...]
+    is_pipeline: bool  # requests at once were asked for
+    context: int  # tokens of each sequence that caches are reserved for
+    longest_context: int | None  # that these devices have room for; None where that is not known
+    stages: int  # devices with caches, or groups of them that compute each op together
+    copies: int  # of the model, each with a batch of its own
+    draft: DraftModel | None = None  # whose bytes are in `memory`
+    # Of decode once all tokens of the context are used, where these are more than the request's.
+    full_tokens_per_s: float | None = None
+
+    @property
+    def tokens_per_s(self) -> float:
+        """Tokens of one request per second while it decodes, those of its batch together."""
+        written = self.request.batch * self.request.new / self.request.steps
+        return written / self.token_s if self.token_s > 0 else math.inf
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain data with the field names of the command line's `--json`."""
+        draft = None if self.draft is None else msgspec.structs.asdict(self.draft)
+        plain = asdict(self) | {"request": self.request.sizes(), "draft": draft}
+        for name in ("limits", "shares"):
+            plain[name] = dict(zip(("prompt", "decode"), plain[name], strict=True))
+        plain["shares"] = {
+            phase: [share._asdict() | {"text": share.text} for share in rows]
+            for phase, rows in plain["shares"].items()
+        }
+        return plain | {"tokens_per_s": self.tokens_per_s}
+
+
+WHOLE_OPS, DIVIDED_OPS = "whole ops", "ops, divided or whole,"
+"""Pieces of placements that a bound holds for."""
+
+
+@dataclass(frozen=True, eq=False)
+class Result:
+    """A placement with its score, its proven bound, and how it was found."""
+
+    question: Question  # as it was answered: with the devices, costs and context of a runtime
+    placement: Placement
+    score: Score
+    objective: str
+    method: str
+    bound_s: float  # proven lower bound of the objective
+    bound_by: str  # the argument that proves it
+    proven_optimal: bool
+    candidates: tuple[Candidate, ...]
+    evaluations: int
+    seconds: float  # wall clock of all phases
+    seed: int
+    costs: str  # which cost model, and why it
+    notes: tuple[str, ...] = ()
+    phases: Mapping[str, float] = field(default_factory=dict)  # seconds of each, in order
+    # Seconds since the start and the best value known then, where the method searches.
+    curve: tuple[tuple[float, float], ...] = ()
+    counts: Counts = field(default_factory=lambda: Counts((), ()))
+    bound_over: str = WHOLE_OPS  # pieces of the placements that the bound holds for
+    search_cpu_s: float = 0.0  # CPU seconds of the method, of which `evaluations` are a part
+    deviation_s: float | None = None  # standard deviation of the value; None: costs say nothing
+    generation: GenerationAnswer | None = None  # of a request to a language model
+
+    @property
+    def value_s(self) -> float:
+        """The value that the objective minimises, in its unit: seconds, of most."""
+        return self.score.value_s
+
+    @property
+    def links(self) -> str:
+        """The links of the cluster's accelerators, by kind; "" where there are none."""
+        return links_line(self.question.cluster)
+
+    @property
+    def gap(self) -> float:
+        """(value - bound) / value: how far from the optimum the placement can be at most."""
+        return max(0.0, (self.value_s - self.bound_s) / self.value_s) if self.value_s > 0 else 0.0
+
+    def __repr__(self) -> str:
+        proven = "optimal" if self.proven_optimal else f"gap {self.gap:.1%}"
+        value = find_objective(self.objective).text(self.value_s)
+        return f"<Result of {self.method}: {self.objective} {value}, {proven}; {self.placement!r}>"
+
+    def _repr_html_(self) -> str:
+        """For notebooks."""
+        columns = (self.placement.device_names, self.counts.ops, self.score.peak_bytes.tolist())
+        rows = [(name, ops, format_bytes(held)) for name, ops, held in zip(*columns, strict=True)]
+        value = find_objective(self.objective).text(self.value_s)
+        summary = f"{self.method}: {self.objective} {value}, " + (
+            "optimal" if self.proven_optimal else f"gap {self.gap:.1%}"
+        )
+        return f"<p>{html.escape(summary)}</p>" + html_table(("device", "ops", "peak"), rows)
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain data with the field names of the command line's `--json`."""
+        names = self.placement.device_names
+        teams = [[names[d] for d in team] for team in self.placement.teams]
+        generation = self.generation
+        return {
+            "method": self.method,
+            "objective": self.objective,
+            "value": self.value_s,
+            "unit": find_objective(self.objective).unit,
+            "latency_s": self.score.latency_s,
+            "period_s": self.score.period_s,
+            "bound_s": self.bound_s,
+            "bound_by": self.bound_by,
+            "bound_over": self.bound_over,
+            "gap": self.gap,
+            "proven_optimal": self.proven_optimal,
+            "feasible": self.score.feasible,
+            "overflow_bytes": self.score.overflow_bytes,
+            "peak_bytes": dict(zip(names, self.score.peak_bytes.tolist(), strict=True)),
+            "devices": dict(zip(names, self.counts.ops, strict=False)),
+            "kernels": dict(zip(names, self.counts.kernels, strict=False)),
+            "teams": teams,
+            "splits": [
+                {
+                    "devices": [names[d] for d in split.devices],
+                    "experts": split.experts,
+                    "shares": list(split.parts),
+                }
+                for split in self.placement.splits
+            ],
+            "seconds": self.seconds,
+            "phases": dict(self.phases),
+            "evaluations": self.evaluations,
+            "search_cpu_s": self.search_cpu_s,
+            "seed": self.seed,
+            "costs": self.costs,
+            "links": self.links,
+            "deviation_s": self.deviation_s,
+            "candidates": [vars(candidate) for candidate in self.candidates],
+            "notes": list(self.notes),
+            "curve": [list(point) for point in self.curve],
+        } | ({} if generation is None else {"generation": generation.to_json()})
+
+
+def with_bound(result: Result, bound_s: float, bound_by: str) -> Result:
+    """The result with another bound; no more than its value, as both are sums in some order."""
+    value_s = result.value_s
+    return replace(
+        result, bound_s=min(bound_s, value_s), bound_by=bound_by,
+        proven_optimal=bound_s >= value_s * (1 - 1e-9),
+    )  # fmt: skip
+
+
+def with_best_bound(rows: dict[str, Result | str]) -> dict[str, Result | str]:
+    """Give every result the largest bound of all, since a bound holds for every placement."""
+    results = [row for row in rows.values() if isinstance(row, Result)]
+    if not results:
+        return rows
+    best = max(results, key=lambda row: row.bound_s)
+    return {
+        name: row
+        if isinstance(row, str)
+        else replace(
+            row,
+            bound_s=min(best.bound_s, row.value_s),
+            bound_by=best.bound_by,
+            proven_optimal=row.proven_optimal or best.bound_s >= row.value_s * (1 - 1e-9),
+        )
+        for name, row in rows.items()
+    }

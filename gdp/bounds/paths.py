@@ -29,12 +29,21 @@ Axes: N ops, V = N + 1: the ops and one more that reads all of them and ends the
 devices; S spans; I ops inside a block; M ops of a part, the last of them v; K tensors read in it.
 """
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from jaxtyping import Bool, Float, Int, UInt
 
+from gdp.base.kernels.twin import compiled
 from gdp.bounds.budget import WorkBudget
+from gdp.bounds.paths_kernels import (
+    MAX_NODES,
+    NO_TIE,
+    TIED_TO_SOURCE,
+    heads,
+    least_span,
+    tails,
+)
 from gdp.bounds.work import shared_work_s
 from gdp.problem.arrays import arrays_of
 from gdp.problem.problem import Problem
@@ -47,6 +56,9 @@ _MANY_INNER = 10  # branching over more may be cut short
 _PAIR = 20  # overhead of a pair, in branches
 _FEW = 8  # devices; with more of them a branch takes longer
 _MAX_BRANCHES = 20_000  # of one part with one pair of end devices
+# Beyond these the compiled twins are faster than the plain functions and their compilation saved.
+_PLAIN_STEPS = 400_000  # arcs times pairs of devices: half a second
+_PLAIN_BRANCHES = 40  # of one part with one pair of end devices
 
 
 class Arcs(NamedTuple):
@@ -190,14 +202,17 @@ def heads_and_tails(
 
     Ends are inf where an op cannot run. O(P D^2).
     """
-    from gdp.base.kernels.struct import as_struct
-    from gdp.bounds.paths_kernels import heads, tails
-
-    as_struct(Arcs, Spans)
-    head_s, tail_s = np.empty_like(arcs.op_s), np.empty_like(arcs.op_s)
-    heads(arcs, spans, head_s)
-    tails(arcs, spans, tail_s)
-    return head_s, tail_s
+    head_s, tail_s = np.zeros_like(arcs.op_s), np.zeros_like(arcs.op_s)
+    if len(arcs.source) * arcs.queues.size > _PLAIN_STEPS:
+        compiled(heads, Arcs, Spans)(arcs, spans, head_s)
+        compiled(tails, Arcs, Spans)(arcs, spans, tail_s)
+        return head_s, tail_s
+    lists: Any = Arcs(*(values.tolist() for values in arcs))
+    span_lists: Any = Spans(*(values.tolist() for values in spans))
+    head_lists, tail_lists = head_s.tolist(), tail_s.tolist()
+    heads(lists, span_lists, head_lists)
+    tails(lists, span_lists, tail_lists)
+    return np.array(head_lists), np.array(tail_lists)
 
 
 def find_spans(
@@ -235,32 +250,76 @@ def find_spans(
 
 def find_blocks(arcs: Arcs, head_s: Float[np.ndarray, "V D"]) -> list[SeriesParallelBlock]:
     """The block between each op v that more than a chain leads to and a gate of v."""
-    from gdp.bounds.paths_kernels import ancestors, between, gates
-
     count = len(arcs.op_s)
-    above = np.zeros((count, (count + 63) // 64), dtype=np.uint64)
-    ancestors(arcs.first_input, arcs.source, above)
-    reads = np.diff(arcs.first_input)
-    is_idle = (reads == 0) & (arcs.op_s.min(axis=1) <= 0.0)
-    gate, depth = np.full(count, -1, np.int64), np.zeros(count, np.int64)
-    partial = np.zeros(count, bool)
-    gates(arcs.first_input, arcs.source, is_idle, head_s.min(axis=1), above, gate, depth, partial)
-    inner = np.empty(count, np.int64)
+    first, source = arcs.first_input.tolist(), arcs.source.tolist()
+    inputs = [source[first[v] : first[v + 1]] for v in range(count)]
+    above, below = [0] * count, [0] * count  # sets of ops as bits
+    for v, reads in enumerate(inputs):
+        for u in reads:
+            above[v] |= above[u] | 1 << u
+    for v in range(count - 1, -1, -1):
+        for u in inputs[v]:
+            below[u] |= below[v] | 1 << v
+    is_idle = (np.diff(arcs.first_input) == 0) & (arcs.op_s.min(axis=1) <= 0.0)
+    gate, partial = _gates(inputs, is_idle.tolist(), head_s.min(axis=1).tolist(), above)
     blocks = []
-    for v in np.flatnonzero(reads > 0).tolist():
-        for u in (int(gate[v]), -1) if partial[v] and gate[v] >= 0 else (int(gate[v]),):
-            size = between(above, u, v, inner)
-            busy = inner[:size][~is_idle[inner[:size]]]
-            small = len(busy) <= _MAX_INNER
-            if len(busy) > 1 and (u == gate[v] or small):
-                blocks.append(SeriesParallelBlock(u, v, busy.copy()))
+    for v in range(count):
+        for u in (gate[v], -1) if partial[v] and gate[v] >= 0 else (gate[v],):
+            inner = _members(above[v] & below[u] if u >= 0 else above[v], count)
+            busy = inner[~is_idle[inner]]
+            if len(busy) > 1 and (u == gate[v] or len(busy) <= _MAX_INNER):
+                blocks.append(SeriesParallelBlock(u, v, busy))
     return blocks
+
+
+def _gates(
+    inputs: list[list[int]], is_idle: list[bool], head_s: list[float], above: list[int]
+) -> tuple[list[int], list[bool]]:
+    """(for each op v a late op on most paths to v, -1 for the start; whether some inputs were left
+    out).
+
+    The nearest common dominator of the inputs of v. Left out are inputs that are ancestors of other
+    inputs, because paths lead around through these; idle ones, which are there from the start; and
+    those that have no gate in common with the input of the largest head, such as masks.
+    """
+    gate, depth, partial = [-1] * len(inputs), [0] * len(inputs), [False] * len(inputs)
+    for v, reads in enumerate(inputs):
+        covered, late = 0, -1
+        for u in reads:
+            covered |= above[u]
+            if not is_idle[u] and (late < 0 or head_s[u] >= head_s[late]):
+                late = u
+        if late < 0 and len(reads) == 1:
+            late = reads[0]
+        common = late
+        for u in reads:
+            if common < 0:
+                break
+            if is_idle[u] or covered >> u & 1:
+                continue
+            a, b = common, u
+            while a != b and a >= 0 and b >= 0:
+                if depth[a] >= depth[b]:
+                    a = gate[a]
+                else:
+                    b = gate[b]
+            if a == b:
+                common = a
+            else:
+                partial[v] = True
+        gate[v] = common
+        depth[v] = depth[common] + 1 if common >= 0 else 0
+    return gate, partial
+
+
+def _members(bits: int, count: int) -> Int[np.ndarray, "I"]:
+    """The set bits of a set of `count` ops, ascending."""
+    packed = np.frombuffer(bits.to_bytes((count + 7) // 8, "little"), np.uint8)
+    return np.flatnonzero(np.unpackbits(packed, bitorder="little"))
 
 
 def _part(problem: Problem, arcs: Arcs, u: int, v: int, inner: Int[np.ndarray, "I"]) -> Part | None:
     """The ops between u and v, and v, as a problem of their own; None where there are too many."""
-    from gdp.bounds.paths_kernels import MAX_NODES, NO_TIE, TIED_TO_SOURCE
-
     if len(inner) > _MAX_INNER:
         return None
     a = arrays_of(problem)
@@ -314,10 +373,6 @@ def _span_s(
     part: Part, has_source: bool, has_target: bool, limit: int
 ) -> tuple[Float[np.ndarray, "D D"], int]:
     """(least seconds for each device of u and of v, branches), renamed devices computed once."""
-    from gdp.base.kernels.struct import as_struct
-    from gdp.bounds.paths_kernels import least_span
-
-    as_struct(Part, SearchState)
     d = part.op_s.shape[1]
     work = _search_state(part)
     span_s = np.full((d, d), np.inf)
@@ -329,15 +384,16 @@ def _span_s(
                 continue
             key = (int(part.alike[e]) if e >= 0 else -1, int(part.alike[to]), e == to)
             if key not in known:
-                known[key], branches = least_span(part, work, e, to, limit)
+                known[key], branches = least_span(part, work, e, to, min(limit, _PLAIN_BRANCHES))
+                if branches == _PLAIN_BRANCHES < limit:
+                    branching = compiled(least_span, Part, SearchState)
+                    known[key], branches = branching(part, work, e, to, limit)
                 used += int(branches)
             span_s[e if e >= 0 else slice(None), to if has_target else slice(None)] = known[key]
     return span_s, used
 
 
 def _search_state(part: Part) -> SearchState:
-    from gdp.bounds.paths_kernels import MAX_NODES
-
     n, d = part.op_s.shape
     x = MAX_NODES
 

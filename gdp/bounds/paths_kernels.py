@@ -1,16 +1,13 @@
-"""Heads and tails of all ops, ancestors as bit sets, and branch and bound over small blocks.
+"""Heads and tails of all ops, and branch and bound over small blocks.
 
 The recurrences and parts are those of `gdp.bounds.paths`. A node of a part is an op on a device or
-a transfer on a channel; devices and channels are machines that serve one node at a time.
+a transfer on a channel; devices and channels are machines that serve one node at a time. Plain
+functions, which are compiled where there is much to do (`gdp.base.kernels.twin`).
 """
 
 import typing
 
-import numba
 import numpy as np
-
-from gdp.base.kernels.options import BARE, INLINE, INNER
-from gdp.sim.kernels.bits import lowest_bit
 
 MAX_NODES = 64  # ops and transfers of a part: a set of them is one word
 NO_TIE, TIED_TO_SOURCE = -2, -1
@@ -18,7 +15,6 @@ EVERYTHING = np.uint64(0xFFFFFFFFFFFFFFFF)
 NOTHING, FIRST = np.uint64(0), np.uint64(1)  # no node, the first
 
 
-@numba.njit(**INLINE)
 @typing.no_type_check
 def _send_s(a, k, v, e, d):
     """Seconds from the end of arc k's source on e until v can start on d, dispatch included."""
@@ -27,16 +23,15 @@ def _send_s(a, k, v, e, d):
     if a.group[a.source[k]] == a.group[v]:
         return np.inf
     tensors, size = a.tensors[k], a.size_bytes[k]
-    if not a.queues[e, d]:
+    if not a.queues[e][d]:
         tensors, size = min(tensors, 1.0), a.largest_bytes[k]
-    return tensors * a.latency_s[e, d] + size * a.s_per_byte[e, d] + a.opens_s[v, d]
+    return tensors * a.latency_s[e][d] + size * a.s_per_byte[e][d] + a.opens_s[v][d]
 
 
-@numba.njit(**BARE)
 @typing.no_type_check
 def heads(a, spans, head_s):
     """Fill `head_s` [V, D]: the earliest end of op v on device d."""
-    num_ops, num_devices = a.op_s.shape
+    num_ops, num_devices = len(a.op_s), len(a.op_s[0])
     at = 0
     for v in range(num_ops):
         for d in range(num_devices):
@@ -44,116 +39,52 @@ def heads(a, spans, head_s):
             for k in range(a.first_input[v], a.first_input[v + 1]):
                 first_s = np.inf
                 for e in range(num_devices):
-                    first_s = min(first_s, head_s[a.source[k], e] + _send_s(a, k, v, e, d))
+                    first_s = min(first_s, head_s[a.source[k]][e] + _send_s(a, k, v, e, d))
                 start_s = max(start_s, first_s)
-            head_s[v, d] = start_s + a.op_s[v, d]
+            head_s[v][d] = start_s + a.op_s[v][d]
         while at < len(spans.target) and spans.target[at] == v:
             for d in range(num_devices):
                 first_s = np.inf
                 for e in range(num_devices):
-                    begin_s = head_s[spans.source[at], e] if spans.source[at] >= 0 else 0.0
-                    first_s = min(first_s, begin_s + spans.span_s[at, e, d])
-                head_s[v, d] = max(head_s[v, d], first_s)
+                    begin_s = head_s[spans.source[at]][e] if spans.source[at] >= 0 else 0.0
+                    first_s = min(first_s, begin_s + spans.span_s[at][e][d])
+                head_s[v][d] = max(head_s[v][d], first_s)
             at += 1
 
 
-@numba.njit(**BARE)
 @typing.no_type_check
 def tails(a, spans, tail_s):
-    """Fill `tail_s` [V, D]: the least time from the end of op u on device e to the end."""
-    num_ops, num_devices = a.op_s.shape
-    tail_s[:] = 0.0
+    """Raise `tail_s` [V, D] from zeros: the least time from op u's end on device e to the end."""
+    num_ops, num_devices = len(a.op_s), len(a.op_s[0])
     at = len(spans.target) - 1
     for v in range(num_ops - 1, -1, -1):
         for k in range(a.first_input[v], a.first_input[v + 1]):
             for e in range(num_devices):
                 least_s = np.inf
                 for d in range(num_devices):
-                    after_s = a.op_s[v, d] + tail_s[v, d]
+                    after_s = a.op_s[v][d] + tail_s[v][d]
                     least_s = min(least_s, _send_s(a, k, v, e, d) + after_s)
-                tail_s[a.source[k], e] = max(tail_s[a.source[k], e], least_s)
+                tail_s[a.source[k]][e] = max(tail_s[a.source[k]][e], least_s)
         while at >= 0 and spans.target[at] == v:
             u = spans.source[at]
             for e in range(num_devices):
                 least_s = np.inf
                 for d in range(num_devices):
-                    least_s = min(least_s, spans.span_s[at, e, d] + tail_s[v, d])
+                    least_s = min(least_s, spans.span_s[at][e][d] + tail_s[v][d])
                 if u >= 0:
-                    tail_s[u, e] = max(tail_s[u, e], least_s)
+                    tail_s[u][e] = max(tail_s[u][e], least_s)
             at -= 1
 
 
-@numba.njit(**BARE)
 @typing.no_type_check
-def ancestors(first_input, source, above):
-    """Fill `above` [V, words]: bit u of row v where a path leads from u to v."""
-    for v in range(len(first_input) - 1):
-        for k in range(first_input[v], first_input[v + 1]):
-            u = source[k]
-            for word in range(u // 64 + 1):
-                above[v, word] |= above[u, word]
-            above[v, u // 64] |= np.uint64(1) << np.uint64(u % 64)
+def _lowest_bit(word):
+    """The index of the lowest set bit of a nonzero uint64."""
+    index = 0
+    while not (word >> np.uint64(index)) & FIRST:
+        index += 1
+    return index
 
 
-@numba.njit(**BARE)
-@typing.no_type_check
-def gates(first_input, source, is_idle, head_s, above, gate, depth, partial):
-    """Fill `gate` [V]: a late op on most paths to v, -1 for the start.
-
-    The nearest common dominator of the inputs of v. Left out are inputs that are ancestors of other
-    inputs, because paths lead around through these; idle ones, which are there from the start; and
-    those that have no gate in common with the input of the largest head, such as masks: `partial`.
-    """
-    for v in range(len(gate)):
-        first, end = first_input[v], first_input[v + 1]
-        late = np.int64(-1)
-        for k in range(first, end):
-            u = source[k]
-            if not is_idle[u] and (late < 0 or head_s[u] >= head_s[late]):
-                late = u
-        if late < 0 and end == first + 1:
-            late = source[first]
-        common = late
-        for k in range(first, end):
-            if common < 0:
-                break
-            u = source[k]
-            around = is_idle[u]
-            for other in range(first, end):
-                bits = above[source[other], u // 64] >> np.uint64(u % 64)
-                around |= (bits & np.uint64(1)) != 0
-            if around:
-                continue
-            a, b = common, u
-            while a != b and a >= 0 and b >= 0:
-                if depth[a] >= depth[b]:
-                    a = gate[a]
-                else:
-                    b = gate[b]
-            if a == b:
-                common = a
-            else:
-                partial[v] = True
-        gate[v] = common
-        depth[v] = depth[common] + 1 if common >= 0 else 0
-
-
-@numba.njit(**BARE)
-@typing.no_type_check
-def between(above, u, v, inner):
-    """Leave in `inner` the ops on the paths from u to v, or all before v for u = -1; how many."""
-    count = 0
-    for x in range(u + 1, v):
-        on_path = (above[v, x // 64] >> np.uint64(x % 64)) & np.uint64(1)
-        if u >= 0:
-            on_path &= above[x, u // 64] >> np.uint64(u % 64)
-        if on_path:
-            inner[count] = x
-            count += 1
-    return count
-
-
-@numba.njit(**INNER)
 @typing.no_type_check
 def _one_machine(chosen, count, head_s, busy_s, tail_s):
     """The least end of nodes on one machine: max over tails q of (end of those with tail >= q) + q.
@@ -173,16 +104,15 @@ def _one_machine(chosen, count, head_s, busy_s, tail_s):
     return longest_s
 
 
-@numba.njit(**INNER)
 @typing.no_type_check
 def _take_machine(machine_of, head_s, chosen, left):
     """Leave in `chosen` the nodes of a set that are on the machine of its first, in order of heads;
     (how many, the rest of the set)."""
-    first = lowest_bit(left)
+    first = _lowest_bit(left)
     machine = machine_of[first]
     found, rest = np.int64(0), NOTHING
     while left != NOTHING:
-        x = lowest_bit(left)
+        x = _lowest_bit(left)
         bit = left & (~left + FIRST)
         left ^= bit
         if machine_of[x] != machine:
@@ -197,7 +127,6 @@ def _take_machine(machine_of, head_s, chosen, left):
     return found, rest
 
 
-@numba.njit(**INNER)
 @typing.no_type_check
 def _follow(head_s, busy_s, before, path_s, node, after):
     """Let a node wait for another one, or for the start with -1."""
@@ -215,7 +144,6 @@ def _follow(head_s, busy_s, before, path_s, node, after):
             path_s[node, x] = max(path_s[node, x], path_s[after, x] + busy_s[after])
 
 
-@numba.njit(**INNER)
 @typing.no_type_check
 def _place(p, w, op, d, count, home):
     """Put op on device d after the nodes so far: (number of nodes, bound of the rest)."""
@@ -271,7 +199,6 @@ def _place(p, w, op, d, count, home):
     return count, bound_s
 
 
-@numba.njit(**INNER)
 @typing.no_type_check
 def _unplace(w, count, to):
     """Take back the nodes from `to` on."""
@@ -280,7 +207,6 @@ def _unplace(w, count, to):
             w.sent[w.node_tensor[x], w.node_to[x]] = -1
 
 
-@numba.njit(**INNER)
 @typing.no_type_check
 def _fill_after(p, w, target_device):
     """Fill `after_s` [n, D]: the least time from the end of an op to that of the last one."""
@@ -304,7 +230,6 @@ def _fill_after(p, w, target_device):
                 w.after_s[u, e] = max(w.after_s[u, e], least_s)
 
 
-@numba.njit(**INNER)
 @typing.no_type_check
 def _may_take(p, w, op, d, home, target_device):
     """Test whether op may go to d: allowed, with its group, not a mere renaming of devices."""
@@ -327,7 +252,6 @@ def _may_take(p, w, op, d, home, target_device):
     return not renamed
 
 
-@numba.njit(**INNER)
 @typing.no_type_check
 def _rank_choices(p, w, op, count, parent_s, home, target_device):
     """Fill the choices of op, best bound first; how many there are."""
@@ -348,7 +272,6 @@ def _rank_choices(p, w, op, count, parent_s, home, target_device):
     return found
 
 
-@numba.njit(**BARE)
 @typing.no_type_check
 def least_span(p, w, home, target_device, limit):
     """(least seconds from the start to the end of the last op, number of branches).

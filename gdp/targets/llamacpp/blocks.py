@@ -28,7 +28,10 @@ from gdp.targets.llamacpp.parts import held_bytes
 
 @dataclass(frozen=True, eq=False)
 class LlamaBlocks:
-    """Seconds and bytes of the pieces that llama.cpp's flags move. Axes: S slots, D devices."""
+    """Seconds and bytes of the pieces that llama.cpp's flags move.
+
+    Axes: S slots, D devices, C places to cut: a stretch goes from one to a later one.
+    """
 
     cluster: Cluster
     cpu: int
@@ -49,6 +52,10 @@ class LlamaBlocks:
     away_bytes: Int[np.ndarray, "S 2"]  # to the experts, and back
     chunks: int  # micro-batches of the prompt
     parts_s: float  # of the image encoder and the model that drafts, where they are
+    # Of stretches with all that their slots have; 0 where a place is not the later one.
+    stretch_s: Float[np.ndarray, "D C C"]
+    stretch_prompt_s: Float[np.ndarray, "D C C"]
+    stretch_bytes: Int[np.ndarray, "C C"]
     stage_s: float = np.inf  # most of `prompt_s` on a GPU that has whole slots; inf: any plan
 
     def move_s(self, src: int, dst: int, size: int) -> float:
@@ -142,20 +149,45 @@ def llama_blocks(question: Question, slots: Slots, homes: Sequence[int] = ()) ->
         memory_bytes[home] -= held_bytes(question, part)
         parts_s += float(seconds[1 + 2 * count + k, home])
 
+    layer_s, experts_s = seconds[1 : count + 1], seconds[count + 1 : 2 * count + 1]
+    read_s = prompt_s[1 : count + 1] + prompt_s[count + 1 : 2 * count + 1]
+    layer_bytes, expert_bytes = _summed(own_bytes, slots.layers), _summed(own_bytes, slots.experts)
+    shared_bytes = _shared_bytes(question, slots.layers)
     return LlamaBlocks(
-        cluster=problem.cluster, cpu=cpu, layer_s=seconds[1 : count + 1],
-        experts_s=seconds[count + 1 : 2 * count + 1],
-        prompt_s=prompt_s[1 : count + 1] + prompt_s[count + 1 : 2 * count + 1],
+        cluster=problem.cluster, cpu=cpu, layer_s=layer_s, experts_s=experts_s, prompt_s=read_s,
         segment_s=arrays_of(problem).segment_s * (1 if most == 1 else 2),
-        layer_bytes=_summed(own_bytes, slots.layers),
-        expert_bytes=_summed(own_bytes, slots.experts),
-        shared_bytes=_shared_bytes(question, slots.layers),
+        layer_bytes=layer_bytes, expert_bytes=expert_bytes, shared_bytes=shared_bytes,
         memory_bytes=memory_bytes, rest=rest, tensor_bytes=largest + 2 * flow,
         crossings=1 if most == 1 else 2, flow_bytes=_crossing(graph, slots.embedding)[1],
         logits_bytes=_crossing(graph, slots.layers[-1])[1],
         away_bytes=np.array([_crossing(graph, ops) for ops in slots.experts]),
         chunks=int(graph.chunks.max()), parts_s=parts_s,
+        stretch_s=_stretch_sums(layer_s + experts_s), stretch_prompt_s=_stretch_sums(read_s),
+        stretch_bytes=_stretch_bytes(layer_bytes + expert_bytes, shared_bytes),
     )  # fmt: skip
+
+
+def _stretch_sums(slot_s: Float[np.ndarray, "S D"]) -> Float[np.ndarray, "D C C"]:
+    """Seconds of all stretches on each device."""
+    count, num_devices = slot_s.shape
+    sums = np.zeros((num_devices, count + 1, count + 1))
+    for device, column in enumerate(np.ascontiguousarray(slot_s.T)):
+        for start in range(count):
+            for stop in range(start + 1, count + 1):
+                sums[device, start, stop] = column[start:stop].sum()
+    return sums
+
+
+def _stretch_bytes(
+    slot_bytes: Int[np.ndarray, "S"], shared_bytes: Int[np.ndarray, "S K"]
+) -> Int[np.ndarray, "C C"]:
+    """Bytes of all stretches, with the buffers that their slots share."""
+    count = len(slot_bytes)
+    bytes_ = np.zeros((count + 1, count + 1), dtype=np.int64)
+    for start in range(count):
+        shared = np.maximum.accumulate(shared_bytes[start:], axis=0).sum(axis=1)
+        bytes_[start, start + 1 :] = np.cumsum(slot_bytes[start:]) + shared
+    return bytes_
 
 
 def _summed(values: np.ndarray, pieces: Sequence[Int[np.ndarray, "_"]]) -> np.ndarray:
@@ -203,18 +235,13 @@ def llama_devices(
 
     stage = np.full((count + 1, count + 1, cluster.num_devices), np.inf, dtype=complex)
     for device in order:
-        for start in range(1 if device == cpu and not unified else count):
-            for stop in range(start + 1, count + 1):
-                stretch = _llama_stretch(blocks, frugal, device, start, stop)
-                if stretch is None:
-                    break  # nor does a longer one fit
-                seconds, cpu_bytes, _ = stretch
-                seconds += float(blocks.segment_s[device])
-                if start == 0:
-                    seconds += blocks.move_s(cpu, device, blocks.flow_bytes)
-                if stop == count:
-                    seconds += blocks.move_s(device, cluster.host, blocks.logits_bytes)
-                stage[start, stop, device] = value(seconds, cpu_bytes)
+        seconds, cpu_bytes = _stretches(blocks, frugal, device)
+        seconds += float(blocks.segment_s[device])
+        seconds[0] += blocks.move_s(cpu, device, blocks.flow_bytes)
+        seconds[:, count] += blocks.move_s(device, cluster.host, blocks.logits_bytes)
+        fits = np.isfinite(seconds)
+        parts = (cpu_bytes, seconds) if frugal else (seconds, cpu_bytes)
+        stage.real[fits, device], stage.imag[fits, device] = parts[0][fits], parts[1][fits]
     link = np.zeros((cluster.num_devices, cluster.num_devices, count + 1), dtype=complex)
     for before, device in itertools.combinations(order, 2):
         link[before, device] = value(blocks.move_s(before, device, blocks.flow_bytes))
@@ -223,11 +250,40 @@ def llama_devices(
         return None
     devices = blocks.rest.copy()
     for start, stop, where in row:
-        stretch = _llama_stretch(blocks, frugal, where, start, stop)
+        gpu = where != cpu and not cluster.devices[where].is_cpu
+        stretch = _beside_experts(blocks, frugal, where, start, stop) if gpu else None
         for slot in range(start, stop):
             devices[slots.layers[slot]] = where
             devices[slots.experts[slot]] = cpu if stretch and slot in stretch[2] else where
     return total, devices
+
+
+def _stretches(
+    blocks: LlamaBlocks, frugal: bool, device: int
+) -> tuple[Float[np.ndarray, "C C"], Int[np.ndarray, "C C"]]:
+    """Seconds of each stretch on a device, infinite where it does not fit, and bytes that it puts
+    on the CPU."""
+    count, processor = len(blocks.layer_bytes), blocks.cluster.devices[device].is_cpu
+    seconds, cpu_bytes = blocks.stretch_s[device].copy(), np.zeros_like(blocks.stretch_bytes)
+    fits = np.isfinite(seconds) & (blocks.stretch_bytes <= blocks.memory_bytes[device])
+    fits &= blocks.stretch_prompt_s[device] <= blocks.stage_s
+    if processor:  # has the first stretch, and no stage of a pipeline
+        fits[1:] = False
+        fits[0] &= blocks.stage_s == np.inf
+        cpu_bytes[0] = blocks.stretch_bytes[0]
+    elif device != blocks.cpu:
+        for start in range(count):
+            with_experts = np.flatnonzero(blocks.expert_bytes[start:] > 0)[:1] + start
+            for stop in range(int(with_experts[0]) + 1 if len(with_experts) else count, count + 1):
+                stretch = _beside_experts(blocks, frugal, device, start, stop)
+                if stretch is None:
+                    fits[start, stop:] = False
+                    break  # nor does a longer one fit
+                seconds[start, stop], cpu_bytes[start, stop], _ = stretch
+                fits[start, stop] = True
+    fits = np.logical_and.accumulate(fits | np.tri(count + 1, dtype=bool), axis=1)
+    seconds[~fits | np.tri(count + 1, dtype=bool)] = np.inf
+    return seconds, cpu_bytes
 
 
 def _least_to_free(needed_bytes: int, items: dict[int, tuple[float, int]]) -> list[int]:
@@ -255,25 +311,15 @@ def _least_to_free(needed_bytes: int, items: dict[int, tuple[float, int]]) -> li
     return [alone] if items[alone][0] < sum(items[i][0] for i in chosen) else chosen
 
 
-def _llama_stretch(
+def _beside_experts(
     blocks: LlamaBlocks, frugal: bool, device: int, start: int, stop: int
-) -> tuple[float, int, Sequence[int]] | None:
-    """Seconds of slots on one device, bytes that they put on the CPU, and slots whose experts are
-    there, if a GPU is too small; None if nothing fits."""
-    span = np.arange(start, stop)
-    seconds = float((blocks.layer_s + blocks.experts_s)[span, device].sum())
-    size = int((blocks.layer_bytes + blocks.expert_bytes)[span].sum())
-    size += int(blocks.shared_bytes[span].max(axis=0).sum())
-    cpu, unified = blocks.cpu, not blocks.cluster.devices[blocks.cpu].is_cpu
+) -> tuple[float, int, list[int]] | None:
+    """Seconds of slots on a GPU, bytes that they put on the CPU, and slots whose experts are there
+    where the GPU is too small or slower; None if nothing fits."""
     pipes = blocks.stage_s < np.inf
-    if pipes and (
-        (device == cpu and not unified) or blocks.prompt_s[span, device].sum() > blocks.stage_s
-    ):
+    if blocks.stretch_prompt_s[device, start, stop] > blocks.stage_s:
         return None
-    if device == cpu:
-        fits = np.isfinite(seconds) and size <= blocks.memory_bytes[cpu]
-        return (seconds, 0 if unified else size, ()) if fits else None
-    seconds = float(blocks.layer_s[span, device].sum())
+    span, size = np.arange(start, stop), int(blocks.stretch_bytes[start, stop])
     owned = [int(s) for s in span if blocks.expert_bytes[s] > 0]
     here_s = {s: float(blocks.experts_s[s, device]) for s in owned}
     away_s = blocks.away_s[device]
@@ -286,6 +332,7 @@ def _llama_stretch(
     gone = _least_to_free(size - int(blocks.memory_bytes[device]), others)
     away += gone
     size -= int(blocks.expert_bytes[gone].sum())
+    seconds = float(blocks.layer_s[span, device].sum())
     seconds += sum(away_s[s] if s in away else here_s[s] for s in owned)
     if size > blocks.memory_bytes[device] or not np.isfinite(seconds) or (pipes and away):
         return None

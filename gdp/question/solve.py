@@ -31,11 +31,13 @@ from gdp.problem.ticks import in_ticks
 from gdp.question.candidates import Plans, best_executed, expanded, planned_method
 from gdp.question.prepare import costs_of, drawn_problems, prepare_placement, problem_of
 from gdp.question.question import SIMPLICITY, Question
-from gdp.question.result import DIVIDED_OPS, WHOLE_OPS, Result, counts_of
+from gdp.question.result import DIVIDED_OPS, WHOLE_OPS, Result, counts_of, with_bound
 from gdp.reports.view import PlacementView
 from gdp.sim.objectives import Score, find_objective
 
 LOG = logging.getLogger(__name__)
+UNPROVEN = 0.0, ""
+"""The bound of a placement that is only a candidate: a proof takes longer than its evaluation."""
 CHECK_OP_S, RESULT_OP_S = 8e-6, 2e-6
 """Seconds of an idle core in which an op of an answer is at least simplified and bounded, and in
 which it is counted and named, roughly; kept of the requested seconds, as graphs may be huge."""
@@ -365,9 +367,10 @@ def evaluate(
     question: Question, placement: Placement, bound: tuple[float, str] | None = None
 ) -> Result:
     """Score and proven bound of a placement that was made elsewhere, as `solve` returns them; a
-    bound that is given, with its argument, is taken as it is, for ops that devices may divide."""
+    bound that is given, with its argument, is taken as it is, for ops that devices may divide.
+    `UNPROVEN` leaves the proof to `proven`."""
     require(placement, question.graph, question.cluster)
-    divides = bound is not None
+    divides = bound is not None and bound != UNPROVEN
     started_s, cluster = time.perf_counter(), question.cluster
     prediction = prepare_placement(question, placement)
     scored = prediction.score()
@@ -375,9 +378,7 @@ def evaluate(
     if bound is None and placement.splits:
         bound = 0.0, ""  # bounds are those of whole ops
     if bound is None:
-        # The bound holds for every placement, whatever the constraints.
-        free = problem_of(replace(question, constraints=Constraints()), replicas=True)
-        bound = _bound(free, Answer(None), Search().budget(), value_s)
+        bound = _bound_of_any(question, value_s)
     bound_s, bound_by = bound
     return Result(
         question=question,
@@ -400,6 +401,19 @@ def evaluate(
         )[:1],
         counts=counts_of(question, placement),
     )
+
+
+def proven(result: Result) -> Result:
+    """A result of `evaluate` that was left unproven, with its bound; others as they are."""
+    if result.bound_by or result.placement.splits:
+        return result
+    return with_bound(result, *_bound_of_any(result.question, result.value_s))
+
+
+def _bound_of_any(question: Question, value_s: float) -> tuple[float, str]:
+    """A bound of every placement, whatever the constraints, and its argument."""
+    free = problem_of(replace(question, constraints=Constraints()), replicas=True)
+    return _bound(free, Answer(None), Search().budget(), value_s)
 
 
 def view_of(question: Question, placement: Placement) -> PlacementView:

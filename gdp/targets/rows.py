@@ -136,12 +136,13 @@ def balance_memory(result: Result, placements: Iterable[Placement | None]) -> Re
 def first_feasible(
     question: Question, placements: Iterable[Placement | None], reason: str, method: str
 ) -> Result:
-    """The first placement that fits in memory, evaluated; `InfeasibleError` where none does, with
-    the reason that is given where there is no placement at all."""
+    """The first placement that fits in memory, its bound unproven (`solve.proven`);
+    `InfeasibleError` where none does, with the reason that is given where there is no placement at
+    all."""
     for placement in placements:
         if placement is None:
             continue
-        result = solve.evaluate(question, placement)
+        result = solve.evaluate(question, placement, solve.UNPROVEN)
         if result.score.feasible:
             return replace(result, method=method)
         reason = str(result.score)

@@ -241,7 +241,7 @@ def llama_devices(
         seconds[:, count] += blocks.move_s(device, cluster.host, blocks.logits_bytes)
         fits = np.isfinite(seconds)
         parts = (cpu_bytes, seconds) if frugal else (seconds, cpu_bytes)
-        stage.real[fits, device], stage.imag[fits, device] = parts[0][fits], parts[1][fits]
+        stage[fits, device] = parts[0][fits] + 1j * parts[1][fits]
     link = np.zeros((cluster.num_devices, cluster.num_devices, count + 1), dtype=complex)
     for before, device in itertools.combinations(order, 2):
         link[before, device] = value(blocks.move_s(before, device, blocks.flow_bytes))

@@ -68,7 +68,8 @@ def plan_llamacpp(question: Question) -> Result:
         )
     if question.constraints.together or question.constraints.whole:
         raise ArgumentError("--for llamacpp keeps blocks whole by itself: leave out --together")
-    result = _drafted(question) if draft_of(question.graph) else _of_any_size(question)
+    planned = _drafted(question) if draft_of(question.graph) else _of_any_size(question)
+    result = solve.proven(planned)
     proposal = _smaller_caches(result) if question.search.seconds != 0.0 else ""
     return replace(result, notes=(*result.notes, proposal)) if proposal else result
 

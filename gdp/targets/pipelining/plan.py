@@ -14,6 +14,7 @@ from gdp.base.errors import ArgumentError, PlacementError
 from gdp.costs.offload import resident
 from gdp.methods.chain import LayerCosts
 from gdp.methods.intervals import Row, best_rows
+from gdp.question import solve
 from gdp.question.question import Question
 from gdp.question.result import Result
 from gdp.targets.modules import modules_kept, torch_boundaries
@@ -65,7 +66,8 @@ def best_pipeline(question: Question, cuts: Sequence[int]) -> Result:
     simplicity = question.simplicity
     rows = (_pipeline_row(blocks, share, simplicity) for share in MEMORY_SHARES)
     plans = (blocks.placement(row, "gdp pipelining") for row in rows)
-    return first_feasible(question, plans, "no device holds even one of its pieces", "pipelining")
+    reason = "no device holds even one of its pieces"
+    return solve.proven(first_feasible(question, plans, reason, "pipelining"))
 
 
 def _pipeline_row(blocks: LayerCosts, memory_share: float, simplicity: float) -> Row:

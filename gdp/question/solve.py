@@ -31,7 +31,7 @@ from gdp.problem.ticks import in_ticks
 from gdp.question.candidates import Plans, best_executed, expanded, planned_method
 from gdp.question.prepare import costs_of, drawn_problems, prepare_placement, problem_of
 from gdp.question.question import SIMPLICITY, Question
-from gdp.question.result import DIVIDED_OPS, WHOLE_OPS, Result, counts_of
+from gdp.question.result import DIVIDED_OPS, WHOLE_OPS, MethodNote, Result, counts_of
 from gdp.reports.view import PlacementView
 from gdp.sim.objectives import Score, find_objective
 
@@ -321,7 +321,7 @@ def _result(
         seconds=0.0,
         seed=question.search.seed,
         costs=problem.origin.costs,
-        notes=(*answer.messages, *_nearly_full(question.cluster, placed)),
+        notes=(*map(MethodNote, answer.messages), *_nearly_full(question.cluster, placed)),
         counts=counts_of(question, placement),
     )
 

@@ -62,10 +62,6 @@ def _reserve(device: Device) -> str:
     return format_bytes(device.reserve_bytes) if device.reserve_bytes else "-"
 
 
-def _share(part: float, whole: float) -> str:
-    return "-" if whole >= UNLIMITED_BYTES else f"{part / whole:.0%}"
-
-
 def is_verbose() -> bool:
     """True under `--verbose`."""
     return logging.getLogger("gdp").isEnabledFor(logging.INFO)
@@ -128,7 +124,9 @@ def _device_table(result: Result) -> Shown:
                 f"{held[d].flop[mine].sum() / 1e9:.2f}",
                 format_bytes(peak),
                 _memory(entry.memory_bytes) + (" shared" if entry.memory_pool else ""),
-                _share(peak, entry.memory_bytes),
+                "-"
+                if entry.memory_bytes >= UNLIMITED_BYTES
+                else f"{peak / entry.memory_bytes:.0%}",
                 _reserve(entry),
             ]
         )
@@ -525,20 +523,15 @@ def _compared(report: Mapping[str, Any]) -> list[str]:
 def _measured_row(name: str, row: Mapping[str, Any]) -> list[str]:
     """A contender's cells: for each quantity predicted, measured, and its interval."""
     cells = [name]
-    for quantity, text in (("latency_s", _milli), ("throughput_per_s", _rate)):
+    for quantity, unit, places in (("latency_s", 1e3, 3), ("throughput_per_s", 1, 1)):
         expected = row.get(f"predicted_{quantity}")
         low, high = row[quantity.replace("_", "_interval_", 1)]
-        cells += ["-" if expected is None else text(expected), text(row[quantity])]
-        cells.append(f"{text(low)} to {text(high)}")
+        cells += [
+            "-" if expected is None else f"{unit * expected:.{places}f}",
+            f"{unit * row[quantity]:.{places}f}",
+            f"{unit * low:.{places}f} to {unit * high:.{places}f}",
+        ]
     return cells
-
-
-def _milli(seconds: float) -> str:
-    return f"{seconds * 1e3:.3f}"
-
-
-def _rate(per_second: float) -> str:
-    return f"{per_second:.1f}"
 
 
 def inspection_text(summary: Mapping[str, Any]) -> str:

@@ -563,8 +563,8 @@ def load_placement(path: Placed) -> Placement:
     teams = tuple(tuple(team) for team in document.teams)
     count = len(document.devices)
     faults = chain(team_faults(teams, count), split_faults(document.splits, teams, count))
-    if told := list(islice(faults, MOST_FAULTS)):
-        raise PlacementError(f"{path}: {'; '.join(told)}")
+    if first := list(islice(faults, MOST_FAULTS)):
+        raise PlacementError(f"{path}: {'; '.join(first)}")
     return Placement(
         graph_digest=document.graph_digest,
         op_names=tuple(document.ops),

@@ -71,9 +71,9 @@ def test_a_request_is_explained_without_naming_ops() -> None:
     assert answer["tokens_per_s"] == pytest.approx(1 / 11)
     assert answer["request_s"] == 85.0
     assert answer["limits"] == {
-        "prompt": "arithmetic of d0 limits the prompt: 36% of the time to the first token is "
-        "computing",
-        "decode": "bandwidth of d1 limits decode: 45% of a step is reading weights and caches",
+        "prompt": "arithmetic of d0 limits prefill: 36% of TTFT is computing",
+        "decode": "bandwidth of d1 limits decode: 45% of an iteration is reading weights and "
+        "caches",
     }
     shares = {part["text"]: part["share"] for part in answer["shares"]["decode"]}
     assert shares == {
@@ -238,7 +238,7 @@ def test_a_page_shows_the_request_and_what_fills_each_device(tmp_path: Path) -> 
     for words in (
         "<b>22.000 s</b><span>to the first token</span>", "<b>85.000 s</b>",
         "<span>in all, 2 requests in flight</span>", "more than 2 are no faster",
-        "Bandwidth of d1 limits decode: 45% of a step is reading weights and caches.",
+        "Bandwidth of d1 limits decode: 45% of an iteration is reading weights and caches.",
         'title="reading weights and caches on d1: 45%"', 'title="cache: 30 B"',
     ):  # fmt: skip
         assert words in text

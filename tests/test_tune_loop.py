@@ -19,7 +19,6 @@ from gdp.base.errors import MeasurementError, RefusedError
 from gdp.cli.main import cli
 from gdp.costs import machine
 from gdp.costs.adapt import Piece, Run, Share, adapt
-from gdp.learn.tuning import Measurement, Planned, Trial
 from gdp.measure.request import RunRequest
 from gdp.placement.placement import make_placement
 from gdp.question.question import Question
@@ -321,9 +320,7 @@ def test_outliers_are_named() -> None:
     once = Piece("core0", "cpu-core", (Share("Gemm", 4, "Gemm", 1e-3),), 2e-3, False)
     paused = Piece("core0", "cpu-core", once.shares, 0.3, False)
     runs = [Run("towers", (once,) * 9), Run("towers", (paused,))]
-    planned = Planned(None, b"", 1.0)
-    trials = [Trial(planned, Measurement(1.0, run), 1.0, adapt(runs)) for run in runs]
-    assert tuning._notes(tuning._Loop(trials=trials)) == [  # type: ignore[arg-type]
+    assert tuning._notes(adapt(runs), interrupted=False) == [
         "1 of 10 measured pieces and links teach nothing, as they contradict all others: "
         "Gemm on core0 in towers took 1.5e+02 times what all others say"
     ]

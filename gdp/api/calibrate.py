@@ -111,12 +111,16 @@ def remember_profile(profile: Profile) -> Remembered:
 
 def _learned(profile: Profile, name: str) -> tuple[Remembered, list[machine.MachineRecord]]:
     """Predictions and records of a profile, for devices whose processor has a name, or none."""
-    cluster = _cluster(profile, name)
+    kind = profile.device.kind
+    device = replace(reference_device(kind), name="core0", kind=kind, model=name)
+    cluster = make_cluster("profiled", [device])
     taught = [_observed(model, cluster) for model in profile.models]
     rows, records = [], []
     for k, model in enumerate(profile.models):
         others = [one.run for j, one in enumerate(taught) if j != k] or [taught[k].run]
-        after_s = _predicted_s(taught[k], AdaptedCosts(taught[k].base, adapt(others)), cluster)
+        costs = AdaptedCosts(taught[k].base, adapt(others))
+        problem = prepare_problem(Question(model.graph, cluster, costs=costs))
+        after_s = float(problem.compute_s[:, 0].sum())
         rows.append((model.name, model.latency_s, taught[k].planned_s, after_s))
         records.append(machine.MachineRecord(
             schema=machine.SCHEMA, date=machine.now(), model=model.name, digest=taught[k].digest,
@@ -138,12 +142,6 @@ def _require_here(profile: Profile) -> None:
         )
     if not profile.models:
         raise ProfileError("the profile holds no models; make one with `gdp profile --quick`")
-
-
-def _cluster(profile: Profile, name: str) -> Cluster:
-    kind = profile.device.kind
-    device = replace(reference_device(kind), name="core0", kind=kind, model=name)
-    return make_cluster("profiled", [device])
 
 
 @dataclass(frozen=True, eq=False)
@@ -177,7 +175,7 @@ def _observed(model: ProfiledModel, cluster: Cluster) -> _Observed:
         component_s, of_group = [model.latency_s], dict.fromkeys(np.flatnonzero(works).tolist(), 0)
     pieces = _pieces(of_group, component_s, seconds, keys, device, model.latency_s)
     return _Observed(
-        model, graph.digest, base, label, _predicted_s_of(problem.compute_s),
+        model, graph.digest, base, label, float(problem.compute_s[:, 0].sum()),
         Run(model.name, pieces),
     )  # fmt: skip
 
@@ -204,12 +202,3 @@ def _pieces(
         for lead, own in shares.items()
         if measured[lead] > 0
     )  # fmt: skip
-
-
-def _predicted_s(one: _Observed, costs: AdaptedCosts, cluster: Cluster) -> float:
-    question = Question(one.model.graph, cluster, costs=costs)
-    return _predicted_s_of(prepare_problem(question).compute_s)
-
-
-def _predicted_s_of(compute_s: np.ndarray) -> float:
-    return float(compute_s[:, 0].sum())

@@ -36,11 +36,12 @@ class Check:
 def examine() -> dict[str, Any]:
     """Results of all checks as plain data; `healthy` if nothing fails, `warns` if something works
     less well than it could."""
-    checks = [
-        check
-        for area, look in AREAS.items()
-        for check in _guarded(area, look)
-    ]  # fmt: skip
+    checks = list[Check]()
+    for area, look in AREAS.items():
+        try:
+            checks += look()
+        except Exception as error:  # whatever a broken library raises
+            checks.append(Check(area, area, FAIL, f"{type(error).__name__}: {error}"))
     return {
         "gdp": gdp_version(),
         "python": platform.python_version(),
@@ -49,14 +50,6 @@ def examine() -> dict[str, Any]:
         "warns": any(check.status == WARN for check in checks),
         "checks": [asdict(check) for check in checks],
     }
-
-
-def _guarded(area: str, look: Callable[[], Iterator[Check]]) -> Iterator[Check]:
-    """The checks of an area; one that raises has failed, and ends it."""
-    try:
-        yield from look()
-    except Exception as error:  # whatever a broken library raises
-        yield Check(area, area, FAIL, f"{type(error).__name__}: {error}")
 
 
 def _libraries() -> Iterator[Check]:
@@ -71,14 +64,9 @@ def _libraries() -> Iterator[Check]:
         )  # fmt: skip
         return
     for requirement in wanted:
-        extra = _extra(str(requirement.marker or ""))
-        if extra is None or extra in FOR_USERS:
-            yield _library(requirement, extra)
-
-
-def _extra(marker: str) -> str | None:
-    match = re.search(r"""extra == ['"]([^'"]+)['"]""", marker)
-    return match and match[1]
+        match = re.search(r"""extra == ['"]([^'"]+)['"]""", str(requirement.marker or ""))
+        if match is None or match[1] in FOR_USERS:
+            yield _library(requirement, match and match[1])
 
 
 def _library(requirement: Any, extra: str | None) -> Check:

@@ -92,8 +92,8 @@ def generation_answer(
         all_tokens_per_s=request.new * request.batch / apart_s if apart_s else math.inf,
         shares=shares,
         limits=(
-            _limit(shares[0], "the prompt", "the time to the first token"),
-            _limit(shares[1], "decode", "a step"),
+            _limit(shares[0], "prefill", "TTFT"),
+            _limit(shares[1], "decode", "an iteration"),
         ),
         memory=memory, is_pipeline=is_pipeline,
         context=request.held,
@@ -256,9 +256,9 @@ def _limit(shares: tuple[TimePart, ...], phase: str, whole: str) -> str:
         return f"nothing limits {phase}: it takes no time"
     cause, device, share = shares[0].cause, shares[0].place, shares[0].share
     what = {
-        "transfers": "the way between devices", "collectives": f"exchange between {device}",
-        "streaming": f"the way of weights on {device}",
-        "sending": f"the way of weights from {device}",
+        "transfers": "transfer between devices", "collectives": f"exchange between {device}",
+        "streaming": f"transfer of weights on {device}",
+        "sending": f"transfer of weights from {device}",
     }  # fmt: skip
     limit = what.get(cause, f"{cause} of {device}")
     return f"{limit} limits {phase}: {share:.0%} of {whole} is {CAUSES[cause]}"

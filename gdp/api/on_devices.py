@@ -68,7 +68,8 @@ def on_devices(
         question, placement = question_about(placed, recorded.graph, cluster, costs=roofline)
         _require_held(question, placement)
         return placed_callable(model, recorded, question, placement)
-    if not _is_torch_module(module):
+    # Nothing can be a module before torch was imported.
+    if "torch" not in sys.modules or not isinstance(module, import_torch().nn.Module):
         raise ArgumentError(
             f"a torch.nn.Module or (JAX function, arguments) is needed, got {type(module).__name__}"
         )
@@ -77,13 +78,6 @@ def on_devices(
     question, placement = question_about(placed, model, cluster, costs=roofline)
     _require_held(question, placement)
     return dispatch(module, question, placement)
-
-
-def _is_torch_module(module: Any) -> bool:
-    """True for modules; nothing else can be one before torch was imported."""
-    if "torch" not in sys.modules:
-        return False
-    return isinstance(module, import_torch().nn.Module)
 
 
 def _require_held(question: Question, placement: Placement) -> None:

@@ -136,8 +136,8 @@ def _finalists(report: RunReport) -> dict[str, Row]:
 
 
 @dataclass(eq=False)
-class _Session:
-    """A model that is tuned: what its rounds share."""
+class _Tuning:
+    """A model that is tuned, and all that was measured of it."""
 
     executor: Executor
     base: CostModel
@@ -146,14 +146,21 @@ class _Session:
     measuring: Measuring
     predicted: dict[bytes, Prediction] = field(default_factory=dict)
     unmeasured: list[Unmeasured] = field(default_factory=list)
+    scouts: list[Run] = field(default_factory=list)
+    trials: list[Trial[Placement]] = field(default_factory=list)
+    rounds: list[Round] = field(default_factory=list)
+    final: RunReport | None = None  # None where an interrupt or a refusal came before
+    interrupted: bool = False
+
+    @property
+    def best(self) -> Planned[Placement]:
+        """The plan of the fastest round."""
+        return min(self.trials, key=lambda trial: trial.measured.value_s).planned
 
     def skip(self, stage: str, error: GdpError) -> None:
-        """Record and tell that something was not measured."""
+        """Record and report that something was not measured."""
         self.unmeasured.append(Unmeasured(stage, str(error)))
         self.measuring.say(f"{stage} was not measured: {error}")
-
-    def costs(self, adaptation: Adaptation) -> AdaptedCosts:
-        return AdaptedCosts(self.base, adaptation)
 
     def place(self, adaptation: Adaptation, start: Placement | None, seed: int) -> Planned:
         """The best placement under an adaptation, predicted as it is executed."""
@@ -163,24 +170,25 @@ class _Session:
             first = first_members(self.problem.origin.group_of)
             begin = Assignment(start.device[first], start.rank[first], start.teams)
             search, method = replace(search, start=begin), "local_search"
-        question = replace(question, search=search, method=method, costs=self.costs(adaptation))
+        costs = AdaptedCosts(self.base, adaptation)
+        question = replace(question, search=search, method=method, costs=costs)
         return self.planned(planned(question).placement, adaptation)
 
     def planned(self, placed: Placement, adaptation: Adaptation) -> Planned:
         """A placement with its prediction."""
         key = _key(placed)
-        self.predicted[key] = found = self.executor.predict(placed, self.costs(adaptation))
-        plan = self.executor.plan(found)
+        predicted = self.executor.predict(placed, AdaptedCosts(self.base, adaptation))
+        self.predicted[key] = predicted
+        plan = self.executor.plan(predicted)
         full = find_objective(self.executor.question.objective).pipelined
         return Planned(placed, key, plan.period_s if full else plan.latency_s)
 
-    def measure(self, placed: Placement, seconds: float) -> Measurement:
+    def measure(self, placed: Placement) -> Measurement:
         """Execute a placement, without baselines."""
         prediction, question = self.predicted[_key(placed)], self.executor.question
-        measuring = Measuring(seconds, question.search.seed)
+        measuring = Measuring(ROUND_SECONDS, question.search.seed)
         report = self.executor.run(placed, prediction, measuring, baselines=False)
-        row = _finalists(report)[TUNED]
-        estimate = speed(question.objective, row)
+        estimate = speed(question.objective, report.placed)
         run = observed_run(
             question.graph, question.cluster, self.base, prediction,
             self.executor.plan(prediction), report,
@@ -275,142 +283,115 @@ def tuned_answer(
     if runs < 1:
         raise ArgumentError(f"runs must be at least 1, got {runs}")
     executor = Executor.of(question, runtime)
+    asked, question, target = question, executor.question, question.cluster
+    shipped = SHIPPED if question.costs is None else question.costs
+    base, label = resolve_costs(shipped, target, question.graph)
+    problem = prepare_problem(replace(question, costs=base), replicas=True)
     measuring = measuring or Measuring(seed=question.search.seed)
-    session, target = _session(executor, measuring), question.cluster
+    tuning = _Tuning(executor, base, label, problem, measuring)
     known = machine.Knowledge()
     if question.costs is None:
-        known = machine.knowledge(target, executor.runtime.distribution, session.label)
-    loop = _measured(session, runs, known.runs, refit, progress)
-    answer, placement = _answer(session, loop.trials, loop.final)
-    placement = replace(placement, question=question.record())
-    record, verdict = _judged(session, loop, known)
-    path, notes = "", _notes(loop)
+        known = machine.knowledge(target, executor.runtime.distribution, label)
+    _measure(tuning, runs, known.runs, refit, progress)
+    answer, placement = _answer(tuning)
+    placement = replace(placement, question=asked.record())
+    record, verdict = _judged(tuning, known)
+    learned = tuning.trials[-1].adaptation
+    path, notes = "", _notes(learned, tuning.interrupted)
     if keep and verdict.is_better:
         try:
             path = str(machine.remember(record))
         except OSError as error:
             notes.append(f"what was learned is not kept: {error}")
     return Tuned(
-        placement, answer, question.objective, question.graph.name, target.name, tuple(loop.rounds),
-        loop.final,
-        record, session.costs(loop.trials[-1].adaptation), verdict, path, tuple(notes),
-        tuple(session.unmeasured), loop.interrupted,
+        placement, answer, question.objective, question.graph.name, target.name,
+        tuple(tuning.rounds), tuning.final, record, AdaptedCosts(base, learned), verdict, path,
+        tuple(notes),
+        tuple(tuning.unmeasured), tuning.interrupted,
     )  # fmt: skip
 
 
-def _session(executor: Executor, measuring: Measuring) -> _Session:
-    """A session that starts from costs which are not adapted."""
-    question = executor.question
-    costs = SHIPPED if question.costs is None else question.costs
-    base, label = resolve_costs(costs, question.cluster, question.graph)
-    problem = prepare_problem(replace(question, costs=base), replicas=True)
-    return _Session(executor, base, label, problem, measuring)
-
-
-def _scouted(session: _Session) -> list[Run]:
-    """A run with a part of the model on every device, of runtimes whose plans may leave one out for
-    good; empty where that is not possible."""
-    question = session.executor.question
-    runtime = session.executor.runtime
-    if not runtime.scout or question.cluster.num_devices < 2:
-        return []
-    session.measuring.say("running a plan with a part on every device")
-    try:
-        plan = imported(runtime.scout)(question.graph, question.cluster)
-        session.planned(plan, Adaptation())
-        return [session.measure(plan, ROUND_SECONDS).run]
-    except UNMEASURABLE as error:
-        session.skip("a plan with a part on every device", error)
-        return []
-
-
-@dataclass(eq=False)
-class _Loop:
-    """All that was measured."""
-
-    scouts: list[Run] = field(default_factory=list)
-    trials: list[Trial[Placement]] = field(default_factory=list)
-    rounds: list[Round] = field(default_factory=list)
-    final: RunReport | None = None  # None where an interrupt or a refusal came before
-    interrupted: bool = False
-
-
-def _measured(
-    session: _Session, runs: int, known: Sequence[Run], refit: bool,
+def _measure(
+    tuning: _Tuning, runs: int, known: Sequence[Run], refit: bool,
     progress: Callable[[Round], None] | None,
-) -> _Loop:  # fmt: skip
-    """All rounds, and the finalists measured in turn; ends early on Ctrl-C."""
-    loop = _Loop()
+) -> None:  # fmt: skip
+    """Measure all rounds, then the finalists round-robin; end early on Ctrl-C."""
     with Interrupts(StopRequestError) as interrupts:
         try:
             if not known and refit and runs > 1:
-                loop.scouts = _scouted(session)
-            _run_rounds(session, loop, runs - len(loop.scouts), known, refit, progress)
-            loop.final = _finals(session, loop.trials)
+                _scout(tuning)
+            _run_rounds(tuning, runs - len(tuning.scouts), known, refit, progress)
+            _run_finals(tuning)
         except (KeyboardInterrupt, StopRequestError):
-            if not loop.trials or interrupts.requests > 1:
+            if not tuning.trials or interrupts.requests > 1:
                 raise KeyboardInterrupt from None
-            loop.interrupted = True
-    return loop
+            tuning.interrupted = True
+
+
+def _scout(tuning: _Tuning) -> None:
+    """Run a plan with a part of the model on every device, for runtimes whose plans may leave one
+    out for good."""
+    question, scout = tuning.executor.question, tuning.executor.runtime.scout
+    if not scout or question.cluster.num_devices < 2:
+        return
+    tuning.measuring.say("running a plan with a part on every device")
+    try:
+        plan = imported(scout)(question.graph, question.cluster)
+        tuning.planned(plan, Adaptation())
+        tuning.scouts.append(tuning.measure(plan).run)
+    except UNMEASURABLE as error:
+        tuning.skip("a plan with a part on every device", error)
 
 
 def _run_rounds(
-    session: _Session, loop: _Loop, runs: int, known: Sequence[Run], refit: bool,
+    tuning: _Tuning, runs: int, known: Sequence[Run], refit: bool,
     progress: Callable[[Round], None] | None,
 ) -> None:  # fmt: skip
-    """Rounds until they are spent or gain nothing."""
-    say, known = session.measuring.say, [*known, *loop.scouts]
+    """Run rounds until they are spent or gain nothing."""
+    say, known = tuning.measuring.say, [*known, *tuning.scouts]
 
     def unmeasured(error: GdpError) -> None:
-        session.skip(f"a plan after round {len(loop.trials)}", error)
+        tuning.skip(f"a plan after round {len(tuning.trials)}", error)
 
     say("placing the first plan")
     for trial in tuning_loop(
-        session.place, lambda p: session.measure(p, ROUND_SECONDS), runs, known=known,
-        seed=session.executor.question.search.seed, refit=refit, unmeasured=unmeasured,
+        tuning.place, tuning.measure, runs, known=known,
+        seed=tuning.executor.question.search.seed, refit=refit, unmeasured=unmeasured,
     ):  # fmt: skip
-        loop.trials.append(trial)
-        loop.rounds.append(_round(trial, known))
+        tuning.trials.append(trial)
+        run = trial.measured.run
+        tuning.rounds.append(
+            Round(
+                trial.planned.predicted_s, trial.measured.value_s, trial.best_s, len(run.pieces),
+                tuple(lessons(trial.adaptation, [*known, run])),
+            )
+        )  # fmt: skip
         if progress is not None:
-            progress(loop.rounds[-1])
-        say(f"round {len(loop.trials)} of at most {runs}", len(loop.trials) / runs)
+            progress(tuning.rounds[-1])
+        say(f"round {len(tuning.trials)} of at most {runs}", len(tuning.trials) / runs)
 
 
-def _round(trial: Trial[Placement], known: Sequence[Run]) -> Round:
-    run = trial.measured.run
-    return Round(
-        trial.planned.predicted_s, trial.measured.value_s, trial.best_s, len(run.pieces),
-        tuple(lessons(trial.adaptation, [*known, run])),
-    )  # fmt: skip
-
-
-def _finals(session: _Session, trials: Sequence[Trial[Placement]]) -> RunReport | None:
-    """The best plan, the first one and the baselines, measured in turn; None where that fails."""
-    adaptation = trials[-1].adaptation
-    best, first = _best(trials), trials[0].planned
-    session.measuring.say("measuring the finalists and the baselines in turn")
+def _run_finals(tuning: _Tuning) -> None:
+    """Measure the best plan, the first one and the baselines round-robin."""
+    adaptation = tuning.trials[-1].adaptation
+    best, first = tuning.best, tuning.trials[0].planned
+    tuning.measuring.say("measuring the finalists and the baselines in turn")
     rivals = {}
     if first.key != best.key:
-        session.planned(first.placement, adaptation)
-        rivals[FIRST] = session.predicted[first.key]
-    session.planned(best.placement, adaptation)
+        tuning.planned(first.placement, adaptation)
+        rivals[FIRST] = tuning.predicted[first.key]
+    tuning.planned(best.placement, adaptation)
     try:
-        return session.executor.run(
-            best.placement, session.predicted[best.key], session.measuring, rivals=rivals
+        tuning.final = tuning.executor.run(
+            best.placement, tuning.predicted[best.key], tuning.measuring, rivals=rivals
         )
     except UNMEASURABLE as error:
-        session.skip("the final contest", error)
-        return None
+        tuning.skip("the final contest", error)
 
 
-def _best(trials: Sequence[Trial[Placement]]) -> Planned[Placement]:
-    return min(trials, key=lambda trial: trial.measured.value_s).planned
-
-
-def _notes(loop: _Loop) -> list[str]:
+def _notes(learned: Adaptation, interrupted: bool) -> list[str]:
     """Remarks on how the loop ended, and on measurements that taught nothing."""
-    notes = ["interrupted: the best placement so far"] if loop.interrupted else []
-    learned = loop.trials[-1].adaptation
+    notes = ["interrupted: the best placement so far"] if interrupted else []
     if count := len(learned.outliers):
         named = "; ".join(learned.outliers[:MOST_OUTLIERS])
         more = "; ..." if count > MOST_OUTLIERS else ""
@@ -421,68 +402,61 @@ def _notes(loop: _Loop) -> list[str]:
     return notes
 
 
-def _answer(
-    session: _Session, trials: Sequence[Trial[Placement]], final: RunReport | None
-) -> tuple[str, Placement]:
-    """The fastest of the placements that were measured in turn."""
-    best = _best(trials).placement
+def _answer(tuning: _Tuning) -> tuple[str, Placement]:
+    """The fastest of the finalists."""
+    best, final = tuning.best.placement, tuning.final
     if final is None:
         return TUNED, best
-    question = session.executor.question
+    question = tuning.executor.question
     rows = _finalists(final)
     fastest = max(rows, key=lambda name: speed(question.objective, rows[name]).value)
     if fastest == FIRST:
-        return FIRST, trials[0].planned.placement
-    if fastest == ONE_DEVICE:
-        graph, cluster = question.graph, question.cluster
-        if session.executor.runtime.planner is not None:
-            return ONE_DEVICE, make_placement(graph, cluster, np.full(graph.num_ops, cluster.host))
-        costs = session.costs(trials[-1].adaptation)
-        try:
-            alone = solve.solve(replace(question, method="single", costs=costs)).placement
-        except InfeasibleError:
-            return TUNED, best
-        return ONE_DEVICE, alone
-    return TUNED, best
+        return FIRST, tuning.trials[0].planned.placement
+    if fastest == TUNED:
+        return TUNED, best
+    graph, cluster = question.graph, question.cluster
+    if tuning.executor.runtime.planner is not None:
+        return ONE_DEVICE, make_placement(graph, cluster, np.full(graph.num_ops, cluster.host))
+    costs = AdaptedCosts(tuning.base, tuning.trials[-1].adaptation)
+    try:
+        alone = solve.solve(replace(question, method="single", costs=costs)).placement
+    except InfeasibleError:
+        return TUNED, best
+    return ONE_DEVICE, alone
 
 
-def _judged(
-    session: _Session, loop: _Loop, known: machine.Knowledge
-) -> tuple[machine.MachineRecord, Verdict]:
+def _judged(tuning: _Tuning, known: machine.Knowledge) -> tuple[machine.MachineRecord, Verdict]:
     """The record of the machine, and the verdict: its lessons have to predict the final contest
     better than the costs so far."""
-    record = _record(session, loop)
-    if loop.final is None:
+    record, final = _record(tuning), tuning.final
+    if final is None:
         return record, judge_lessons([])
     before, after = known.adaptation(), known.after(record).adaptation()
-    finalists = _finalists(loop.final)
-    checked = []
-    plans = {TUNED: _best(loop.trials).placement, FIRST: loop.trials[0].planned.placement}
+    finalists, checked = _finalists(final), []
+    plans = {TUNED: tuning.best.placement, FIRST: tuning.trials[0].planned.placement}
     for name, placement in plans.items():
         if name in finalists:
-            rate = speed(session.executor.question.objective, finalists[name])
-            predicted = [session.planned(placement, a).predicted_s for a in (before, after)]
+            rate = speed(tuning.executor.question.objective, finalists[name])
+            predicted = [tuning.planned(placement, a).predicted_s for a in (before, after)]
             interval_s = (1.0 / rate.high, 1.0 / rate.low)
             checked.append(Checked(1.0 / rate.value, interval_s, predicted[0], predicted[1]))
-    noise = "" if loop.final.prefer else "the machine was too noisy to tell which plan is fastest"
+    noise = "" if final.prefer else "the machine was too noisy to tell which plan is fastest"
     verdict = judge_lessons(checked, noise)
     shares = {"off_before": verdict.off_before, "off": verdict.off}
     return msgspec.structs.replace(record, **shares), verdict
 
 
-def _record(session: _Session, loop: _Loop) -> machine.MachineRecord:
+def _record(tuning: _Tuning) -> machine.MachineRecord:
     """The record of the machine, with the errors of the rounds."""
-    executor, rounds = session.executor, loop.rounds
-    question = executor.question
-    first = loop.trials[0].planned.placement
-    unadapted = session.planned(first, Adaptation()).predicted_s
+    question, rounds = tuning.executor.question, tuning.rounds
+    unadapted = tuning.planned(tuning.trials[0].planned.placement, Adaptation()).predicted_s
     # Predictions were made before their placement was run, the last three after learning most.
     checked = [r.off for r in rounds[1:] or rounds][-3:]
-    name = executor.runtime.distribution
+    name = tuning.executor.runtime.distribution
     return machine.MachineRecord(
         schema=machine.SCHEMA, date=machine.now(), model=question.graph.name,
         digest=question.graph.digest, runtime=name, versions=machine.runtime_versions(name),
-        costs=session.label, devices=machine.measured_devices(question.cluster),
-        runs=(*loop.scouts, *(trial.measured.run for trial in loop.trials)),
+        costs=tuning.label, devices=machine.measured_devices(question.cluster),
+        runs=(*tuning.scouts, *(trial.measured.run for trial in tuning.trials)),
         off_before=abs(unadapted / rounds[0].measured_s - 1.0), off=float(np.mean(checked)),
     )  # fmt: skip

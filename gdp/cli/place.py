@@ -63,7 +63,7 @@ def place(
         watched = search.search(placing(say))
         result = answer(replace(question, search=watched), phases)
     _write(result, outputs)
-    show(result.to_json(), lambda: result_text(result))
+    show(result.to_json(), lambda: result_text(result, output=outputs.paths.get("placement")))
 
 
 def _place_for_traffic(
@@ -95,7 +95,7 @@ def _place_for_traffic(
         check_file_writable(of_prefill, "placement", overwrite)
         save_placement(plan.prefill.result.placement, of_prefill)
     _write(plan.result, outputs, plan.traffic_json())
-    show(plan.to_json(), lambda: result_text(plan.result, plan.lines()))
+    show(plan.to_json(), lambda: result_text(plan.result, plan, path))
 
 
 def beside(path: str) -> str:

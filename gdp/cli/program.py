@@ -94,7 +94,7 @@ def verbose_option() -> click.Option:
     """The -v of every command: it acts when parsed and passes the command nothing."""
     return click.Option(
         ["-v", "--verbose"], is_flag=True, expose_value=False, callback=_be_verbose,
-        help="Log what is done to stderr; tracebacks of bugs.",
+        help="Print more of the answer, log what is done to stderr, tracebacks of bugs.",
     )  # fmt: skip
 
 

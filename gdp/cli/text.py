@@ -18,12 +18,13 @@ from gdp.cluster.types import UNLIMITED_BYTES, Cluster, Device
 from gdp.costs.default import source_of
 from gdp.graph.op_graph import OpGraph
 from gdp.placement.placement import Split
-from gdp.question.result import GenerationAnswer, Result
+from gdp.question.result import GenerationAnswer, MethodNote, Result
 from gdp.sim.objectives import find_objective
 from gdp.splits.members import held_graphs
 
 if TYPE_CHECKING:
     from gdp.api.faster import Faster
+    from gdp.api.traffic.plan import ServedPlan
 
 
 class Shown(str):
@@ -61,19 +62,60 @@ def _reserve(device: Device) -> str:
     return format_bytes(device.reserve_bytes) if device.reserve_bytes else "-"
 
 
-def _share(part: float, whole: float) -> str:
-    return "-" if whole >= UNLIMITED_BYTES else f"{part / whole:.0%}"
+def is_verbose() -> bool:
+    """True under `--verbose`."""
+    return logging.getLogger("gdp").isEnabledFor(logging.INFO)
 
 
-def result_text(result: Result, traffic: Sequence[str] = ()) -> str:
-    """Text of `gdp place`, with lines on the traffic that the engine serves."""
-    graph, cluster, answer = result.question.graph, result.question.cluster, result.generation
-    device = result.placement.device
-    real = ~graph.is_io
+def result_text(
+    result: Result, served: "ServedPlan | None" = None, output: str | None = None
+) -> str:
+    """Text of `gdp place`: speed, memory by device, limits, gains; `--verbose` adds the rest.
+
+    Args:
+        result: The answer.
+        served: The traffic on its engine.
+        output: File that holds the placement.
+    """
+    from gdp.api.faster import faster_machines
+    from gdp.cli.serving_text import serving_lines
+
+    answer, verbose = result.generation, is_verbose()
+    question = result.question
+    what = result.objective if served is None else served.layout
+    lines = [f"{question.graph.name} on {question.cluster.name}, {what}"]
+    if served is not None:
+        lines += serving_lines(served)
+    if answer is None:
+        lines += [*_times(result), *_deviation(result), *_bound_lines(result)]
+    else:
+        # The GPUs of a disaggregated plan's placement do not prefill.
+        has_prefill = served is None or served.prefill is None
+        if served is None:
+            lines += [*generation_lines(answer), *_bound_lines(result)]
+        else:
+            lines += [f"limit    {text}" for text in answer.limits[0 if has_prefill else 1 :]]
+        gains = faster_machines(question, result.placement)
+        lines += _gains(answer, gains, has_prefill=has_prefill)
+    lines += [f"costs    {result.costs}"]
+    lines += [_team_text(team, result) for team in result.placement.teams]
+    lines += [_split_text(split, result) for split in result.placement.splits]
+    lines += ["", _device_table(result) if answer is None else memory_table(answer)]
+    if verbose:
+        lines += _details(result, served)
+    about = "note" if served is None else "note on a batch"
+    notes = [x for x in result.notes if verbose or not isinstance(x, MethodNote)]
+    lines += [*(f"{about}: {note}" for note in notes), _next(result, output)]
+    return shown(lines)
+
+
+def _device_table(result: Result) -> Shown:
+    """A row per device: its ops, peak memory and limit."""
+    graph, placement = result.question.graph, result.placement
+    leads, held = placement.homes, held_graphs(graph, placement)
     rows = []
-    leads, held = result.placement.homes, held_graphs(graph, result.placement)
-    for d, entry in enumerate(cluster.devices):
-        mine = (device == leads.get(d, d)) & real
+    for d, entry in enumerate(result.question.cluster.devices):
+        mine = (placement.device == leads.get(d, d)) & ~graph.is_io
         peak = int(result.score.peak_bytes[d])
         rows.append(
             [
@@ -82,44 +124,68 @@ def result_text(result: Result, traffic: Sequence[str] = ()) -> str:
                 f"{held[d].flop[mine].sum() / 1e9:.2f}",
                 format_bytes(peak),
                 _memory(entry.memory_bytes) + (" shared" if entry.memory_pool else ""),
-                _share(peak, entry.memory_bytes),
+                "-"
+                if entry.memory_bytes >= UNLIMITED_BYTES
+                else f"{peak / entry.memory_bytes:.0%}",
                 _reserve(entry),
             ]
         )
-    # The members of a team run the same kernels.
+    return table(["device", "ops", "GFLOP", "peak", "memory", "full", "reserve"], rows)
+
+
+def _details(result: Result, served: "ServedPlan | None") -> list[str]:
+    """Lines of `--verbose`: kernels, links, seconds of each phase, plans and candidates."""
+    from gdp.cli.serving_text import compared_lines
+
+    graph, leads = result.question.graph, result.placement.homes
+    # The members of a replica group run the same kernels.
     kernels = sum(n for d, n in enumerate(result.counts.kernels) if leads.get(d, d) == d)
+    phases = ", ".join(f"{name} {s:.2f}" for name, s in result.phases.items() if s >= 0.005)
     lines = [
-        f"{graph.name}: {int(real.sum())} ops, run as {kernels} kernels, on "
-        f"{cluster.name}, {result.objective}, "
-        f"method {result.method}, seed {result.seed}",
-        f"costs    {result.costs}",
-        *links_lines(cluster),
-        *traffic,
-        *(_alone(answer) if traffic and answer is not None else []),
-        *(_times(result) if answer is None else generation_lines(answer)),
-        *_deviation(result),
-        *_bound_lines(result),
-        f"waited   {result.seconds:.2f} s: {_phases(result)}; {result.evaluations} evaluations in "
-        f"{result.search_cpu_s:.2g} CPU s",
         "",
-        table(["device", "ops", "GFLOP", "peak", "memory", "full", "reserve"], rows),
+        f"model    {int((~graph.is_io).sum())} ops, run as {kernels} kernels",
+        f"method   {result.method}, seed {result.seed}",
+        *links_lines(result.question.cluster),
+        f"waited   {result.seconds:.2f} s: {phases}; {result.evaluations} evaluations in "
+        f"{result.search_cpu_s:.2g} CPU s",
     ]
-    if answer is not None:
-        lines += ["", memory_table(answer)]
-    lines += [_team_text(team, result) for team in result.placement.teams]
-    lines += [_split_text(split, result) for split in result.placement.splits]
-    if result.candidates:
-        lines += ["", _candidates(result)]
-    about = "note on this batch" if traffic else "note"
-    lines += [f"{about}: {note}" for note in result.notes]
-    return shown(lines)
+    if result.generation is not None:
+        lines += ["", _device_table(result)]
+    if served is not None:
+        count = served.generation.request.batch
+        batch = f"a batch of {count} requests" if count > 1 else "one request"
+        lines += ["", f"without other traffic, {batch}:", *generation_lines(served.generation)]
+        lines += [*_bound_lines(result), "", *compared_lines(served)]
+    return [*lines, *(["", _candidates(result)] if result.candidates else []), ""]
 
 
-def _alone(answer: GenerationAnswer) -> list[str]:
-    """A heading above the figures of one batch, where those of traffic stand before them."""
-    count = answer.request.batch
-    what = f"{count} requests that start together" if count > 1 else "one request"
-    return ["", f"without other traffic, a batch of {what}:"]
+def _gains(answer: GenerationAnswer, gains: "Sequence[Faster]", *, has_prefill: bool) -> list[str]:
+    """The line on smaller weights and the upgrades that shorten decode and prefill most."""
+    if not gains:
+        return []
+    chosen = [min(gains, key=lambda g: g.token_s)]
+    chosen += [min(gains, key=lambda g: g.first_token_s)] if has_prefill else []
+    chosen += [g for g in gains if g.what.startswith("weights")]
+    texts = []
+    for gain in dict.fromkeys(chosen):
+        ratios = {"TPOT": answer.token_s / gain.token_s}
+        if has_prefill:
+            ratios["TTFT"] = answer.first_token_s / gain.first_token_s
+        words = [f"{name} {ratio:.2f} times" for name, ratio in ratios.items() if ratio >= 1.01]
+        texts += [f"{gain.what}: {', '.join(words)}"] if words else []
+    return [f"faster   {'; '.join(texts)}"] if texts else []
+
+
+def _next(result: Result, output: str | None) -> str:
+    """The last line: the file that holds the placement, and the command that takes it."""
+    from gdp.targets.table import EXPORTERS
+
+    target = result.question.target
+    if output is None:
+        return "next: -o FILE keeps this placement for gdp explain, run and export"
+    if target in EXPORTERS:
+        return f"written to {output}; next: gdp export {output} --to {target} -o FOLDER"
+    return f"written to {output}; next: gdp explain, run or export"
 
 
 def links_lines(cluster: Cluster) -> list[str]:
@@ -135,31 +201,31 @@ def _bound_lines(result: Result, *, gap: bool = True) -> list[str]:
     limit = find_objective(result.objective).text(result.bound_s)
     share = "optimal" if result.proven_optimal else f"gap {result.gap:.1%}"
     lines = [f"bound    {limit}" + (f" ({share})" if gap else "")]
-    if logging.getLogger("gdp").isEnabledFor(logging.INFO):
+    if is_verbose():
         lines.append(f"proof    no placement of {result.bound_over} takes less: {result.bound_by}")
     return lines
 
 
 def _times(result: Result) -> list[str]:
-    row = find_objective(result.objective)
+    row, score = find_objective(result.objective), result.score
     return [
         *([] if row.unit == "s" else [f"{row.quantity:8} {row.text(result.value_s)}"]),
-        f"latency  {format_seconds(result.score.latency_s)}",
-        f"period   {format_seconds(result.score.period_s)} per sample",
+        f"latency  {format_seconds(score.latency_s)}",
+        f"period   {format_seconds(score.period_s)} per sample"
+        + (f", {1 / score.period_s:.4g} samples/s" if score.period_s > 0 else ""),
     ]
 
 
 def generation_lines(answer: GenerationAnswer) -> list[str]:
-    """First token, tokens per second, the whole request, and what limits either phase."""
+    """Tokens/s, TTFT, TPOT, pipeline, draft model, context, and what limits either phase."""
     request = answer.request
-    side = f", {request.batch} sequences side by side" if request.batch > 1 else ""
-    side += f" on each of {answer.copies} copies" if answer.copies > 1 else ""
+    batch = f", batch of {request.batch}" if request.batch > 1 else ""
+    batch += f" on each of {answer.copies} copies" if answer.copies > 1 else ""
     lines = [
-        f"first    token after {format_seconds(answer.first_token_s)}, "
-        f"{request.prompt} tokens of the prompt",
-        f"decode   {answer.tokens_per_s:.1f} tokens/s, "
-        f"{format_seconds(answer.token_s)} a step{side}",
-        f"request  {format_seconds(answer.request_s)} for {request.new} tokens",
+        f"speed    {answer.tokens_per_s:.1f} tokens/s{batch}; "
+        f"TTFT {format_seconds(answer.first_token_s)}, "
+        f"TPOT {format_seconds(answer.token_s * request.steps / request.new)}; "
+        f"{format_seconds(answer.request_s)} for {request.prompt} + {request.new} tokens"
     ]
     if answer.full_tokens_per_s is not None:
         lines.append(
@@ -175,15 +241,17 @@ def generation_lines(answer: GenerationAnswer) -> list[str]:
         )
     if answer.draft is not None:
         gpus = ", ".join(row.device for row in answer.memory if row.draft_bytes)
-        each = request.new / request.steps
-        kept = f", {each:.2f} of a pass are written" if request.passes else ""
+        kept = (
+            f", {request.new / request.steps:.2f} of an iteration are accepted"
+            if request.passes else ""
+        )  # fmt: skip
         lines.append(
-            f"drafts   of {answer.draft.tokens} tokens a pass by {answer.draft.model} on {gpus}"
-            f"{kept}"
+            f"drafts   of {answer.draft.tokens} tokens an iteration by {answer.draft.model} on "
+            f"{gpus}{kept}"
         )
     if answer.longest_context is not None:
         lines.append(
-            f"context  of {answer.context} tokens has its caches; this plan has room for "
+            f"context  KV cache for {answer.context} tokens; this plan has room for "
             f"{answer.longest_context}"
         )
     return [*lines, *(f"limit    {text}" for text in answer.limits)]
@@ -242,7 +310,7 @@ def _deviation(result: Result) -> list[str]:
 
 def _team_text(team: tuple[int, ...], result: Result) -> str:
     names = ", ".join(result.placement.device_names[d] for d in team)
-    return f"replicas {names} take the samples in turn, 1 of {len(team)} each"
+    return f"replicas {names} take the samples round-robin, 1 of {len(team)} each"
 
 
 def _split_text(split: Split, result: Result) -> str:
@@ -250,10 +318,6 @@ def _split_text(split: Split, result: Result) -> str:
     how = "with whole experts on each" if split.experts else "heads and columns divided"
     how += "" if split.is_even else f" as {':'.join(map(str, split.parts))}"
     return f"split    {names} compute each op together, {how}"
-
-
-def _phases(result: Result) -> str:
-    return ", ".join(f"{name} {s:.2f}" for name, s in result.phases.items() if s >= 0.005)
 
 
 def _candidates(result: Result) -> Shown:
@@ -459,20 +523,15 @@ def _compared(report: Mapping[str, Any]) -> list[str]:
 def _measured_row(name: str, row: Mapping[str, Any]) -> list[str]:
     """A contender's cells: for each quantity predicted, measured, and its interval."""
     cells = [name]
-    for quantity, text in (("latency_s", _milli), ("throughput_per_s", _rate)):
+    for quantity, unit, places in (("latency_s", 1e3, 3), ("throughput_per_s", 1, 1)):
         expected = row.get(f"predicted_{quantity}")
         low, high = row[quantity.replace("_", "_interval_", 1)]
-        cells += ["-" if expected is None else text(expected), text(row[quantity])]
-        cells.append(f"{text(low)} to {text(high)}")
+        cells += [
+            "-" if expected is None else f"{unit * expected:.{places}f}",
+            f"{unit * row[quantity]:.{places}f}",
+            f"{unit * low:.{places}f} to {unit * high:.{places}f}",
+        ]
     return cells
-
-
-def _milli(seconds: float) -> str:
-    return f"{seconds * 1e3:.3f}"
-
-
-def _rate(per_second: float) -> str:
-    return f"{per_second:.1f}"
 
 
 def inspection_text(summary: Mapping[str, Any]) -> str:

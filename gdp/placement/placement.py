@@ -12,7 +12,7 @@ import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import islice
+from itertools import chain, islice
 from pathlib import Path
 from typing import Annotated, Any, Protocol, runtime_checkable
 
@@ -561,12 +561,10 @@ def load_placement(path: Placed) -> Placement:
     if n and (device.min() < 0 or device.max() >= len(document.devices)):
         raise PlacementError(f"{path}: a device index lies outside 0..{len(document.devices) - 1}")
     teams = tuple(tuple(team) for team in document.teams)
-    if faults := list(islice(team_faults(teams, len(document.devices)), MOST_FAULTS)):
-        raise PlacementError(f"{path}: {'; '.join(faults)}")
-    if faults := list(
-        islice(split_faults(document.splits, teams, len(document.devices)), MOST_FAULTS)
-    ):
-        raise PlacementError(f"{path}: {'; '.join(faults)}")
+    count = len(document.devices)
+    faults = chain(team_faults(teams, count), split_faults(document.splits, teams, count))
+    if first := list(islice(faults, MOST_FAULTS)):
+        raise PlacementError(f"{path}: {'; '.join(first)}")
     return Placement(
         graph_digest=document.graph_digest,
         op_names=tuple(document.ops),

@@ -140,6 +140,10 @@ class GenerationAnswer:
         return plain | {"tokens_per_s": self.tokens_per_s}
 
 
+class MethodNote(str):
+    """A note on how the answer was found, which terminals show with `--verbose`."""
+
+
 WHOLE_OPS, DIVIDED_OPS = "whole ops", "ops, divided or whole,"
 """Pieces of placements that a bound holds for."""
 
@@ -261,14 +265,10 @@ def with_best_bound(rows: dict[str, Result | str]) -> dict[str, Result | str]:
     if not results:
         return rows
     best = max(results, key=lambda row: row.bound_s)
-    return {
-        name: row
-        if isinstance(row, str)
-        else replace(
-            row,
-            bound_s=min(best.bound_s, row.value_s),
-            bound_by=best.bound_by,
-            proven_optimal=row.proven_optimal or best.bound_s >= row.value_s * (1 - 1e-9),
-        )
-        for name, row in rows.items()
-    }
+    bounded = dict(rows)
+    for name, row in rows.items():
+        if isinstance(row, Result):
+            other = with_bound(row, best.bound_s, best.bound_by)
+            proven = row.proven_optimal or other.proven_optimal
+            bounded[name] = replace(other, proven_optimal=proven)
+    return bounded

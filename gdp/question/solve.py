@@ -31,7 +31,14 @@ from gdp.problem.ticks import in_ticks
 from gdp.question.candidates import Plans, best_executed, expanded, planned_method
 from gdp.question.prepare import costs_of, drawn_problems, prepare_placement, problem_of
 from gdp.question.question import SIMPLICITY, Question
-from gdp.question.result import DIVIDED_OPS, WHOLE_OPS, Result, counts_of, with_bound
+from gdp.question.result import (
+    DIVIDED_OPS,
+    WHOLE_OPS,
+    MethodNote,
+    Result,
+    counts_of,
+    with_bound,
+)
 from gdp.reports.view import PlacementView
 from gdp.sim.objectives import Score, find_objective
 
@@ -323,7 +330,7 @@ def _result(
         seconds=0.0,
         seed=question.search.seed,
         costs=problem.origin.costs,
-        notes=(*answer.messages, *_nearly_full(question.cluster, placed)),
+        notes=(*map(MethodNote, answer.messages), *_nearly_full(question.cluster, placed)),
         counts=counts_of(question, placement),
     )
 

@@ -191,7 +191,7 @@ def test_the_command_line_drafts(tmp_path: Path) -> None:
     plan, request = str(tmp_path / "p.json"), ["--generate", "prompt=64,new=32"]
     run = CliRunner().invoke(cli, [*place, *drafts, *request, "-o", plan])
     assert run.exit_code == 0, run.output
-    assert f"drafts   of 3 tokens a pass by {small} on gpu0" in run.output
+    assert f"drafts   of 3 tokens an iteration by {small} on gpu0" in run.output
     flags = CliRunner().invoke(cli, ["export", plan, "--to", "llamacpp", "-o", f"{tmp_path}/f"])
     assert f"--model-draft {small} --spec-type draft-simple" in flags.output
     fit = ["fit", str(large), "--cluster", str(tmp_path / "box.toml"), "--prompt", "64"]

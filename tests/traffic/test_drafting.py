@@ -186,7 +186,7 @@ def _tells_of_the_draft(path: Path, small: str, answer: dict[str, Any]) -> None:
         rows = told["generation"]["memory"]
         assert [row["draft_bytes"] for row in rows] == [0, draft_bytes]
     text = CliRunner().invoke(cli, ["explain", str(path)]).stdout
-    assert f"of 3 tokens a pass by {small} on t4" in " ".join(text.split())
+    assert f"of 3 tokens an iteration by {small} on t4" in " ".join(text.split())
     assert format_bytes(draft_bytes) in text
     page = path.with_suffix(".html")
     assert CliRunner().invoke(cli, ["report", str(path), "-o", str(page)]).exit_code == 0

@@ -3,6 +3,7 @@
 import dataclasses
 import itertools
 import json
+import logging
 import math
 import re
 import shlex
@@ -16,6 +17,7 @@ import gdp
 from gdp.api.traffic.plan import PrefillGroup, ServedPlan, served_on
 from gdp.api.traffic.serve import is_worth_it, numbers_of_copies
 from gdp.cli.main import cli
+from gdp.cli.serving_text import compared_lines, serving_lines
 from gdp.sim.traffic import Arrival, Spread
 from gdp.sim.traffic_text import parse_traffic
 from tests.generating_configs import generating_config
@@ -73,7 +75,7 @@ def test_copies_are_weighed_against_one_model_on_all_gpus(two: ServedPlan) -> No
     assert two.served.request.mean_s == copies.request_s
     assert two.served.request.mean_s < one.request_s
     assert two.room == 2 * int(two.engine.cache_tokens / (64 + 16))
-    assert any(line.startswith("plans    one GPU: ") for line in two.lines())
+    assert any(line.startswith("plan     one GPU: ") for line in compared_lines(two))
     question, traffic = two.result.question, parse_traffic(MANY)
     assert numbers_of_copies(question, traffic) == [2]
     assert numbers_of_copies(question, replace(traffic, concurrency=1)) == []
@@ -115,7 +117,7 @@ def test_two_groups_in_words(two: ServedPlan) -> None:
     assert (
         "groups   prefill on t4:0, t4:1, decode on t4:0, t4:1: the KV cache of a prompt, "
         "3.00 MiB, is sent in 1.000 ms (2.000 ms with waiting for the link)"
-    ) in apart.lines()
+    ) in serving_lines(apart)
 
 
 def test_prompts_get_a_gpu_of_their_own_where_a_limit_wants_it(
@@ -168,21 +170,21 @@ def _check_servers(folder: Path) -> None:
 def test_limits_that_nothing_keeps_are_told(config: str) -> None:
     plan = gdp.serve(config, CLUSTER, TEXT, within="first=1us")
     assert plan.value[0] == pytest.approx(plan.served.first_token.p95_s / 1e-6)
-    line = next(line for line in plan.lines() if line.startswith("limits"))
+    line = next(line for line in serving_lines(plan) if line.startswith("limits"))
     assert f"{plan.value[0]:.2f} times as long" in line
 
 
 def test_requests_wait_for_caches_only_where_these_are_full(plan: ServedPlan) -> None:
     waiting = replace(plan.served, waiting_s=plan.served.first_token.mean_s)
     few = replace(plan, served=waiting)
-    (line,) = (line for line in few.lines() if line.startswith("queue"))
+    (line,) = (line for line in serving_lines(few) if line.startswith("queue"))
     assert line.endswith("prompts before theirs, 2048 tokens a pass at most")
     room = 80 * plan.served.running
     for engine in (
         plan.engine._replace(cache_tokens=room),
         plan.engine._replace(requests_at_once=round(plan.served.running)),
     ):
-        (line,) = (x for x in replace(few, engine=engine).lines() if x.startswith("queue"))
+        (line,) = (x for x in serving_lines(replace(few, engine=engine)) if x.startswith("queue"))
         assert "before they start: caches hold" in line
 
 
@@ -215,15 +217,20 @@ def test_a_row_beyond_the_models_context_is_named_before_anything_is_traced(
         gdp.serve(config, CLUSTER, str(table))
 
 
-def test_figures_of_one_batch_stand_below_those_of_traffic(config: str) -> None:
+def test_figures_of_one_batch_stand_below_those_of_traffic(
+    config: str, caplog: pytest.LogCaptureFixture
+) -> None:
     """Each line is either of the traffic or below the heading that says what it is of."""
     words = ["place", config, "--cluster", CLUSTER, "--for", "vllm", "--traffic", TEXT]
-    done = CliRunner().invoke(cli, words)
+    brief = CliRunner().invoke(cli, words)
+    assert "without other traffic" not in brief.stdout
+    with caplog.at_level(logging.INFO, logger="gdp"):
+        done = CliRunner().invoke(cli, words)
     assert done.exit_code == 0, done.output
     of_traffic, heading, of_batch = done.stdout.partition("without other traffic, a batch of ")
     assert heading
-    assert "traffic " in of_traffic
-    for name in ("first  ", "decode ", "request ", "bound ", "candidate", "note"):
+    assert "\nlatency  TTFT " in of_traffic
+    for name in ("bound ", "candidate", "note"):
         assert f"\n{name}" not in of_traffic
     assert "\nnote:" not in of_batch
 
@@ -262,10 +269,11 @@ def test_the_command_says_traffic_and_writes_the_placement(config: str, tmp_path
     args = ["place", config, "--cluster", CLUSTER, "--for", "vllm", "--traffic", TEXT]
     done = CliRunner().invoke(cli, [*args, "-o", str(path)])
     assert done.exit_code == 0, done.output
-    assert "traffic  first token after" in done.output
+    assert re.search(r"^latency  TTFT .* \(p95 .*\), TPOT .* \(p95 ", done.output, re.MULTILINE)
+    assert f"written to {path}; next: gdp export {path} --to vllm" in done.output
     assert path.is_file()
     room = re.search(
-        r"requests at once \(memory has room for (\d+) at full length\); 9 requests", done.output
+        r"at a concurrency of .* \(KV cache for (\d+) at full length\); 9 requests", done.output
     )
     assert room
     told = json.loads(CliRunner().invoke(cli, [*args, "--json"]).stdout)
@@ -312,9 +320,10 @@ def test_passes_are_those_of_as_many_requests_as_run(
     assert told.served.first_token.mean_s == pytest.approx(own.served.first_token.mean_s, rel=0.05)
     assert told.engine.cache_tokens > 0
     assert told.traffic_json()["passes_of"] == told.passes_of
-    assert not [line for line in told.lines() if line.startswith("passes")]
+    assert not [line for line in serving_lines(told) if line.startswith("passes")]
     wrong = dataclasses.replace(told, passes_of=batch)
-    assert [line for line in wrong.lines() if line.startswith(f"passes   are those of {batch} ")]
+    said = f"passes   are those of a batch of {batch}, "
+    assert [line for line in serving_lines(wrong) if line.startswith(said)]
 
 
 def test_traffic_on_what_is_no_plan_for_vllm_is_one_line(config: str, tmp_path: Path) -> None:

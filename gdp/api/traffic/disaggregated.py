@@ -91,11 +91,8 @@ def plan_disaggregated(asked: Asked, traffic: Traffic, joint: ServedPlan) -> Ser
             rate, requests are planned side by side as many as run there.
     """
     search = _Search(asked, traffic, joint)
-    ranked: list[tuple[tuple[float, float], _Pair]] = []
-    for pair in search.pairs():
-        estimate = search.estimate(pair)
-        if estimate is not None:
-            ranked.append((estimate, pair))
+    estimates = ((search.estimate(pair), pair) for pair in search.pairs())
+    ranked = [(value, pair) for value, pair in estimates if value is not None]
     ranked.sort(key=lambda row: row[0])
     simulated = [search.simulated(pair) for _, pair in ranked[:SIMULATED]]
     best = min(filter(None, simulated), key=lambda row: row[0], default=None)
@@ -169,7 +166,10 @@ class _Search:
         names = self.cluster.device_names
         barred = tuple(names[d] for d in self.cluster.gpus if d not in gpus)
         new = 1 if role == "prefill" else self.traffic.new
-        while batch >= 1 and self._have_room(gpus):
+        room = sum(self.cluster.devices[d].memory_bytes for d in gpus)
+        if model_bytes(self.joint.result.question.graph) > room:
+            return None
+        while batch >= 1:
             question = self.asked.question(self.traffic.prompt, new, batch)
             rules = question.constraints
             rules = replace(rules, forbid=(*rules.forbid, Pin("*", barred))) if barred else rules
@@ -181,11 +181,6 @@ class _Search:
                 continue
             return GroupPlan(tuple(gpus), result, *engine_on(result, self.asked.requests_at_once))
         return None
-
-    def _have_room(self, gpus: Sequence[int]) -> bool:
-        """True where some GPUs together hold the weights of the model."""
-        room = sum(self.cluster.devices[d].memory_bytes for d in gpus)
-        return model_bytes(self.joint.result.question.graph) <= room
 
     def groups(self, pair: _Pair, prefill: GroupPlan, decode: GroupPlan) -> TwoGroups:
         """Engines of a pair, and the link between its GPUs."""

@@ -9,7 +9,6 @@ from typing import Any
 
 from gdp.api.answer import loading_note
 from gdp.api.traffic.drafting import Draft
-from gdp.api.traffic.plan import ServedPlan
 from gdp.api.traffic.serve import served_plan
 from gdp.base.errors import ArgumentError, InfeasibleError
 from gdp.cluster.file import Machine, load_cluster
@@ -92,7 +91,6 @@ def fit_traffic(
         if progress is not None:
             progress(row.label, i / len(asked))
         spec = os.fspath(with_options(model, quantize=scheme or None))
-
         parts = {
             "cluster": machine, "target": "vllm", "costs": costs, "search": search,
             "constraints": constraints,
@@ -102,17 +100,13 @@ def fit_traffic(
         except (ArgumentError, InfeasibleError) as error:  # not even one request has room
             rows.append(replace(row, limit=str(error)))
             continue
-        rows.append(_told(row, plan, Generation(spec, traffic.prompt, traffic.new)))
+        served, result = plan.served, plan.result
+        request = Generation(spec, traffic.prompt, traffic.new)
+        row = replace(
+            row, fits=True, tokens_per_s=served.tokens_per_s, first_token=served.first_token,
+            token=served.token, running=served.running, room=plan.room, layout=plan.layout,
+            limit=plan.generation.limits[1], costs=result.costs, links=result.links,
+            note=loading_note(request, result.question.graph),
+        )  # fmt: skip
+        rows.append(row)
     return rows
-
-
-def _told(row: TrafficRow, plan: ServedPlan, request: Generation) -> TrafficRow:
-    """The row with its plan."""
-    served, result = plan.served, plan.result
-    return replace(
-        row, fits=True, tokens_per_s=served.tokens_per_s, first_token=served.first_token,
-        token=served.token, running=served.running, room=plan.room,
-        layout=plan.layout,
-        limit=plan.generation.limits[1], costs=result.costs, links=result.links,
-        note=loading_note(request, result.question.graph),
-    )  # fmt: skip

@@ -6,7 +6,6 @@ from typing import Any
 
 from gdp.api.generation import generation_answer, rooms
 from gdp.base.errors import ArgumentError, GdpError
-from gdp.base.units import format_bytes, format_seconds
 from gdp.costs.measured.costs import prompt_launch_s
 from gdp.graph.op_graph import OpGraph
 from gdp.importers.pytorch.config_spec import parse_config_spec
@@ -41,12 +40,6 @@ class ComparedPlan:
     token: Spread | None = None
     tokens_per_s: float | None = None
     reason: str = ""  # for which it serves none of it
-
-    def __str__(self) -> str:
-        if self.request_s is None or self.tokens_per_s is None:
-            return f"{self.layout}: {self.reason}"
-        seconds = format_seconds(self.request_s)
-        return f"{self.layout}: {seconds} a request, {self.tokens_per_s:.1f} tokens/s"
 
 
 @dataclass(frozen=True, eq=False)
@@ -135,71 +128,6 @@ class ServedPlan:
             "engine": engine_json(self.engine), "passes_of": self.passes_of,
         }  # fmt: skip
 
-    def lines(self) -> list[str]:
-        """Text of the traffic."""
-        served = self.served
-        first, token = served.first_token, served.token
-        lines = [
-            f"traffic  first token after {format_seconds(first.mean_s)} "
-            f"(95% within {format_seconds(first.p95_s)}), {format_seconds(token.mean_s)} a token "
-            f"(95% within {format_seconds(token.p95_s)})",
-            f"in all   {served.tokens_per_s:.1f} tokens/s, {served.running:.1f} requests at once"
-            + ("" if self.room is None else f" (memory has room for {self.room} at full length)")
-            + f"; {served.requests} requests in {format_seconds(served.seconds)}",
-        ]
-        if served.waiting_s > first.mean_s / 2:
-            lines.append(self._queue())
-        if not near(self.side_by_side, self.passes_of):
-            lines.append(
-                f"passes   are those of {self.passes_of} requests side by side, where "
-                f"{self.side_by_side} run: a single request is predicted too slow, "
-                "many too fast"
-            )
-        lines += self._groups() + self._limits()
-        if self.compared_with:
-            lines.append("plans    " + "; ".join(map(str, self.compared_with)))
-        return lines
-
-    def _queue(self) -> str:
-        """A line on the seconds that requests wait, and the reason."""
-        served, engine = self.served, self.engine
-        told = f"queue    requests wait {format_seconds(served.waiting_s)} before they start: "
-        # Little's law; near a limit some requests meet it, far below none does.
-        asked = served.running + served.waiting_s * served.requests / max(served.seconds, 1e-9)
-        most = min(self.room or math.inf, engine.copies * engine.requests_at_once)
-        if asked * NEAR < most:
-            reading = engine if self.prefill is None else self.prefill.engine
-            return told + (
-                "for the pass under way and prompts before theirs, "
-                f"{reading.tokens_at_once} tokens a pass at most"
-            )
-        room = "no limit" if math.isinf(engine.cache_tokens) else int(engine.cache_tokens)
-        each = f" of each of {engine.copies} copies" if engine.copies > 1 else ""
-        return told + (
-            f"caches{each} hold {room} tokens, and {engine.requests_at_once} requests run at most"
-        )
-
-    def _groups(self) -> list[str]:
-        """A line on the two groups."""
-        if self.prefill is None:
-            return []
-        own, others = _used(self.result), _used(self.prefill.result)
-        return [
-            f"groups   prefill on {others}, decode on {own}: the KV cache of a prompt, "
-            f"{format_bytes(self.prefill.sent_bytes)}, is sent in "
-            f"{format_seconds(self.prefill.transfer_s)} "
-            f"({format_seconds(self.prefill.sent.mean_s)} with waiting for the link)"
-        ]
-
-    def _limits(self) -> list[str]:
-        """A line on limits that are not kept."""
-        if self.value[0] <= 1:
-            return []
-        return [
-            f"limits   none of the plans keeps them for 95% of the requests: this one takes "
-            f"{self.value[0]:.2f} times as long; fewer clients, or more or faster GPUs, may"
-        ]
-
 
 def layout_of(result: Result, generation: GenerationAnswer) -> str:
     """Sizes of the layout of a plan in words."""
@@ -215,13 +143,6 @@ def engine_json(engine: ServingEngine) -> dict[str, Any]:
         "scheduler": asdict(engine.scheduler), "drafting": drafting
     }  # fmt: skip
     return plain | ({"cache_tokens": None} if math.isinf(engine.cache_tokens) else {})
-
-
-def _used(result: Result) -> str:
-    """Names of the devices that hold a part of the model."""
-    counts = result.placement.ops_on
-    gpus = {d.name for d in result.question.cluster.devices if not d.is_cpu}
-    return ", ".join(name for name, count in counts.items() if count and name in gpus)
 
 
 def on_vllm(question: Question, placement: Placement) -> Question:

@@ -86,7 +86,8 @@ def serve(
     Example:
         >>> import gdp
         >>> traffic = "rate=2,prompt=512,new=128"
-        >>> gdp.serve("llama/config.json", "cpu+h100", traffic).lines()  # doctest: +SKIP
+        >>> plan = gdp.serve("llama/config.json", "cpu+h100", traffic)  # doctest: +SKIP
+        >>> plan.served.tokens_per_s  # doctest: +SKIP
     """
     return served_plan(
         {"cluster": cluster, "target": "vllm", "costs": costs, "search": search,

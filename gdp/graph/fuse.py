@@ -57,15 +57,12 @@ def fuse(graph: OpGraph, *, apart: Int[np.ndarray, "N"] | None = None) -> Fused:
     and for ops that some device lacks). Tensors inside a group cost no memory traffic.
     O((N + E) log N) a pass, a few passes.
     """
-    if apart is None or (apart == apart[:1]).all():
-        return _fused(graph)
-    return Fused(graph, _fused_groups(graph, _labels(graph, apart)))
-
-
-@functools.lru_cache(maxsize=8)
-def _fused(graph: OpGraph) -> Fused:
-    """Costs, bounds and problems ask for the same fusion of a graph, one after another."""
-    return Fused(graph, _fused_groups(graph, _labels(graph, None)))
+    label = _labels(graph, apart)
+    known: dict[bytes, Fused] = graph.fusions
+    key = np.unique(label, return_inverse=True)[1].tobytes()
+    if key not in known:  # costs, bounds and problems ask for the same fusion
+        known[key] = Fused(graph, _fused_groups(graph, label))
+    return known[key]
 
 
 def class_parts(

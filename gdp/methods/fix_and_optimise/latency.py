@@ -88,7 +88,10 @@ def _improved(problem: Problem, first: Evaluated, seed: int, clock: Clock) -> Ev
         return first
     if path_program_size(problem) > _MOST_ENTRIES:
         return anneal_from_hot_starts(problem, first, seed, clock, _HOT_CHAINS)
-    timing = timing_graph(problem, _spans_budget(clock))
+    # Only seconds may end the work of the spans early, not a count.
+    clock.charge(_SPANS_S)
+    spans = WorkBudget(_SPANS_S, np.inf if clock.is_counted else None)
+    timing = timing_graph(problem, spans)
     program = build_paths(problem, first.value_s / UNIT, timing)
     least_s = _least_s(program, clock)
     if first.overflow_bytes == 0 and least_s >= target_s(first):
@@ -123,12 +126,6 @@ def _by_regions(
     return replace(best, evaluations=count)
 
 
-def _spans_budget(clock: Clock) -> WorkBudget:
-    """Work of the spans, which only seconds may end earlier."""
-    clock.charge(_SPANS_S)
-    return WorkBudget(_SPANS_S, np.inf if clock.is_counted else None)
-
-
 def _least_s(program: LinearProgram, clock: Clock) -> float:
     """A lower bound of any placement, by the program in shares."""
     seconds = clock.limit_s()
@@ -152,24 +149,12 @@ def region(
     order = np.argsort(a.group_op[a.group_start[:-1]], kind="stable")
     if k % 2 == 0:
         devices = rng.choice(problem.num_devices, 2, replace=False)
-        order, size = order[np.isin(home[order], devices)], _PAIR
+        order, (least, share) = order[np.isin(home[order], devices)], _PAIR
     else:
-        devices, size = np.arange(problem.num_devices), _WINDOW
-    groups = _window(order, _length(size, problem.num_groups), rng)
-    return free_region(problem, home, groups, devices)
-
-
-def _length(region: tuple[int, float], groups: int) -> int:
-    least, share = region
-    return max(least, int(share * groups))
-
-
-def _window(
-    order: Int[np.ndarray, "K"], length: int, rng: np.random.Generator
-) -> Int[np.ndarray, "L"]:
-    """At most so many groups in a row, from a random place."""
+        devices, (least, share) = np.arange(problem.num_devices), _WINDOW
+    length = max(least, int(share * problem.num_groups))
     first = int(rng.integers(max(1, len(order) - length + 1)))
-    return order[first : first + length]
+    return free_region(problem, home, order[first : first + length], devices)
 
 
 def _solved(

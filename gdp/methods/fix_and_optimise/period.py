@@ -149,19 +149,14 @@ def solve_rounds(
         fits = placed.overflow_bytes == 0
         solution = PlacementSolution(solved.device, bound_s, fits and solved.is_complete)
         fixed = placed if fits else repair(problem, placed, clock, limits.seed)
-        best = _better(best, fixed)
+        count = best.evaluations + fixed.evaluations
+        best = replace(min(best, fixed), evaluations=count)
         more = more_points(points, placed_points(problem, placed.assignment.device))
         stuck = len(more.op) == len(points.op)
         points = more
         if fits or stuck or clock.is_over():
             break
     return PeriodRounds(best, points, solution)
-
-
-def _better(best: Evaluated, other: Evaluated, evaluations: int = 0) -> Evaluated:
-    """The better of two placements, with the evaluations of both and some more."""
-    count = best.evaluations + other.evaluations + evaluations
-    return replace(min(best, other), evaluations=count)
 
 
 def solve_period(

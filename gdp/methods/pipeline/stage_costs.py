@@ -351,7 +351,9 @@ def find_replica_groups(
     ... and of the whole class are looked at, so that the ways through the groups repeat soon.
     """
     alike = _alike(problem)
-    host = None if _binds_ops_to_host(problem) else problem.cluster.host
+    # An op with work may have to be where an input or output of the graph is.
+    group_of, io = problem.group, problem.graph.is_io
+    host = None if np.isin(group_of[~io], group_of[io]).any() else problem.cluster.host
     every = problem.num_devices <= _EVERY_SIZE
     groups = list(single_devices(classes))
     for c, devices in enumerate(classes):
@@ -403,9 +405,3 @@ def _alike(problem: Problem) -> np.ndarray:
         problem.cluster.queues.sum(axis=1),
         problem.cluster.queues.sum(axis=0),
     )
-
-
-def _binds_ops_to_host(problem: Problem) -> bool:
-    """Test for an op with work that must be where an input or output of the graph is."""
-    group, io = problem.group, problem.graph.is_io
-    return bool(np.isin(group[~io], group[io]).any())

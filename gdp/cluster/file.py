@@ -319,16 +319,12 @@ def load_cluster(spec: Machine | None = None) -> Cluster:
         return Cluster.local()
     if isinstance(spec, Cluster):
         return spec
-    _require_path(spec)
-    path = Path(spec)
-    if path.suffix == ".toml" or path.exists():
-        return read_cluster(path)
-    return cluster_preset(str(spec))
-
-
-def _require_path(spec: object) -> None:
     if not isinstance(spec, str | os.PathLike):
         raise ClusterError(
             "a cluster is a TOML file, a preset such as 2xcpu-core, or what gdp.Cluster.load, "
             f"gdp.Cluster.local or gdp.make_cluster return, not of type {type(spec).__name__}"
         )
+    path = Path(spec)
+    if path.suffix == ".toml" or path.exists():
+        return read_cluster(path)
+    return cluster_preset(str(spec))

@@ -250,11 +250,6 @@ def _stft(view: NodeView) -> Number:
     return fft_flop(batch * frames, length) + batch * frames * length
 
 
-def _rotary(view: NodeView) -> Number:
-    """x cos + rotated x sin, over the part of each head that is rotated."""
-    return 3.0 * view.in_elements(0)
-
-
 def _dropout(view: NodeView) -> Number:
     """The identity in inference; a draw, a comparison and a product in training."""
     training = view.data(2)
@@ -496,7 +491,7 @@ STANDARD: dict[str, OpRule] = {
     "CausalConvWithState": OpRule("", _causal_convolution),
     **rows("Attention FlexAttention", "", attention, kernel=ATTENTION),
     "LinearAttention": OpRule("", _linear_attention),
-    "RotaryEmbedding": OpRule("", _rotary),
+    "RotaryEmbedding": OpRule("", per_input(3.0)),
     "RNN": OpRule("", recurrent(1, 1)),
     "GRU": OpRule("", recurrent(3, GRU_FLOP)),
     "LSTM": OpRule("", recurrent(4, LSTM_FLOP)),

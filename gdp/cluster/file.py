@@ -128,7 +128,7 @@ def cluster_of_toml(text: str, name: str) -> Cluster:
 
 
 def _link(entry: LinkEntry, contention: bool) -> Link:
-    """A link; without a word of its own it queues as the cluster says, or on the channel named."""
+    """A link, which queues by default as the cluster does, or on its channel if it names one."""
     given = msgspec.structs.asdict(entry)
     if entry.contention is None:
         given["contention"] = contention or entry.channel is not None

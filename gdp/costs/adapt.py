@@ -569,4 +569,4 @@ MOST_LESSONS = 3
 DISPATCH = "dispatch"
 """Of `LearnedRow.op_type`: starting pieces."""
 WORTH_TELLING = 0.1
-"""Least change of a multiplier that is told."""
+"""Least change of a multiplier that is reported."""

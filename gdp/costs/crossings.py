@@ -68,7 +68,7 @@ class CrossingCosts(DerivedCosts):
 
 
 def _pays_for_pieces(cluster: Cluster) -> Bool[np.ndarray, "D"]:
-    """Devices whose tensors from others take seconds that nobody gave."""
+    """Devices with an incoming link of unmeasured latency."""
     size = range(cluster.num_devices)
     return np.array([
         launches and any(i != d and not has_own_latency(cluster, i, d) for i in size)

@@ -262,7 +262,7 @@ def _as_kernels(
 
 
 def _distinct(rows: Sequence[OpKernels]) -> tuple[list[OpKernels], Int[np.ndarray, "N"]]:
-    """(rows that differ, index of each row among them): layers of a model are alike."""
+    """(rows that differ, index of each row among them): layers of a model are identical."""
     index: dict[OpKernels, int] = {}
     which = [index.setdefault(row, len(index)) for row in rows]
     return list(index), np.array(which, dtype=np.int64)

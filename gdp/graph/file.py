@@ -53,7 +53,7 @@ class _Request(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):
 
 
 class _File(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):
-    """The JSON form of a graph; what is empty has its default (zero, or an id of its own)."""
+    """The JSON form of a graph; empty fields have their default (zero, or a unique id)."""
 
     gdp_graph: int  # the schema version; the key tells what kind of file this is
     name: str

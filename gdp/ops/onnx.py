@@ -278,7 +278,7 @@ def _slice_bytes(view: NodeView) -> float:
 
 
 def _gather_bytes(view: NodeView) -> float:
-    """The rows that are asked for, their copies, and the indices."""
+    """The requested rows, their copies, and the indices."""
     return 2.0 * view.written_bytes + input_bytes(view, 1)
 
 
@@ -357,7 +357,7 @@ def _sequence_at(view: NodeView) -> list[Inferred]:
     runs, count, place = _runs(view), _list(view).count, _place(view, 1)
     if place is not None and -count <= place < count:
         return [_split_runs(runs, place)[1][0][0]]
-    # Any element will do when all are alike.
+    # Any element will do when all are identical.
     return [runs[0][0] if len(runs) == 1 else Partial()]
 
 

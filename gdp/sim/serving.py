@@ -402,8 +402,8 @@ class ServingLane:
                 self.prompts.append((request, request.unread))
 
     def iterate(self, until_s: float) -> list[_Request]:
-        """Run one pass, or all that are alike and begin before a time; returns the requests that
-        leave."""
+        """Run one iteration, or all identical ones that begin before `until_s`; returns the
+        requests that leave."""
         engine, scheduler = self.engine, self.engine.scheduler
         tokens, read, decodes = self._batch()
         decoding, context = (len(self.ends), self.context) if decodes else (0, 0.0)

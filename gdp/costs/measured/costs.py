@@ -150,7 +150,7 @@ class MeasuredCosts:
         cluster: Cluster,
         launches: Float[np.ndarray, "N"],
     ) -> Float[np.ndarray, "N D"]:
-        """Host seconds, beyond their dispatch, of ops on processors that nobody measured: PyTorch
+        """Host seconds, beyond their dispatch, of ops on processors without a calibration: PyTorch
         calls an op there as late as elsewhere, and waits for it."""
         known = np.array([self._calibrated(device) for device in cluster.devices])
         return np.where(
@@ -180,7 +180,7 @@ class MeasuredCosts:
     def kernel_seconds(self, found: GraphKernels, device: Device) -> Float[np.ndarray, "N"]:
         """Seconds of the kernels of a graph on a device; zero for ops without a known one."""
         seconds, known = np.zeros(len(found.kernels)), np.flatnonzero(found.known)
-        # Layers of a model are alike, so few kernels differ.
+        # Layers of a model are identical, so few kernels differ.
         first, which = np.unique(found.row[known], return_index=True, return_inverse=True)[1:]
         seconds[known] = self._predicted(found.kernels.take(known[first]), device)[which]
         inside = found.block >= 0
@@ -238,7 +238,7 @@ class MeasuredCosts:
 
 
 def _multiplied_on(kernels: Kernels, device: Device) -> tuple[Kernels, Kernels]:
-    """(the kernels in types that a device multiplies, the ones that the network is asked about).
+    """(kernels in the types that a device multiplies, kernels as inputs of the network).
 
     Weights whose scheme never casts activations are unpacked to 16 bits everywhere (Marlin; GPTQ,
     AWQ, bitsandbytes in 4 bits), others where a device multiplies no such numbers: floats of 8 bits

@@ -1,4 +1,4 @@
-"""Kernels of an accelerator as numbers: their class, sizes, work, and what a device is told by.
+"""Kernels of an accelerator as numbers: their class, sizes and work; descriptors of devices.
 
 Every class is a batch of products, or reads as one:
 
@@ -31,7 +31,7 @@ ENGINES = ("torch", "vllm", "sglang", "trtllm")
 ARITHMETIC = ("float32", "float16", "float8", "float4")
 """Types of arithmetic; bfloat16 counts as float16, int8 as float8."""
 NUMBERS = ("not told", "weights alone", "floats", "integers")
-"""Numbers that a kernel multiplies whose weights have 8 or 4 bits: nobody said; 16 bits, as
+"""Numbers that a kernel multiplies whose weights have 8 or 4 bits: unknown; 16 bits, as
 activations are never cast; or such floats or integers, to which activations are cast, too."""
 TILE = 128
 """Rows and columns of the usual block of a product, which one unit of a device computes."""
@@ -69,7 +69,7 @@ class Kernels:
         """(where each kernel that differs from all before it stands, its number for each)."""
         columns = [np.asarray(getattr(self, f.name), dtype=np.float64) for f in fields(self)]
         rows = np.ascontiguousarray(np.column_stack(columns))
-        # Rows as bytes: sorting by all columns in turn takes longer.
+        # Rows as bytes: sorting column by column takes longer.
         whole = rows.view(np.dtype((np.void, rows.itemsize * rows.shape[1])))[:, 0]
         _, first, which = np.unique(whole, return_index=True, return_inverse=True)
         return first, which

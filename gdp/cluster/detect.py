@@ -165,7 +165,10 @@ def _output(command: list[str]) -> str | None:
 
 def _nvidia(run: Run) -> list[Device]:
     rows = _queried(run, "name,memory.total")
-    capabilities = [_number(row[0]) for row in _queried(run, "compute_cap")]
+    capabilities = [
+        float(row[0]) if re.fullmatch(r"[0-9]{1,2}\.[0-9]", row[0]) else 0.0
+        for row in _queried(run, "compute_cap")
+    ]
     devices = []
     for i, row in enumerate(rows):
         if len(row) > 1 and row[-1].isdigit():
@@ -173,11 +176,6 @@ def _nvidia(run: Run) -> list[Device]:
             size_bytes = int(row[-1]) * 2**20
             devices.append(_gpu(f"gpu{i}", ",".join(row[:-1]), size_bytes, "nvidia", own))
     return devices
-
-
-def _number(cell: str) -> float:
-    """A compute capability, such as 8.6; 0.0 for other text."""
-    return float(cell) if re.fullmatch(r"[0-9]{1,2}\.[0-9]", cell) else 0.0
 
 
 def _host_links(run: Run, gpus: Sequence[Device]) -> dict[str, float]:

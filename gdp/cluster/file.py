@@ -128,7 +128,7 @@ def cluster_of_toml(text: str, name: str) -> Cluster:
 
 
 def _link(entry: LinkEntry, contention: bool) -> Link:
-    """A link; without a word of its own it queues as the cluster says, or on the channel named."""
+    """A link, which queues by default as the cluster does, or on its channel if it names one."""
     given = msgspec.structs.asdict(entry)
     if entry.contention is None:
         given["contention"] = contention or entry.channel is not None
@@ -319,16 +319,12 @@ def load_cluster(spec: Machine | None = None) -> Cluster:
         return Cluster.local()
     if isinstance(spec, Cluster):
         return spec
-    _require_path(spec)
-    path = Path(spec)
-    if path.suffix == ".toml" or path.exists():
-        return read_cluster(path)
-    return cluster_preset(str(spec))
-
-
-def _require_path(spec: object) -> None:
     if not isinstance(spec, str | os.PathLike):
         raise ClusterError(
             "a cluster is a TOML file, a preset such as 2xcpu-core, or what gdp.Cluster.load, "
             f"gdp.Cluster.local or gdp.make_cluster return, not of type {type(spec).__name__}"
         )
+    path = Path(spec)
+    if path.suffix == ".toml" or path.exists():
+        return read_cluster(path)
+    return cluster_preset(str(spec))

@@ -14,7 +14,7 @@ rate of another processor: sockets of one machine differ by less."""
 
 def machine_of(cluster: Cluster, device: int) -> int:
     """The processor of a device's machine: the host, or one that reaches it much faster; a device
-    with a processor of its own, in one memory, is a machine by itself."""
+    that shares one memory with its own processor is a separate machine."""
     if cluster.devices[device].is_unified or cluster.devices[device].is_cpu:
         return device
     here, rate = cluster.host, cluster.link_bytes_per_s[:, device]

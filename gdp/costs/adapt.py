@@ -28,9 +28,8 @@ from jaxtyping import Float, Int
 
 from gdp.cluster.types import Cluster, Device
 from gdp.costs.base import (
-    CostModel,
+    DerivedCosts,
     MeasuredSeconds,
-    RuntimeOverheads,
     Seconds,
     launch_floors_s,
 )
@@ -427,17 +426,11 @@ def op_keys(graph: OpGraph) -> list[tuple[str, int, str]]:
 
 
 @dataclass(frozen=True)
-class AdaptedCosts:
+class AdaptedCosts(DerivedCosts):
     """A cost model with the multipliers of an adaptation on its seconds and overheads."""
 
-    base: CostModel
     adaptation: Adaptation
     together: bool = False  # several devices are busy at once
-
-    @property
-    def reads_unfused(self) -> bool:
-        """True where the base model needs the graph before fusion."""
-        return bool(getattr(self.base, "reads_unfused", False))
 
     def for_pipelines(self, together: bool) -> "AdaptedCosts":
         """These costs while other devices are busy, or are not."""
@@ -474,8 +467,7 @@ class AdaptedCosts:
 
     def with_runtime_overheads(self, cluster: Cluster) -> Cluster:
         """The base model's cluster with dispatch and links as they were measured."""
-        if isinstance(self.base, RuntimeOverheads):
-            cluster = self.base.with_runtime_overheads(cluster)
+        cluster = super().with_runtime_overheads(cluster)
         factor, names = self.adaptation.log_factor, cluster.device_names
         also = (TOGETHER,) if self.together else ()
         devices = tuple(
@@ -577,4 +569,4 @@ MOST_LESSONS = 3
 DISPATCH = "dispatch"
 """Of `LearnedRow.op_type`: starting pieces."""
 WORTH_TELLING = 0.1
-"""Least change of a multiplier that is told."""
+"""Least change of a multiplier that is reported."""

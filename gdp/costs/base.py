@@ -1,5 +1,6 @@
 """Cost models, seconds of each op on each device: their protocol, and the one of datasheets."""
 
+from dataclasses import dataclass
 from typing import Annotated, Protocol, runtime_checkable
 
 import msgspec
@@ -36,8 +37,26 @@ class KnowsLaunches(Protocol):
     """Costs that also know how long a host takes to launch an op."""
 
     def launch_floor_s(self, graph: OpGraph, cluster: Cluster) -> Float[np.ndarray, "N D"] | None:
-        """Seconds, of those that the model tells, that no quicker device saves; None: no launch."""
+        """Host launch time contained in the predicted seconds; None if not modelled."""
         ...
+
+
+@dataclass(frozen=True)
+class DerivedCosts:
+    """Costs that a subclass derives from those of a base model."""
+
+    base: CostModel
+
+    @property
+    def reads_unfused(self) -> bool:
+        """True where the base model needs the graph before fusion."""
+        return bool(getattr(self.base, "reads_unfused", False))
+
+    def with_runtime_overheads(self, cluster: Cluster) -> Cluster:
+        """The cluster with the overheads of the base model, if it measured any."""
+        if isinstance(self.base, RuntimeOverheads):
+            return self.base.with_runtime_overheads(cluster)
+        return cluster
 
 
 def launch_floors_s(

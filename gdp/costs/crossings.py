@@ -14,7 +14,7 @@ from jaxtyping import Bool, Float
 
 from gdp.cluster.links import PCIE_LATENCY_S, has_own_latency
 from gdp.cluster.types import Cluster
-from gdp.costs.base import CostModel, RuntimeOverheads, launch_floors_s
+from gdp.costs.base import DerivedCosts, launch_floors_s
 from gdp.graph.fuse import fuse
 from gdp.graph.groups import first_members
 from gdp.graph.op_graph import OpGraph
@@ -29,19 +29,12 @@ COPIES = (
 
 
 @dataclass(frozen=True)
-class CrossingCosts:
+class CrossingCosts(DerivedCosts):
     """Costs of PyTorch whose pieces pay for the tensors that they read from other devices.
 
     Links whose latency somebody gave or measured keep it, and devices with such links alone pay for
     no piece. Devices pay for pieces or for ops, so that the dispatch of ops is in their seconds.
     """
-
-    base: CostModel
-
-    @property
-    def reads_unfused(self) -> bool:
-        """True where the other model needs the graph before fusion."""
-        return bool(getattr(self.base, "reads_unfused", False))
 
     def __call__(self, graph: OpGraph, cluster: Cluster) -> Float[np.ndarray, "N D"]:
         return self.base(graph, cluster) + self._dispatch_s(graph, cluster)
@@ -71,13 +64,11 @@ class CrossingCosts:
             for device, pays in zip(cluster.devices, _pays_for_pieces(cluster), strict=True)
         )
         cluster = replace(cluster, devices=devices, link_latency_s=latency_s)
-        if isinstance(self.base, RuntimeOverheads):
-            return self.base.with_runtime_overheads(cluster)
-        return cluster
+        return super().with_runtime_overheads(cluster)
 
 
 def _pays_for_pieces(cluster: Cluster) -> Bool[np.ndarray, "D"]:
-    """Devices whose tensors from others take seconds that nobody gave."""
+    """Devices with an incoming link of unmeasured latency."""
     size = range(cluster.num_devices)
     return np.array([
         launches and any(i != d and not has_own_latency(cluster, i, d) for i in size)

@@ -19,7 +19,7 @@ from gdp.costs.machine import read_record, recorded_costs, remembered_costs
 from gdp.costs.measured.costs import MeasuredCosts, covers
 from gdp.costs.measured.graph import type_of_products
 from gdp.costs.measured.host import HOSTS
-from gdp.costs.measured.shipped import shipped_network, told_of
+from gdp.costs.measured.shipped import error_label, shipped_network
 from gdp.costs.op_offload import OpOffloadCosts
 from gdp.costs.processors import ERROR, transferred, with_processors
 from gdp.costs.profile import ProfileError
@@ -84,8 +84,11 @@ def resolve_costs(
 
 def _shipped_costs(cluster: Cluster, graph: OpGraph | None) -> tuple[CostModel, str]:
     rates = shipped_rates() if graph is not None and graph.source == "jax" else None
-    if rates is not None and any(_like(rates, device) for device in cluster.devices):
-        return _described(LearnedCosts((rates,)), cluster, graph)
+    if rates is not None and any(
+        device.kind == CORE_KIND and same_vectors(device.model, rates.device.model)
+        for device in cluster.devices
+    ):
+        return _with_label(LearnedCosts((rates,)), cluster, graph, cluster.devices)
     if graph is not None and graph.source == "gguf":
         return _llama_costs(cluster, graph)
     known = with_processors(shipped(), cluster, graph)
@@ -99,7 +102,7 @@ def _llama_costs(cluster: Cluster, graph: OpGraph) -> tuple[CostModel, str]:
     gpus = [device for device in cluster.devices if llama_predicts(device)]
     cpus = [device for device in cluster.devices if device.is_cpu]
     others = [device for device in cluster.devices if device not in (*gpus, *cpus)]
-    base, label = _described(LearnedCosts(()), cluster, graph, others)
+    base, label = _with_label(LearnedCosts(()), cluster, graph, others)
     labels = []
     if gpus:
         kinds = ", ".join(dict.fromkeys(f"{d.kind}, {backend_of(d)}" for d in gpus))
@@ -110,46 +113,34 @@ def _llama_costs(cluster: Cluster, graph: OpGraph) -> tuple[CostModel, str]:
         kinds = ", ".join(dict.fromkeys(device.kind for device in cpus))
         labels.append(f"what llama.cpp reaches of datasheet numbers ({kinds})")
     model = LlamaCosts(found[0] if found else None, base)
-    return OpOffloadCosts(model), "; ".join([*labels, *([label] if label else [])])
+    return OpOffloadCosts(model), "; ".join(filter(None, [*labels, label]))
 
 
 def _with_network(
     model: LearnedCosts, cluster: Cluster, graph: OpGraph | None
 ) -> tuple[CostModel, str]:
-    """The kernel network on the accelerators that it covers, another model elsewhere; of PyTorch
+    """The kernel network on the accelerators that it covers, another model elsewhere; for PyTorch
     with the seconds of its copies."""
-    eager = graph is not None and graph.source == "torch" and not _is_served(graph)
-    costs, label = _on_kernels(model, cluster, graph, eager)
+    served = graph is not None and graph.request is not None and graph.request.is_served
+    eager = graph is not None and graph.source == "torch" and not served
+    learned = shipped_network()
+    own = [x for x in cluster.devices if learned and covers(x) and model.of(x) is None]
+    others = [device for device in cluster.devices if device not in own]
+    costs, label = _with_label(model, cluster, graph, others)
+    if learned is not None and own:
+        network, meta = learned
+        kinds = dict.fromkeys(device.kind for device in own)
+        labels = [error_label(meta, kind, graph and type_of_products(graph)) for kind in kinds]
+        costs = MeasuredCosts(network, costs, served, eager)
+        label = "; ".join(filter(None, [*labels, label]))
     if not eager or cluster.num_devices < 2 or cluster.is_cpu.all():
         return costs, label
     return CrossingCosts(costs), f"{label}; {COPIES}"
 
 
-def _is_served(graph: OpGraph | None) -> bool:
-    """True for the graph of a request that an engine computes."""
-    return graph is not None and graph.request is not None and graph.request.is_served
-
-
-def _on_kernels(
-    model: LearnedCosts, cluster: Cluster, graph: OpGraph | None, eager: bool
-) -> tuple[CostModel, str]:
-    found = shipped_network()
-    own = [x for x in cluster.devices if covers(x) and model.of(x) is None]
-    if found is None or not own:
-        return _described(model, cluster, graph)
-    network, meta = found
-    others = [device for device in cluster.devices if device not in own]
-    base, label = _described(model, cluster, graph, others)
-    kinds = dict.fromkeys(device.kind for device in own)
-    labels = [told_of(meta, kind, graph and type_of_products(graph)) for kind in kinds]
-    return MeasuredCosts(network, base, _is_served(graph), eager), "; ".join(
-        [*labels, *([label] if label else [])]
-    )
-
-
 def _datasheets(cluster: Cluster, graph: OpGraph | None) -> tuple[CostModel, str]:
     """The roofline; of GGUF files with weights that llama.cpp sends to a GPU for a prompt."""
-    model, label = _described(LearnedCosts(()), cluster, graph)
+    model, label = _with_label(LearnedCosts(()), cluster, graph, cluster.devices)
     stored = graph is not None and graph.source == "gguf"
     return (OpOffloadCosts(model) if stored else model), label
 
@@ -166,7 +157,7 @@ def source_of(device: Device) -> str:
         return calibration.label()
     found = shipped_network()
     if found is not None and covers(device):
-        return told_of(found[1], device.kind).partition(": ")[2]
+        return error_label(found[1], device.kind).partition(": ")[2]
     if device.is_cpu and shipped():
         scaled = transferred(shipped()[0], device).label()
         return f"{scaled} for ONNX models, else {FROM_DATASHEETS}"
@@ -201,37 +192,26 @@ def shipped_for(kind: str) -> Calibration:
     return calibration
 
 
-def _like(rates: Calibration, device: Device) -> bool:
-    """True for a core of a processor like the one that was measured."""
-    return device.kind == CORE_KIND and same_vectors(device.model, rates.device.model)
-
-
-def _described(
-    model: LearnedCosts,
-    cluster: Cluster,
-    graph: OpGraph | None,
-    devices: Sequence[Device] | None = None,
+def _with_label(
+    model: LearnedCosts, cluster: Cluster, graph: OpGraph | None, devices: Sequence[Device]
 ) -> tuple[CostModel, str]:
-    """The model, or the roofline where it knows no device; a line on these devices, or on all."""
-    by_label: dict[str, list[str]] = {}
-    for device in cluster.devices if devices is None else devices:
+    """The model, or the roofline if it covers no device; a label with the source of the seconds of
+    these devices."""
+    by_label: dict[str, dict[str, None]] = {}
+    for device in devices:
         calibration = model.of(device)
-        label = FROM_DATASHEETS
-        if (
-            calibration is not None
-            and graph is not None
-            and not calibration.predictor.covers(graph)
-        ):
-            label += f", as no such op was measured, and overheads {calibration.label()}"
-        elif calibration is not None:
+        if calibration is None:
+            label = FROM_DATASHEETS
+        elif graph is not None and not calibration.predictor.covers(graph):
+            overheads = calibration.label()
+            label = f"{FROM_DATASHEETS}, as no such op was measured, and overheads {overheads}"
+        else:
             label = calibration.label()
             if calibration.speeds is not None:
                 label += f", {ERROR:.0%} off on two of its cores as one device"
             elif calibration.mean_error is not None:
                 label += f", whole models held out {calibration.mean_error:.1%} off in the mean"
-        names = by_label.setdefault(label, [])
-        if device.kind not in names:
-            names.append(device.kind)
+        by_label.setdefault(label, {})[device.kind] = None
     text = "; ".join(f"{label} ({', '.join(kinds)})" for label, kinds in by_label.items())
     learned = any(model.of(device) is not None for device in cluster.devices)
     return (model if learned else roofline), text

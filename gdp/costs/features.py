@@ -140,7 +140,7 @@ def _boundary(
     in_bytes = np.bincount(into, size[use_in], count).astype(float)
     out_bytes = np.bincount(out_of, size[use_out], count).astype(float)
     in_count = np.bincount(into, minlength=count)
-    # Tensors that nobody reads are written all the same.
+    # Tensors without readers are written, too.
     unread = np.flatnonzero(np.bincount(graph.use_tensor, minlength=graph.num_tensors) == 0)
     unread = unread[kernel[graph.producer[unread]] >= 0]
     np.add.at(out_bytes, kernel[graph.producer[unread]], graph.tensor_bytes[unread].astype(float))
@@ -357,14 +357,9 @@ def transfer_design(
 
     Three shares, three classes (products, reductions, the rest), the log length within each class.
     """
-    heavy = is_heavy(features)
+    products = (CONVOLUTION, PRODUCT)
+    heavy = np.array([_kernel(t) in products for t in features.lead_type], dtype=bool)
     reduction = ~heavy & np.array([t in REDUCTIONS for t in features.lead_type], dtype=bool)
     classes = np.column_stack([heavy, reduction, ~heavy & ~reduction]).astype(float)
     length = np.clip(np.log(seconds / 1e-4), -4.0, 4.0) / 4.0
     return np.concatenate([shares(features), classes, classes * length[:, None]], axis=1)
-
-
-def is_heavy(features: KernelFeatures) -> Bool[np.ndarray, "K"]:
-    """Kernels that convolve or multiply matrices."""
-    heavy = (CONVOLUTION, PRODUCT)
-    return np.array([_kernel(t) in heavy for t in features.lead_type], dtype=bool)

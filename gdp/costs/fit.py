@@ -103,8 +103,12 @@ def fit(rows: MeasuredKernels, config: FitConfig | None = None) -> Ensemble:
     The same seed gives the same result.
     """
     config = config or FitConfig()
-    start = _untrained(rows.features, config)
-    terms, other, lead = encode(start, rows.features)
+    features = rows.features
+    counts = Counter(features.lead_type)
+    types = sorted(t for t, count in counts.items() if count >= config.min_rows)
+    other_scale = np.maximum(features.other.std(axis=0), 0.1)
+    start = Ensemble(tuple(types), features.other.mean(axis=0), other_scale, {})
+    terms, other, lead = encode(start, features)
     weight = np.clip(np.sqrt(rows.seconds / 1e-4), 0.3, 4.0) * (lead >= 0)
     rng = np.random.default_rng(config.seed)
     families = sorted(set(rows.family))
@@ -121,14 +125,6 @@ def fit(rows: MeasuredKernels, config: FitConfig | None = None) -> Ensemble:
     left_out[kept.all(axis=0)] = np.nan
     _log_left_out(left_out, rows.seconds)
     return Ensemble(start.types, start.other_mean, start.other_scale, stacked)
-
-
-def _untrained(features: KernelFeatures, config: FitConfig) -> Ensemble:
-    """Vocabulary and standardisation."""
-    counts = Counter(features.lead_type)
-    types = sorted(t for t, count in counts.items() if count >= config.min_rows)
-    other_scale = np.maximum(features.other.std(axis=0), 0.1)
-    return Ensemble(tuple(types), features.other.mean(axis=0), other_scale, {})
 
 
 def _log_left_out(left_out: Float[np.ndarray, "K"], seconds: Float[np.ndarray, "K"]) -> None:

@@ -16,7 +16,7 @@ from gdp.costs.profile import ProfiledModel
 from gdp.graph.op_graph import INPUT, OUTPUT, OpGraph
 
 ALIAS = {"Sum": "Add"}
-"""Types that runtimes treat alike."""
+"""Types between which runtimes make no difference."""
 _MIN_COUNT = (1, 2, 2, 1)  # observations that a level needs to be believed
 
 

@@ -39,7 +39,7 @@ OF_ARITHMETIC_AND_TRAFFIC = np.array(
     [(1, 0), (0, 1), (0, 1), (0, 1), (1, 0), (0, 1), (0, 1), (0.25, 0.25), (0, 0)]
 )
 """Share of arithmetic and of traffic in each of the terms of `log_terms`: the root of the roofline
-is half of it in the log, of arithmetic and traffic alike."""
+is half of it in the log, of both arithmetic and traffic."""
 
 
 @dataclass(frozen=True)

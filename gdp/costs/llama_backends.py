@@ -77,7 +77,6 @@ Halo, 50 rows, 21% off in the median, 43 and 49% on the one that was left out. V
 35 rows, 15%; Arc B70, 17 rows, 14%; of NVIDIA's one row of an RTX PRO 6000 agrees with AMD's. SYCL:
 B70, 17 rows, 6%. Metal: three chips, 27 rows, 16%, 27 to 31% on a chip left out; of its experts and
 attention no row tells, AMD's are assumed."""
-_OTHER = _RDNA
 BFLOAT16_AS_FLOAT32 = 0.5
 """Share of the float32 peak at which bfloat16 is multiplied where a backend widens it: SYCL, and
 Vulkan on drivers without cooperative matrices of it (`coopmat_bf16_support` of ggml-vulkan.cpp).
@@ -136,7 +135,7 @@ def launch_s(device: Device) -> float:
 def reach_of(device: Device) -> Reach | None:
     """Shares of the peak on prompts; None for CUDA, whose kernels the network knows."""
     backend = backend_of(device)
-    return None if backend == "cuda" else REACHED.get((backend, maker_of(device)), _OTHER)
+    return None if backend == "cuda" else REACHED.get((backend, maker_of(device)), _RDNA)
 
 
 def widens_bfloat16(device: Device) -> bool:

@@ -30,8 +30,7 @@ from gdp.cluster.presets import presets
 from gdp.cluster.types import Cluster, Device
 from gdp.costs import llama_backends as backends
 from gdp.costs.base import CostModel, can_run
-from gdp.costs.measured.devices import silicon_of
-from gdp.costs.measured.kernels import ENGINES, KINDS, Kernels, floor_s
+from gdp.costs.measured.kernels import ENGINES, KINDS, Kernels, descriptor_of, floor_s
 from gdp.costs.measured.network import VECTOR, KernelNetwork
 from gdp.graph.fuse import fuse
 from gdp.graph.groups import first_members
@@ -183,7 +182,7 @@ class LlamaCosts:
         floor = np.maximum(flop * rate_s, held / device.bytes_per_s)
         if self.network is None:
             return floor
-        kernels, silicon = _as_kernels(products, flop, held), silicon_of(device)
+        kernels, silicon = _as_kernels(products, flop, held), descriptor_of(device)
         vector = self.network.vectors.get(device.kind, np.zeros(VECTOR))
         logs = self.network.log_seconds(
             kernels, [silicon], vector[None], np.zeros(len(products), dtype=np.int64)
@@ -263,7 +262,7 @@ def _as_kernels(
 
 
 def _distinct(rows: Sequence[OpKernels]) -> tuple[list[OpKernels], Int[np.ndarray, "N"]]:
-    """(rows that differ, index of each row among them): layers of a model are alike."""
+    """(rows that differ, index of each row among them): layers of a model are identical."""
     index: dict[OpKernels, int] = {}
     which = [index.setdefault(row, len(index)) for row in rows]
     return list(index), np.array(which, dtype=np.int64)

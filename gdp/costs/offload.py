@@ -17,7 +17,7 @@ from jaxtyping import Float, Int
 
 from gdp.cluster.machines import machines
 from gdp.cluster.types import UNLIMITED_BYTES, Cluster, Device
-from gdp.costs.base import CostModel, RuntimeOverheads
+from gdp.costs.base import DerivedCosts
 from gdp.graph.op_graph import OpGraph
 from gdp.graph.request import DECODE
 from gdp.placement.device_maps import OFFLOAD_NAMES
@@ -122,15 +122,8 @@ def with_offload(cluster: Cluster, targets: Sequence[str], reserved_bytes: int =
 
 
 @dataclass(frozen=True)
-class Streamed:
+class Streamed(DerivedCosts):
     """Costs on a cluster of `with_offload`: those of another model plus the transfer of weights."""
-
-    base: CostModel
-
-    @property
-    def reads_unfused(self) -> bool:
-        """True where the base model needs the graph before fusion."""
-        return bool(getattr(self.base, "reads_unfused", False))
 
     @property
     def __name__(self) -> str:
@@ -146,12 +139,6 @@ class Streamed:
                 way_s = weight_way_s(graph, cluster, main, device.kind)
                 seconds[:, i] = np.where(graph.is_io, np.inf, seconds[:, main] + way_s)
         return seconds
-
-    def with_runtime_overheads(self, cluster: Cluster) -> Cluster:
-        """The other model's cluster; weights at rest change hands as tensors do."""
-        if isinstance(self.base, RuntimeOverheads):
-            return self.base.with_runtime_overheads(cluster)
-        return cluster
 
 
 def unpinned_bytes_per_s(cluster: Cluster, host: int, device: int) -> float:

@@ -19,7 +19,7 @@ from jaxtyping import Bool, Float
 
 from gdp.cluster.machines import machine_of
 from gdp.cluster.types import Cluster
-from gdp.costs.base import CostModel, RuntimeOverheads, roofline
+from gdp.costs.base import DerivedCosts, roofline
 from gdp.costs.offload import unpinned_bytes_per_s
 from gdp.graph.op_graph import OpGraph
 
@@ -33,26 +33,13 @@ _NO_GPUS = (LENT, "npu")
 
 
 @dataclass(frozen=True)
-class OpOffloadCosts:
+class OpOffloadCosts(DerivedCosts):
     """Costs of llama.cpp, whose processor sends weights to a GPU for a prompt where that is
     faster."""
-
-    base: CostModel
-
-    @property
-    def reads_unfused(self) -> bool:
-        """True where the other model needs the graph before fusion."""
-        return bool(getattr(self.base, "reads_unfused", False))
 
     def __call__(self, graph: OpGraph, cluster: Cluster) -> Float[np.ndarray, "N D"]:
         seconds = self.base(graph, cluster)
         return _offloaded(graph, cluster, seconds) if offloads(graph, cluster) else seconds
-
-    def with_runtime_overheads(self, cluster: Cluster) -> Cluster:
-        """The other model's cluster."""
-        if isinstance(self.base, RuntimeOverheads):
-            return self.base.with_runtime_overheads(cluster)
-        return cluster
 
 
 def offloads(graph: OpGraph, cluster: Cluster) -> bool:

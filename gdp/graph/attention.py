@@ -61,16 +61,11 @@ class Flow:
     def __init__(self, graph: OpGraph) -> None:
         self.graph = graph
         self.makers, self.readers = graph.neighbours()
-        self.of_positions = self._of_positions()
-
-    def _of_positions(self) -> Bool[np.ndarray, "N"]:
-        """Ops that neither an input nor a weight reaches: counts, positions, and masks of them."""
-        graph = self.graph
-        constant = np.zeros(graph.num_ops, dtype=bool)
+        # Ops that neither an input nor a weight reaches: counts, positions, and masks of them.
+        self.of_positions = constant = np.zeros(graph.num_ops, dtype=bool)
         for op in range(graph.num_ops):
             own = graph.op_types[op] not in (INPUT, OUTPUT, UNREAD) and not graph.weight_bytes[op]
             constant[op] = own and all(constant[maker] for maker in self.makers[op])
-        return constant
 
     def reached(self, start: int, backward: bool) -> tuple[set[int], set[int]]:
         """(ops from one to the products of activations before or behind it, those products)."""

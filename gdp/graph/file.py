@@ -53,7 +53,7 @@ class _Request(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):
 
 
 class _File(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):
-    """The JSON form of a graph; what is empty has its default (zero, or an id of its own)."""
+    """The JSON form of a graph; empty fields have their default (zero, or a unique id)."""
 
     gdp_graph: int  # the schema version; the key tells what kind of file this is
     name: str
@@ -165,7 +165,10 @@ def _from_file(document: _File) -> OpGraph:
             dtype=entry.dtype,
             input_shapes=tuple(tuple(shape) for shape in entry.inputs),
             output_shapes=tuple(tuple(shape) for shape in entry.outputs),
-            attributes={key: _attribute(value) for key, value in entry.attributes.items()},
+            attributes={
+                key: tuple(value) if isinstance(value, list) else value
+                for key, value in entry.attributes.items()
+            },
         )
         for entry in document.details
     ]
@@ -257,10 +260,6 @@ def _detail(detail: OpDetail) -> _Detail:
             for key, value in sorted(attributes.items())
         },
     )
-
-
-def _attribute(value: int | float | str | list[int | float]) -> Attribute:
-    return tuple(value) if isinstance(value, list) else value  # type: ignore[return-value]
 
 
 def _amounts(values: np.ndarray) -> list[int | float]:

@@ -7,6 +7,7 @@ place; so its weights count once, and its cache, of the length that it has at th
 is read.
 """
 
+import itertools
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
@@ -60,7 +61,8 @@ def generation_graph(
     names = [f"step/{own}" for own in step.op_names]
 
     def joint(arrays: Sequence[Sequence[Any] | np.ndarray], *more: Any) -> list[Any]:
-        values = [value for array in arrays for value in _listed(array)] + list(more)
+        lists = (x.tolist() if isinstance(x, np.ndarray) else x for x in arrays)
+        values = [*itertools.chain.from_iterable(lists), *more]
         return [values[op] for op in kept]
 
     return make_graph(
@@ -112,10 +114,6 @@ def _flow(
     tensors += _pairs(step.producer + n, step.tensor_bytes)
     tensors += [(op, int(step.tensor_bytes[token])) for op in (take, take + 1)]
     return tensors, uses, {*outputs.tolist(), int(first) + n}, float(step.tensor_bytes[logits[1]])
-
-
-def _listed(values: Sequence[Any] | np.ndarray) -> Sequence[Any]:
-    return values.tolist() if isinstance(values, np.ndarray) else values
 
 
 def _pairs(first: np.ndarray, second: np.ndarray) -> list[tuple[int, int]]:

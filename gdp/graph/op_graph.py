@@ -210,7 +210,7 @@ class OpGraph:
     @functools.cached_property
     def kinds(self) -> tuple[list[tuple[str, OpDetail]], Int[np.ndarray, "N"]]:
         """(type and detail of ops that differ in either, its index for each op): layers of a model
-        are alike."""
+        are identical."""
         detail = {id(each): each for each in self.detail}
         pairs = list(zip(self.op_types, map(id, self.detail), strict=True))
         index = {pair: i for i, pair in enumerate(dict.fromkeys(pairs))}

@@ -133,7 +133,7 @@ def _bag(params: Mapping[str, Any], ins: Shapes, outs: Shapes) -> float:
 
 
 def _bag_bytes(ins: Shapes, outs: Shapes) -> float:
-    """The rows that are asked for, not the table; the rest is read and written once."""
+    """The requested rows, not the table; the rest is read and written once."""
     rows_bytes = ins[1].size * ins[0].dims[-1] * ins[0].itemsize
     return min(rows_bytes, ins[0].nbytes) + sum(s.nbytes for s in (*ins[1:], *outs))
 

@@ -50,7 +50,7 @@ def _convolution(params: Mapping[str, Any], ins: Shapes, outs: Shapes) -> float:
     out_axis, in_axis, *spatial = params["dimension_numbers"].rhs_spec
     kernel = math.prod(ins[1].dims[axis] for axis in spatial)
     del out_axis
-    # A dilated input is mostly zeros (the gradient of a strided convolution): nobody adds them.
+    # A dilated input is mostly zeros (the gradient of a strided convolution), which are not added.
     zeros = math.prod(params["lhs_dilation"] or (1,))
     return convolution_flop(outs[0].size, ins[1].dims[in_axis], kernel) / zeros
 

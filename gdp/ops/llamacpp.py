@@ -8,6 +8,6 @@ OFFLOAD_TOKENS = 32
 """Least tokens at once for which a GPU computes with weights that lie on the CPU, which are sent
 for that (`--op-offload`, on by default): `offload_op` of ggml's backends."""
 PROJECTOR, IMAGE_ENCODER = "mmproj", "ImageEncoder"
-"""Name and type of the op of an image encoder, which has a file of its own (`--mmproj`)."""
+"""Name and type of the op of an image encoder, which has a separate file (`--mmproj`)."""
 DRAFT = "draft"
-"""Scope of the ops of a small model that drafts tokens, which has a file of its own (`--draft`)."""
+"""Scope of the ops of a draft model, which has a separate file (`--draft`)."""

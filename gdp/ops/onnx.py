@@ -250,11 +250,6 @@ def _stft(view: NodeView) -> Number:
     return fft_flop(batch * frames, length) + batch * frames * length
 
 
-def _rotary(view: NodeView) -> Number:
-    """x cos + rotated x sin, over the part of each head that is rotated."""
-    return 3.0 * view.in_elements(0)
-
-
 def _dropout(view: NodeView) -> Number:
     """The identity in inference; a draw, a comparison and a product in training."""
     training = view.data(2)
@@ -283,7 +278,7 @@ def _slice_bytes(view: NodeView) -> float:
 
 
 def _gather_bytes(view: NodeView) -> float:
-    """The rows that are asked for, their copies, and the indices."""
+    """The requested rows, their copies, and the indices."""
     return 2.0 * view.written_bytes + input_bytes(view, 1)
 
 
@@ -362,7 +357,7 @@ def _sequence_at(view: NodeView) -> list[Inferred]:
     runs, count, place = _runs(view), _list(view).count, _place(view, 1)
     if place is not None and -count <= place < count:
         return [_split_runs(runs, place)[1][0][0]]
-    # Any element will do when all are alike.
+    # Any element will do when all are identical.
     return [runs[0][0] if len(runs) == 1 else Partial()]
 
 
@@ -496,7 +491,7 @@ STANDARD: dict[str, OpRule] = {
     "CausalConvWithState": OpRule("", _causal_convolution),
     **rows("Attention FlexAttention", "", attention, kernel=ATTENTION),
     "LinearAttention": OpRule("", _linear_attention),
-    "RotaryEmbedding": OpRule("", _rotary),
+    "RotaryEmbedding": OpRule("", per_input(3.0)),
     "RNN": OpRule("", recurrent(1, 1)),
     "GRU": OpRule("", recurrent(3, GRU_FLOP)),
     "LSTM": OpRule("", recurrent(4, LSTM_FLOP)),

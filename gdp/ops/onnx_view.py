@@ -42,7 +42,7 @@ class Tensor:
 
 @dataclass(frozen=True, slots=True)
 class TensorList:
-    """An ONNX sequence as runs of tensors that are alike, (tensor, how many), no two neighbours of
+    """An ONNX sequence as runs of identical tensors, (tensor, how many), no two neighbours of
     one kind: a tensor that is split into its million rows is one run. See `tensor_list`."""
 
     runs: tuple[tuple[Tensor, int], ...] = ()

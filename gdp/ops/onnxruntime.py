@@ -114,7 +114,7 @@ def _embed_bytes(view: NodeView) -> float:
 
 
 def _gather_block_bytes(view: NodeView) -> float:
-    """Quantised rows: a part of the table as large as the part of its rows that is asked for."""
+    """Quantised rows: the share of the table that its requested rows are."""
     table, output = view.tensor(0), view.outputs[0]
     if table is None or not isinstance(output, Tensor):
         return all_bytes(view)

@@ -127,7 +127,7 @@ def weights_held(problem: Problem, device: Int[np.ndarray, "N"]) -> Int[np.ndarr
 
 
 def weights_of_ways(problem: Problem, devices: Int[np.ndarray, "B N"]) -> Int[np.ndarray, "D"]:
-    """Bytes of weights and caches on each device that serves several placements in turn."""
+    """Bytes of weights and caches on each device that serves several placements round-robin."""
     held, d = stored_bytes(problem), problem.num_devices
     on = np.stack([held.on(problem, device) for device in devices])
     kept, which = np.unique(held.id * d + on, return_inverse=True)

@@ -1,8 +1,8 @@
 """Table of the objectives, and their evaluation.
 
-A row says all that belongs to an objective: evaluators, unit and text of its values, and the names
-of its bounds, annealer and programs, which higher floors import ("module:function"). All else asks
-a row for its properties, never for its name: without bounds none is claimed, without an annealer
+A row holds all that belongs to an objective: evaluators, unit and text of its values, and the names
+of its bounds, annealer and programs, which higher floors import ("module:function"). Other code
+reads the properties of a row, never its name: without bounds none is claimed, without an annealer
 every step of a search evaluates, without a program `exact` refuses.
 
 Axes: N ops, T tensors, D devices, B placements.

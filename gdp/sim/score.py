@@ -1,6 +1,6 @@
 """Value and memory of placements, by the problem's objective.
 
-Replicated stages are devices that take the samples of a full pipeline in turn.
+Replicated stages are devices that take the samples of a full pipeline round-robin.
 
 A team (`gdp.placement.placement.Teams`) of r devices runs the ops that are placed on its first
 member: sample i on member i modulo r, so that the runs of consecutive samples overlap. Every member
@@ -86,7 +86,7 @@ def values(
 
 def may_replicate(problem: Problem) -> bool:
     """True if a placement may have replica groups: a pipeline of an inference, allowed, and not all
-    on one processor, whose devices take no samples in turn."""
+    on one processor, whose devices compute one at a time."""
     processor = problem.cluster.processor
     return (
         problem.replicas

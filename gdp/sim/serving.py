@@ -402,8 +402,8 @@ class ServingLane:
                 self.prompts.append((request, request.unread))
 
     def iterate(self, until_s: float) -> list[_Request]:
-        """Run one pass, or all that are alike and begin before a time; returns the requests that
-        leave."""
+        """Run one iteration, or all identical ones that begin before `until_s`; returns the
+        requests that leave."""
         engine, scheduler = self.engine, self.engine.scheduler
         tokens, read, decodes = self._batch()
         decoding, context = (len(self.ends), self.context) if decodes else (0, 0.0)
@@ -438,7 +438,10 @@ class ServingLane:
                 self.running.remove(request)
             return read
         for request in read:
-            self._begin(request)
+            if math.isnan(request.first_s):
+                request.first_s = self.now
+            request.cached = request.unread + 1
+            self._decode(request, request.left - 1)
         ended = list[_Request]()
         while self.ends and self.ends[0][0] <= self.count:
             ended.append(heapq.heappop(self.ends)[-1])
@@ -505,13 +508,6 @@ class ServingLane:
                 request.cached = 0
             self.waiting.appendleft(request)
         return len(self.running) < before
-
-    def _begin(self, request: _Request) -> None:
-        """Decode a request whose tokens are read, by which it has one more."""
-        if math.isnan(request.first_s):
-            request.first_s = self.now
-        request.cached = request.unread + 1
-        self._decode(request, request.left - 1)
 
     def _decode(self, request: _Request, new: int) -> None:
         """Let the next passes write so many tokens of a request."""

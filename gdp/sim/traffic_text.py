@@ -11,7 +11,7 @@ from gdp.sim.traffic import ROUNDS, Arrival, ServedTraffic, Traffic, require_rou
 from gdp.sim.traffic_file import SUFFIX, read_traffic
 
 OF_A_RATE = 500
-"""Requests of traffic with a rate where nobody said how many."""
+"""Default number of requests of traffic with a rate."""
 FORM = "concurrency=32,prompt=2048,new=256"
 _NAMES = ("concurrency", "rate", "requests", "prompt", "new", "seed", "start")
 

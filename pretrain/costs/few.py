@@ -3,7 +3,7 @@
 import numpy as np
 from jaxtyping import Float
 
-from gdp.costs.measured.kernels import Kernels, Silicon
+from gdp.costs.measured.kernels import DeviceDescriptor, Kernels
 from gdp.costs.measured.network import VECTOR, KernelNetwork
 
 VECTOR_STD = 1.0
@@ -15,7 +15,7 @@ KERNEL_STD = 0.35
 def fit_vector(
     network: KernelNetwork,
     kernels: Kernels,
-    silicon: Silicon,
+    silicon: DeviceDescriptor,
     seconds: Float[np.ndarray, "K"],
     start: Float[np.ndarray, "V"] | None = None,
     steps: int = 8,

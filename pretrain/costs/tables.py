@@ -23,8 +23,7 @@ import numpy as np
 from jaxtyping import Bool, Float, Int
 
 from gdp.cluster.presets import device_preset
-from gdp.costs.measured.devices import silicon_of
-from gdp.costs.measured.kernels import ARITHMETIC, ENGINES, KINDS, Kernels
+from gdp.costs.measured.kernels import ARITHMETIC, ENGINES, KINDS, Kernels, descriptor_of
 
 SYSTEMS = {
     "a100_sxm": "a100", "h100_sxm": "h100", "h200_sxm": "h200", "b200_sxm": "b200",
@@ -413,4 +412,4 @@ def measured_rows(bench: Path | None, *, cap: int, seed: int = 0) -> Rows:
 
 def silicon(rows: Rows) -> list[Any]:
     """The silicon of the devices of rows."""
-    return [silicon_of(device_preset(name)) for name in rows.devices]
+    return [descriptor_of(device_preset(name)) for name in rows.devices]

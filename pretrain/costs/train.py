@@ -23,7 +23,7 @@ import numpy as np
 import optax
 from flax import nnx
 
-from gdp.costs.measured.kernels import KINDS, Silicon, features
+from gdp.costs.measured.kernels import KINDS, DeviceDescriptor, features
 from gdp.costs.measured.network import LAYERS, VECTOR, KernelNetwork
 from pretrain.costs.few import VECTOR_STD, fit_vector
 from pretrain.costs.ship import ship
@@ -79,7 +79,7 @@ class _Inputs:
     scales: dict[str, np.ndarray]
 
 
-def _inputs(rows: Rows, made: list[Silicon]) -> _Inputs:
+def _inputs(rows: Rows, made: list[DeviceDescriptor]) -> _Inputs:
     shown, floor = features(rows.kernels, made, rows.device)
     told = np.array([s.descriptor() for s in made])
     scales = {
@@ -103,7 +103,7 @@ def _weights(rows: Rows, train: np.ndarray) -> np.ndarray:
 
 
 def train(
-    rows: Rows, made: list[Silicon], kept: np.ndarray, steps: int, seed: int
+    rows: Rows, made: list[DeviceDescriptor], kept: np.ndarray, steps: int, seed: int
 ) -> tuple[KernelNetwork, list[tuple[int, float]]]:
     """(network fitted to the kept rows, (step, mean absolute log error on its batches))."""
     data = _inputs(rows, made)
@@ -198,7 +198,11 @@ class Errors(NamedTuple):
 
 
 def errors(
-    network: KernelNetwork, rows: Rows, made: list[Silicon], vectors: np.ndarray, seed: int = 0
+    network: KernelNetwork,
+    rows: Rows,
+    made: list[DeviceDescriptor],
+    vectors: np.ndarray,
+    seed: int = 0,
 ) -> dict[str, Errors]:
     """Errors by class; "all" counts every kernel."""
     predicted = np.exp(network.log_seconds(rows.kernels, made, vectors, rows.device))
@@ -212,7 +216,7 @@ def errors(
     return found
 
 
-def _fitted_rooflines(rows: Rows, made: list[Silicon], seed: int) -> np.ndarray:
+def _fitted_rooflines(rows: Rows, made: list[DeviceDescriptor], seed: int) -> np.ndarray:
     """Seconds by max(arithmetic / e, traffic / f) + launch, with e, f and the launch of each device
     and class chosen on a grid for `FEW` of its kernels."""
     rng, seconds = np.random.default_rng(seed), np.empty(len(rows.seconds))
@@ -223,7 +227,9 @@ def _fitted_rooflines(rows: Rows, made: list[Silicon], seed: int) -> np.ndarray:
             own = np.flatnonzero((rows.device == d) & (rows.kernels.kind == kind))
             few = rng.permutation(own)[:FEW]
 
-            def by(which: np.ndarray, choice: np.ndarray, at: Silicon = silicon_) -> np.ndarray:
+            def by(
+                which: np.ndarray, choice: np.ndarray, at: DeviceDescriptor = silicon_
+            ) -> np.ndarray:
                 peak = np.array(at.flop_per_s)[rows.kernels.arithmetic[which]]
                 flop_s = (rows.kernels.flop[which] / peak)[:, None] / choice[0]
                 bytes_s = (rows.kernels.total_bytes[which] / at.bytes_per_s)[:, None] / choice[1]
@@ -263,7 +269,7 @@ def load_rows(cache: Path | None, bench: Path | None, cap: int) -> Rows:
 
 
 def left_out(
-    rows: Rows, made: list[Silicon], name: str, steps: int, held: float, seed: int
+    rows: Rows, made: list[DeviceDescriptor], name: str, steps: int, held: float, seed: int
 ) -> float:
     """Mean error of a network on a device that it never saw; its tables are printed, also with
     `FEW` kernels of the device."""

@@ -21,9 +21,8 @@ from gdp.costs.measured.costs import (
     covers,
     prompt_launch_s,
 )
-from gdp.costs.measured.devices import silicon_of
 from gdp.costs.measured.graph import graph_kernels
-from gdp.costs.measured.kernels import ARITHMETIC, KINDS, Kernels, features, floor_s
+from gdp.costs.measured.kernels import ARITHMETIC, KINDS, Kernels, descriptor_of, features, floor_s
 from gdp.costs.measured.network import VECTOR, KernelNetwork
 from gdp.costs.measured.shipped import load_network, save_network, shipped_network
 from gdp.graph.fuse import fuse, group_seconds
@@ -33,7 +32,7 @@ from gdp.graph.request import DECODE, PREFILL, Request
 from gdp.graph.source import Source
 from pretrain.costs.few import fit_vector
 
-H100 = silicon_of(device_preset("h100"))
+H100 = descriptor_of(device_preset("h100"))
 INPUTS = 22 + len(KINDS) + 4 + len(ARITHMETIC)
 
 
@@ -90,7 +89,7 @@ def test_of_many_kernels_those_alike_are_asked_about_once(monkeypatch: pytest.Mo
     network, _ = shipped_network() or pytest.fail("no kernel network ships")
     kernels = products(np.floor(2.0 ** np.random.default_rng(0).uniform(0, 13, 2000)).tolist())
     device = np.arange(2000) % 2
-    chips = [silicon_of(device_preset(name)) for name in ("t4", "h100")]
+    chips = [descriptor_of(device_preset(name)) for name in ("t4", "h100")]
     given = kernels, chips, np.zeros((2, VECTOR)), device
     exact = network.log_seconds(*given)
     asked: list[int] = []
@@ -516,7 +515,7 @@ def test_twice_the_rows_never_take_less_time(name: str) -> None:
     """What ships, on products of all sizes, but for a tenth and a microsecond: kernels of one
     row are others than those of eight."""
     network, _ = shipped_network() or pytest.fail("no kernel network ships")
-    silicon = silicon_of(device_preset(name))
+    silicon = descriptor_of(device_preset(name))
     vector = network.vectors.get(name, np.zeros(VECTOR))[None]
     for n, k in ((128, 4096), (1024, 1024), (4096, 4096), (14336, 4096), (8192, 28672)):
         kernels = products([2.0**i for i in range(16)], n, k)
@@ -561,7 +560,7 @@ def test_an_unknown_accelerator_keeps_its_datasheet() -> None:
     cluster = make_cluster("one", [device_preset("cpu"), device])
     _, label = resolve_costs(None, cluster, language_graph())
     assert label == f"roofline from datasheets (cpu, brand-new); {COPIES}"
-    assert silicon_of(device).units == pytest.approx(1e13 / 1.9e9 / 256)
+    assert descriptor_of(device).units == pytest.approx(1e13 / 1.9e9 / 256)
 
 
 def test_the_phases_of_an_engines_request_have_blocks_of_their_own() -> None:

@@ -6,8 +6,7 @@ from flax import nnx
 from test_kernel_network import products
 
 from gdp.cluster.presets import device_preset
-from gdp.costs.measured.devices import silicon_of
-from gdp.costs.measured.kernels import Kernels, floor_s
+from gdp.costs.measured.kernels import Kernels, descriptor_of, floor_s
 from pretrain.costs import cache
 from pretrain.costs.tables import NEUSIGHT, SYSTEMS, Rows, _neusight_dims
 from pretrain.costs.train import (
@@ -26,7 +25,7 @@ def made_up(count: int = 2000) -> Rows:
     """Products at 60% of the bandwidth or 70% of the peak, and a launch of 4 us."""
     rng, parts, seconds = np.random.default_rng(0), [], []
     for name in DEVICES:
-        silicon = silicon_of(device_preset(name))
+        silicon = descriptor_of(device_preset(name))
         sizes = 2.0 ** rng.integers(0, 13, count), 2.0 ** rng.integers(7, 13, count)
         own = Kernels.concatenate([products([m], n) for m, n in zip(*sizes, strict=True)])
         peak = np.full(count, 0.7 * silicon.flop_per_s[1])
@@ -39,7 +38,7 @@ def made_up(count: int = 2000) -> Rows:
 
 def test_training_learns_and_the_same_seed_gives_the_same_weights(tmp_path) -> None:
     rows = made_up()
-    made = [silicon_of(device_preset(name)) for name in DEVICES]
+    made = [descriptor_of(device_preset(name)) for name in DEVICES]
     kept = np.ones(len(rows.seconds), dtype=bool)
     (network, curve), (again, _) = (train(rows, made, kept, 150, 1) for _ in range(2))
     assert set(network.vectors) == set(DEVICES)
@@ -56,7 +55,7 @@ def test_training_learns_and_the_same_seed_gives_the_same_weights(tmp_path) -> N
 
 def test_numpy_says_what_the_trained_module_says() -> None:
     rows = made_up(50)
-    made = [silicon_of(device_preset(name)) for name in DEVICES]
+    made = [descriptor_of(device_preset(name)) for name in DEVICES]
     data = _inputs(rows, made)
     module = GatedNetwork(data.shown.shape[1], data.told.shape[1], 2, nnx.Rngs(0))
     for gate in module.gates:
@@ -72,7 +71,7 @@ def test_numpy_says_what_the_trained_module_says() -> None:
 
 def test_a_device_that_is_left_out_has_no_vector() -> None:
     rows = made_up(200)
-    made = [silicon_of(device_preset(name)) for name in DEVICES]
+    made = [descriptor_of(device_preset(name)) for name in DEVICES]
     network, _ = train(rows, made, rows.device == 0, 2, 0)
     assert set(network.vectors) == {"h100"}
     assert (known_vectors(network, rows)[1] == 0).all()
@@ -91,4 +90,4 @@ def test_sizes_of_neusights_kernels_by_hand() -> None:
 
 def test_every_measured_device_has_a_preset_with_units() -> None:
     for name in {*SYSTEMS.values(), *NEUSIGHT.values()}:
-        assert silicon_of(device_preset(name)).units >= 10
+        assert descriptor_of(device_preset(name)).units >= 10

@@ -149,7 +149,7 @@ class Collectives:
         return None
 
     def send_share(self, cluster: Cluster, src: int, dst: int) -> float:
-        """Share of a link's bandwidth that large sends reach; 1 where nobody knows better."""
+        """Share of a link's bandwidth that large sends reach; 1 where it was not measured."""
         family = link_family(cluster, src, dst)
         if not family:
             return 1.0

@@ -12,10 +12,17 @@ from gdp.cluster.types import Cluster, Device
 from gdp.costs.base import CostModel, can_run, roofline
 from gdp.costs.learned import LearnedCosts
 from gdp.costs.measured.collectives import with_measured_sends
-from gdp.costs.measured.devices import silicon_of
 from gdp.costs.measured.graph import GraphKernels, graph_kernels
 from gdp.costs.measured.host import ENGINE, HOSTS, Host, host_s
-from gdp.costs.measured.kernels import ARITHMETIC, KINDS, NUMBERS, Kernels, Silicon, floor_s
+from gdp.costs.measured.kernels import (
+    ARITHMETIC,
+    KINDS,
+    NUMBERS,
+    DeviceDescriptor,
+    Kernels,
+    descriptor_of,
+    floor_s,
+)
 from gdp.costs.measured.network import VECTOR, KernelNetwork
 from gdp.costs.measured.shipped import measured_families
 from gdp.graph.fuse import Fused, fuse
@@ -119,10 +126,10 @@ class MeasuredCosts:
         launches = np.ones(graph.num_ops) if launches is None else launches
         launch_s = _launch_s(found)
         seconds = np.empty((graph.num_ops, len(chosen)))
-        alike: dict[tuple[str, Silicon], Float[np.ndarray, "N"]] = {}
+        alike: dict[tuple[str, DeviceDescriptor], Float[np.ndarray, "N"]] = {}
         for i, d in enumerate(chosen):
             device = cluster.devices[d]
-            key = device.kind, silicon_of(device)
+            key = device.kind, descriptor_of(device)
             if key not in alike:
                 alike[key] = self.kernel_seconds(found, device)
             learned = found.known & ~_slower_types(graph, device)
@@ -143,7 +150,7 @@ class MeasuredCosts:
         cluster: Cluster,
         launches: Float[np.ndarray, "N"],
     ) -> Float[np.ndarray, "N D"]:
-        """Host seconds, beyond their dispatch, of ops on processors that nobody measured: PyTorch
+        """Host seconds, beyond their dispatch, of ops on processors without a calibration: PyTorch
         calls an op there as late as elsewhere, and waits for it."""
         known = np.array([self._calibrated(device) for device in cluster.devices])
         return np.where(
@@ -173,7 +180,7 @@ class MeasuredCosts:
     def kernel_seconds(self, found: GraphKernels, device: Device) -> Float[np.ndarray, "N"]:
         """Seconds of the kernels of a graph on a device; zero for ops without a known one."""
         seconds, known = np.zeros(len(found.kernels)), np.flatnonzero(found.known)
-        # Layers of a model are alike, so few kernels differ.
+        # Layers of a model are identical, so few kernels differ.
         first, which = np.unique(found.row[known], return_index=True, return_inverse=True)[1:]
         seconds[known] = self._predicted(found.kernels.take(known[first]), device)[which]
         inside = found.block >= 0
@@ -208,7 +215,7 @@ class MeasuredCosts:
     def _asked(self, kernels: Kernels, dense: Kernels, device: Device) -> Float[np.ndarray, "K"]:
         """Seconds of kernels that reach the share of their roofline that others reach of theirs."""
         vector = self.network.vectors.get(device.kind, np.zeros(VECTOR))
-        zeros, silicon = np.zeros(len(kernels), dtype=np.int64), silicon_of(device)
+        zeros, silicon = np.zeros(len(kernels), dtype=np.int64), descriptor_of(device)
         logs = self.network.log_seconds(dense, [silicon], vector[None], zeros)
         rates = np.full(len(kernels), silicon.bytes_per_s)
         own_s = floor_s(kernels, _peaks(kernels, device), rates)
@@ -231,7 +238,7 @@ class MeasuredCosts:
 
 
 def _multiplied_on(kernels: Kernels, device: Device) -> tuple[Kernels, Kernels]:
-    """(the kernels in types that a device multiplies, the ones that the network is asked about).
+    """(kernels in the types that a device multiplies, kernels as inputs of the network).
 
     Weights whose scheme never casts activations are unpacked to 16 bits everywhere (Marlin; GPTQ,
     AWQ, bitsandbytes in 4 bits), others where a device multiplies no such numbers: floats of 8 bits
@@ -267,7 +274,7 @@ def _are_floats(kernels: Kernels) -> Bool[np.ndarray, "K"]:
 def _peaks(kernels: Kernels, device: Device) -> Float[np.ndarray, "K"]:
     """FLOP/s of a device for each kernel: integers and floats of 8 bits have peaks of their own,
     which differ by half on GeForce cards and by thirty times on a B300."""
-    peaks = np.array(silicon_of(device).flop_per_s)[kernels.arithmetic]
+    peaks = np.array(descriptor_of(device).flop_per_s)[kernels.arithmetic]
     eights = kernels.arithmetic == ARITHMETIC.index("float8")
     integers = kernels.numbers == NUMBERS.index("integers")
     for name, chosen in (("int8", integers), ("float8", _are_floats(kernels))):
@@ -327,7 +334,7 @@ def _more_dispatches_s(
 def _slower_types(graph: OpGraph, device: Device) -> Bool[np.ndarray, "N"]:
     """Ops in a type that the device computes more slowly than the one of that width which was
     learned: float64 everywhere, bfloat16 on a V100. Their roofline is nearer."""
-    single, half, *_ = silicon_of(device).flop_per_s
+    single, half, *_ = descriptor_of(device).flop_per_s
     usual = {"bfloat16": half, "float16": half}
     kinds, which = graph.kinds
     dtypes = [detail.dtype for _, detail in kinds]

@@ -301,7 +301,7 @@ def _with_rows(row: _Columns, shape: _Shape, work: _Work) -> _Columns:
     some = shape.largest * item_bytes > work.traffic  # of a table some rows are read
     columns = np.where(some, shape.made_columns, shape.columns)
     elements = np.maximum(np.where(some, shape.made, shape.largest), 1.0)
-    # Shapes that nobody told: one read and one write of each.
+    # Unknown shapes: one read and one write of each.
     untold = work.traffic > 5 * elements * item_bytes
     columns = np.maximum(np.where(untold, 1024.0, columns), 1.0)
     elements = np.where(untold, work.traffic / (2 * item_bytes), elements)

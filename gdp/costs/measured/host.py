@@ -37,7 +37,7 @@ RANK_S = 0.05e-3
 """Seconds for each further GPU of a group. From two to eight H100, steps of Qwen3 32B miss 0.1 ms
 more in vLLM 0.12, 1.0 ms in SGLang and 0.4 ms in TensorRT-LLM; in vLLM 0.19 nothing more."""
 ENGINE = "vllm"
-"""Row that plans take where nobody says another."""
+"""Default row of plans."""
 HOSTS: Mapping[str, Host] = {
     ENGINE: Host(0.9e-3, 5e-6, 1e-11),
     "vllm-0.11": Host(1.3e-3, 0.0, 1.4e-10),

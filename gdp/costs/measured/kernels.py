@@ -1,4 +1,4 @@
-"""Kernels of an accelerator as numbers: their class, sizes, work, and what a device is told by.
+"""Kernels of an accelerator as numbers: their class, sizes and work; descriptors of devices.
 
 Every class is a batch of products, or reads as one:
 
@@ -20,6 +20,9 @@ from dataclasses import dataclass, fields
 import numpy as np
 from jaxtyping import Float, Int
 
+from gdp.cluster.presets import presets
+from gdp.cluster.types import Device
+
 KINDS = (
     "product", "batched product", "convolution", "prompt attention", "token attention", "experts",
     "normalisation", "softmax", "elementwise",
@@ -28,10 +31,13 @@ ENGINES = ("torch", "vllm", "sglang", "trtllm")
 ARITHMETIC = ("float32", "float16", "float8", "float4")
 """Types of arithmetic; bfloat16 counts as float16, int8 as float8."""
 NUMBERS = ("not told", "weights alone", "floats", "integers")
-"""Numbers that a kernel multiplies whose weights have 8 or 4 bits: nobody said; 16 bits, as
+"""Numbers that a kernel multiplies whose weights have 8 or 4 bits: unknown; 16 bits, as
 activations are never cast; or such floats or integers, to which activations are cast, too."""
 TILE = 128
 """Rows and columns of the usual block of a product, which one unit of a device computes."""
+_CACHE_BYTES, _CLOCK_HZ = 3.2e7, 1.9e9
+_FLOP_PER_CLOCK = 256.0
+"""Of a unit in float32, two for each of 128 lanes, as most GPUs since 2016 have."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -63,7 +69,7 @@ class Kernels:
         """(where each kernel that differs from all before it stands, its number for each)."""
         columns = [np.asarray(getattr(self, f.name), dtype=np.float64) for f in fields(self)]
         rows = np.ascontiguousarray(np.column_stack(columns))
-        # Rows as bytes: sorting by all columns in turn takes longer.
+        # Rows as bytes: sorting column by column takes longer.
         whole = rows.view(np.dtype((np.void, rows.itemsize * rows.shape[1])))[:, 0]
         _, first, which = np.unique(whole, return_index=True, return_inverse=True)
         return first, which
@@ -82,8 +88,8 @@ class Kernels:
 
 
 @dataclass(frozen=True)
-class Silicon:
-    """An accelerator as the network reads it: peaks, bandwidth, and what its name tells."""
+class DeviceDescriptor:
+    """Input features of a device: its peak rates, and the hardware of its preset."""
 
     flop_per_s: tuple[float, float, float, float]  # by ARITHMETIC; of a type it lacks, what it uses
     bytes_per_s: float
@@ -104,6 +110,24 @@ class Silicon:
         )  # fmt: skip
 
 
+def descriptor_of(device: Device) -> DeviceDescriptor:
+    """Hardware descriptor of a device; fields that no preset of its kind has are estimated from its
+    peak rates.
+
+    A type that the device lacks is computed as the next wider one.
+    """
+    preset = presets().get(device.kind)
+    speed = device.flop_per_s
+    single = device.speed("float32")
+    half = max(speed.get("bfloat16", 0.0), speed.get("float16", 0.0)) or single
+    eight = max(speed.get("float8", 0.0), speed.get("int8", 0.0) if half > single else 0.0) or half
+    four = speed.get("float4", eight)
+    clock = (preset.clock_hz if preset else 0.0) or _CLOCK_HZ
+    units = (preset.units if preset else 0.0) or max(1.0, single / clock / _FLOP_PER_CLOCK)
+    cache = (preset.cache_bytes if preset else 0.0) or _CACHE_BYTES
+    return DeviceDescriptor((single, half, eight, four), device.bytes_per_s, units, cache, clock)
+
+
 def floor_s(
     kernels: Kernels, flop_per_s: Float[np.ndarray, "K"], bytes_per_s: Float[np.ndarray, "K"]
 ) -> Float[np.ndarray, "K"]:
@@ -112,7 +136,7 @@ def floor_s(
 
 
 def features(
-    kernels: Kernels, silicon: Sequence[Silicon], device: Int[np.ndarray, "K"]
+    kernels: Kernels, silicon: Sequence[DeviceDescriptor], device: Int[np.ndarray, "K"]
 ) -> tuple[Float[np.ndarray, "K F"], Float[np.ndarray, "K"]]:
     """(inputs of the network, log of the roofline seconds) of kernels on their devices.
 

@@ -16,7 +16,7 @@ from typing import NamedTuple
 import numpy as np
 from jaxtyping import Float, Int
 
-from gdp.costs.measured.kernels import Kernels, Silicon, features
+from gdp.costs.measured.kernels import DeviceDescriptor, Kernels, features
 
 VECTOR = 8
 """Length of the vector of a device."""
@@ -52,7 +52,7 @@ class KernelNetwork:
     def log_seconds(
         self,
         kernels: Kernels,
-        silicon: Sequence[Silicon],
+        silicon: Sequence[DeviceDescriptor],
         vectors: Float[np.ndarray, "D V"],
         device: Int[np.ndarray, "K"],
     ) -> Float[np.ndarray, "K"]:

@@ -60,8 +60,8 @@ def load_network(path: str | os.PathLike[str]) -> tuple[KernelNetwork, NetworkMe
     return KernelNetwork(parts["weights"], parts["vectors"]), meta
 
 
-def told_of(meta: NetworkMeta, kind: str, arithmetic: str | None = None) -> str:
-    """A line on the measurements behind a kind of device, for a model that computes in a type."""
+def error_label(meta: NetworkMeta, kind: str, arithmetic: str | None = None) -> str:
+    """Measured kernels and expected error of a kind of device, for a model's type of arithmetic."""
     known = meta.devices.get(kind)
     if known is None or (arithmetic is not None and arithmetic not in known.arithmetic):
         own = "" if known is None else f", of it none in {arithmetic}"
@@ -69,8 +69,8 @@ def told_of(meta: NetworkMeta, kind: str, arithmetic: str | None = None) -> str:
             f"{kind}: learned from kernels of {len(meta.devices) - (known is not None)} other "
             f"accelerators{own}, expect {meta.unseen_error:.0%} off"
         )
-    told = f"{kind}: learned from {known.kernels:,} measured kernels"
-    return told if known.error is None else f"{told}, {known.error:.0%} off on layers unseen"
+    label = f"{kind}: learned from {known.kernels:,} measured kernels"
+    return label if known.error is None else f"{label}, {known.error:.0%} off on layers unseen"
 
 
 @functools.cache

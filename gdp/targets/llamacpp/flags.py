@@ -158,7 +158,7 @@ class Flags:
             "leave it out there and set MTMD_BACKEND_DEVICE to the same name")]  # fmt: skip
 
     def _drafting(self) -> list[Option]:
-        """The options of a model that drafts."""
+        """The options of a draft model."""
         if self.draft is None:
             return []
         where = [Option("--device-draft", self.draft_device, "the GPU that has it")]
@@ -298,8 +298,7 @@ def _divided_flags(graph: OpGraph, placement: Placement, cluster: Cluster) -> Fl
 def _with_parts(
     flags: Flags, graph: OpGraph, device: Int[np.ndarray, "N"], slots: Slots, cluster: Cluster
 ) -> Flags:
-    """The flags with files and devices of the image encoder and the model that drafts, if there are
-    any."""
+    """The flags with files and devices of the image encoder and the draft model, if present."""
     used = [int(d) for d in device[~graph.is_io]]
 
     def home(part: Int[np.ndarray, "_"]) -> str:
@@ -319,7 +318,7 @@ def _with_parts(
 
 
 def draft_of(graph: OpGraph) -> DraftModel | None:
-    """The small model that drafts in a graph, if there is one."""
+    """The draft model of a graph, if there is one."""
     op = graph.op_index.get(_TOKENS)
     attributes = {} if op is None else graph.detail[op].attributes
     if "draft" not in attributes:
@@ -356,7 +355,7 @@ def _lent(cluster: Cluster, used: Collection[int]) -> dict[str, tuple[str, ...]]
 
 
 def _sends_weights(graph: OpGraph, device: Int[np.ndarray, "N"], cluster: Cluster) -> bool:
-    """False where weights on the CPU would go to a GPU for a prompt, and had better not."""
+    """False if llama.cpp would send CPU weights to a GPU for a prompt and staying is faster."""
     here = [d for d, own in enumerate(cluster.devices) if own.is_cpu]
     sent = np.isin(device, here) & is_sent(graph)
     return not (sent.any() and applies(cluster)) or offloads(graph, cluster)
@@ -374,7 +373,7 @@ def _planned(graph: OpGraph) -> tuple[str, int]:
 
 
 def _asked(graph: OpGraph) -> dict[str, Any]:
-    """Fields that the spec of the graph tells: sizes of a micro-batch, and flash attention."""
+    """Fields set by the graph's spec: micro-batch sizes and flash attention."""
     op = graph.op_index.get(_TOKENS)
     attributes = {} if op is None else graph.detail[op].attributes
     return {
@@ -420,8 +419,8 @@ def export_llamacpp(
     output: Path,
     overwrite: OverwritePolicy = OWN_FILES_ONLY,
 ) -> list[Path]:
-    """Write `llamacpp.json`, which says why each flag is there, and the flags as one line of
-    arguments for a shell."""
+    """Write `llamacpp.json`, with the reason of each flag, and the flags as one line of arguments
+    for a shell."""
     flags = flags_of(graph, placement, cluster)
     why = {option.flag: option.why for option in flags.options()}
     document = {"flags": flags, "arguments": flags.arguments(), "why": why}

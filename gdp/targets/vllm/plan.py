@@ -174,8 +174,8 @@ def _without_room(question: Question) -> str:
 
 
 def _of_one_share(question: Question, cluster: Cluster) -> str:
-    """Why GPUs give vLLM less than the limits that they have, and what takes these; "" where the
-    limits are alike.
+    """Reason why GPUs give vLLM less than their limits, and the memory lost; "" if the limits are
+    equal.
 
     Args:
         question: Of a request that does not fit.

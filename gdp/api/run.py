@@ -197,7 +197,7 @@ def require_executable(model: Model) -> None:
 
 
 def executable_model(model: Model) -> tuple[str, Any]:
-    """Kind of a model ("onnx", "gguf", "jax" or "torch"), and what runtimes of it execute.
+    """Kind of a model ("onnx", "gguf", "jax" or "torch"), and the object that its runtimes execute.
 
     Raises:
         ModelError: if the model is a graph without anything to execute.
@@ -229,7 +229,8 @@ def _runtime(model: Model, kinds: Sequence[str], name: str | None) -> Runtime:
 
 
 def runnable(question: Question, runtime: Runtime) -> Question:
-    """The question whose answers a runtime executes: those of its own program, where it has one."""
+    """The question restricted to answers that a runtime executes: those of its own program, if it
+    has one."""
     if runtime.planner is not None:
         target = next(name for name, row in PLANNERS.items() if row is runtime.planner)
         question = replace(question, target=target, method="auto")
@@ -250,7 +251,7 @@ def runtime_of(model: Model, name: str | None = None) -> Runtime:
 
 
 def _replicated(placement: Placement) -> str:
-    """Replicated stages of a placement, and the way out, for messages."""
+    """Replicated stages of a placement, and the remedy, for messages."""
     groups = [", ".join(placement.device_names[d] for d in group) for group in placement.teams]
     return (
         f"{' and '.join(groups)} take samples in turn (replicated stages), which only onnxruntime "

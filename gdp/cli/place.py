@@ -111,7 +111,7 @@ def beside(path: str) -> str:
 def _write(
     result: "Result", outputs: options.Outputs, traffic: "Mapping[str, Any] | None" = None
 ) -> None:
-    """Write the files that were asked for."""
+    """Write the requested files."""
     from gdp.api import report as reporting
     from gdp.placement.placement import save_placement
 

@@ -286,7 +286,7 @@ def generation_text(
 
 
 def memory_table(answer: GenerationAnswer) -> Shown:
-    """A row per device: weights, cache, activations, a model that drafts, reserve, free."""
+    """A row per device: weights, cache, activations, draft model, reserve, free."""
     drafts = ["draft"] if answer.draft is not None else []
     rows = [
         [

@@ -103,7 +103,7 @@ def _keywords(spec: str, query: str) -> dict[str, object]:
 def _require_parameters(
     spec: str, function: Callable[..., object], given: Mapping[str, object]
 ) -> None:
-    """Raise `ModelError` for a keyword that the function does not take, if its signature is known."""
+    """Raise `ModelError` for a keyword that the function, if its signature is known, lacks."""
     try:
         parameters = inspect.signature(function).parameters.values()
     except (TypeError, ValueError):

@@ -177,8 +177,8 @@ def _packing(
 
 
 def _group_bytes(problem: Problem) -> Float[np.ndarray, "G"]:
-    """Bytes that moving each group frees at least: its weights and what it makes, without caches
-    that lie on another device."""
+    """Bytes that moving each group frees at least: its weights and outputs, without caches stored
+    on another device."""
     a = arrays_of(problem)
     size = (group_weight_bytes(problem) - group_cache_bytes(problem)).astype(float)
     np.add.at(size, a.group[a.producer], a.held_bytes)

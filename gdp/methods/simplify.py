@@ -138,7 +138,7 @@ def _counted(problem: Problem, assignment: Assignment, value_s: float) -> Evalua
 
 
 class _Budget:
-    """Simulations left, and ops that may still be looked at."""
+    """Remaining simulations, and ops that may still be examined."""
 
     def __init__(
         self, problem: Problem, evaluations: int | None, clock: Clock | None = None
@@ -215,7 +215,7 @@ def _walk(problem: Problem, start: Evaluated, most_s: float, budget: _Budget) ->
 
 
 class _Move(NamedTuple):
-    """Ops of one device that go to another together."""
+    """Ops of one device that move to another together."""
 
     ops: Int[np.ndarray, "M"]
     source: int
@@ -301,7 +301,7 @@ def _emptied(problem: Problem, plan: Evaluated, most_s: float, budget: _Budget) 
 
 
 def _spread(options: list[_Move], most: int) -> list[_Move]:
-    """At most so many of the options, evenly over their order."""
+    """At most `count` of the options, evenly over their order."""
     if len(options) <= most:
         return options
     return [options[i] for i in np.linspace(0, len(options) - 1, most).round().astype(int)]

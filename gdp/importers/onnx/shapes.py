@@ -134,7 +134,7 @@ class Facts:
         return self.model.opset_imports.get(domain, 1)
 
     def fact(self, value: ir.Value, reader: ir.Node) -> Fact:
-        """Type and shape of a value; raises `ModelError` naming the reader if it has no producer."""
+        """Type and shape of a value; raises `ModelError` naming the reader if it is never made."""
         fact = self.tensors.get(value)
         if fact is None:
             raise ModelError(

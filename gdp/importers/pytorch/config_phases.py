@@ -338,7 +338,7 @@ _LONGEST = ("max_position_embeddings", "max_target_positions", "max_seq_len", "s
 
 
 def longest_of(text: Any) -> int:
-    """Maximum context length of a text model's configuration, including RoPE scaling; 0 if unknown."""
+    """Maximum context of a text model's configuration, including RoPE scaling; 0 if unknown."""
     for name in _LONGEST:
         size = getattr(text, name, None)
         if isinstance(size, int) and is_whole(size) and 0 < size <= LARGEST:

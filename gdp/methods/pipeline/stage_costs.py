@@ -39,7 +39,7 @@ _EVERY_SIZE = 24  # devices up to which groups of every size are tried
 
 
 class ReplicaGroup(NamedTuple):
-    """Devices of one stage, which take samples in turn."""
+    """Devices of one stage, which take samples round-robin."""
 
     counts: tuple[int, ...]  # devices of each class
     like: int  # the class whose costs it has
@@ -52,7 +52,7 @@ class ReplicaGroup(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Hyperedge:
-    """A hyperedge of one row: elements, the one that makes the tensor, and what cutting costs."""
+    """A hyperedge of one row: elements, the producer of the tensor, and the cost of cutting."""
 
     row: int
     pins: tuple[int, ...]  # ascending
@@ -72,7 +72,7 @@ class Lane(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class StageCosts:
-    """Classes of like devices, and what stages cost on them."""
+    """Classes of identical devices, and the costs of stages on them."""
 
     devices: tuple[tuple[int, ...], ...]  # of each class
     work_s: Float[np.ndarray, "C M"]  # 0 where barred

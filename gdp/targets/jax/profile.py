@@ -119,7 +119,7 @@ def materialise(tree: Any) -> Any:
 
 
 def cut(fn: Callable[..., Any], values: Sequence[Any], name: str, equations: int) -> list[Segment]:
-    """Segments of about `size` equations, called with the values that the function itself computes."""
+    """Segments of about `size` equations, with the values that the function itself computes."""
     import jax
     from jax.extend import core
 

@@ -174,7 +174,7 @@ def run_divided(request: RunRequest) -> RunReport:
 def _exchange_told(
     cluster: Cluster, split: Split, plan: Mapping[str, Any], exchange_s: float
 ) -> str:
-    """Measured seconds of the collective after a layer in a decode step, compared with the links'."""
+    """Measured seconds of a layer's collective in a decode step, compared with the links'."""
     size = plan["batch"] * plan["width"] * FLOAT32
     by_links_s = float(collective_s(cluster, split.devices, "all_reduce", size))
     return (

@@ -326,15 +326,21 @@ def _topology_link(src: str, dst: str, cell: str, nvlink_bytes_per_s: float) -> 
     return Link(src, dst, bandwidth, latency, channel=channel, one_way=True)
 
 
-class Bandwidth(NamedTuple):
-    """Bytes per second that are read from main memory, of the best round: others use it, too."""
+class Rates(NamedTuple):
+    """Bytes that are read from main memory, or FLOP of products of float32 matrices, per second, of
+    the best round: others use the memory and the cores, too."""
 
     one_core: float
     all_cores: float
     cores: int
 
+    def of_core(self, cluster: Cluster) -> float:
+        """Rate of each core of a cluster, of which all work."""
+        cores = sum(device.kind == CORE_KIND for device in cluster.devices)
+        return min(self.one_core, self.all_cores / max(1, cores))
 
-def measure_bandwidth(cores: int, seconds: float = SECONDS) -> Bandwidth:
+
+def measure_bandwidth(cores: int, seconds: float = SECONDS) -> Rates:
     """Bandwidth of one thread and of one per core, each measured for half of the seconds."""
     from concurrent.futures import ThreadPoolExecutor
 
@@ -355,15 +361,7 @@ def measure_bandwidth(cores: int, seconds: float = SECONDS) -> Bandwidth:
 
     one = best(1)
     # Two threads of one core never read more than one does.
-    return Bandwidth(one, max(one, best(cores)) if cores > 1 else one, cores)
-
-
-class Arithmetic(NamedTuple):
-    """FLOP/s of products of float32 matrices, of the best round: others use the cores, too."""
-
-    one_core: float
-    all_cores: float
-    cores: int
+    return Rates(one, max(one, best(cores)) if cores > 1 else one, cores)
 
 
 PRODUCT = 1024
@@ -381,7 +379,7 @@ print(best)
 """
 
 
-def measure_arithmetic(cores: int, seconds: float = SECONDS) -> Arithmetic:
+def measure_arithmetic(cores: int, seconds: float = SECONDS) -> Rates:
     """FLOP/s of one thread and of one per core, each measured for half of the seconds.
 
     In processes of their own, as libraries of linear algebra read their number of threads once.
@@ -405,14 +403,13 @@ def measure_arithmetic(cores: int, seconds: float = SECONDS) -> Arithmetic:
             raise ClusterError(f"arithmetic cannot be measured: {reason}") from None
 
     one = flop_per_s(1)
-    return Arithmetic(one, max(one, flop_per_s(cores)) if cores > 1 else one, cores)
+    return Rates(one, max(one, flop_per_s(cores)) if cores > 1 else one, cores)
 
 
-def with_arithmetic(cluster: Cluster, measured: Arithmetic) -> Cluster:
+def with_arithmetic(cluster: Cluster, measured: Rates) -> Cluster:
     """The cluster with processors that compute as fast as measured, in float32 and whatever else
     has no speed of its own."""
-    cores = sum(device.kind == CORE_KIND for device in cluster.devices)
-    of_core = min(measured.one_core, measured.all_cores / max(1, cores))
+    of_core = measured.of_core(cluster)
     devices = [
         replace(d, flop_per_s={"default": of_core if d.kind == CORE_KIND else measured.all_cores})
         if d.is_cpu
@@ -422,11 +419,10 @@ def with_arithmetic(cluster: Cluster, measured: Arithmetic) -> Cluster:
     return replace(cluster, devices=tuple(devices))
 
 
-def with_bandwidth(cluster: Cluster, measured: Bandwidth) -> Cluster:
+def with_bandwidth(cluster: Cluster, measured: Rates) -> Cluster:
     """The cluster with processors as fast as measured; cores share what all of them read. A core
     that copies reads and writes each byte."""
-    cores = sum(device.kind == CORE_KIND for device in cluster.devices)
-    of_core = min(measured.one_core, measured.all_cores / max(1, cores))
+    of_core = measured.of_core(cluster)
     devices = [
         replace(
             d,

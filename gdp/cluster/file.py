@@ -1,5 +1,6 @@
 """Clusters as TOML files or by name of a preset, and memory overrides in Hugging Face syntax."""
 
+import itertools
 import json
 import os
 from collections.abc import Mapping, Sequence
@@ -180,62 +181,47 @@ def write_cluster(cluster: Cluster, path: str | os.PathLike[str]) -> None:
 
 def cluster_toml(cluster: Cluster) -> str:
     """The TOML text of a cluster."""
-    lines = [
-        f"name = {_quote(cluster.name)}",
-        f"host = {_quote(cluster.device_names[cluster.host])}",
-    ]
+    host = cluster.device_names[cluster.host]
+    lines = [f"name = {_toml(cluster.name)}", f"host = {_toml(host)}"]
     for device in cluster.devices:
-        speeds = ", ".join(f"{_quote(k)} = {v!r}" for k, v in device.flop_per_s.items())
-        lines += [
-            "", "[[device]]",
-            f"name = {_quote(device.name)}",
-            f"kind = {_quote(device.kind)}",
-            f"flop_per_s = {{ {speeds} }}",
-            f"bytes_per_s = {device.bytes_per_s!r}",
-            f"dispatch_s = {device.dispatch_s!r}",
-            f"dispatch_per = {_quote(device.dispatch_per)}",
-        ]  # fmt: skip
-        if device.memory_bytes < UNLIMITED_BYTES:
-            lines += [
-                f"memory_bytes = {device.total_bytes}",
-                f"reserve_bytes = {device.reserve_bytes}",
-            ]
-        if device.copy_bytes_per_s:
-            lines.append(f"copy_bytes_per_s = {device.copy_bytes_per_s!r}")
-        if device.memory_pool:
-            lines.append(f"memory_pool = {_quote(device.memory_pool)}")
-        if device.unified is not None:
-            lines.append(f"unified = {str(device.unified).lower()}")
-        if device.compute_capability:
-            lines.append(f"compute_capability = {device.compute_capability!r}")
-        if device.backend:
-            lines.append(f"backend = {_quote(device.backend)}")
-        if device.sockets > 1:
-            lines.append(f"sockets = {device.sockets}")
-        if device.model:
-            lines.append(f"model = {_quote(device.model)}")
-        if device.supported is not None:
-            lines.append(f"supported = [{', '.join(map(_quote, sorted(device.supported)))}]")
-    for i, src in enumerate(cluster.device_names):
-        for j, dst in enumerate(cluster.device_names):
-            if i != j:
-                lines += [
-                    "", "[[link]]",
-                    f"src = {_quote(src)}",
-                    f"dst = {_quote(dst)}",
-                    f"bytes_per_s = {float(cluster.link_bytes_per_s[i, j])!r}",
-                    f"latency_s = {float(cluster.link_latency_s[i, j])!r}",
-                    f"channel = {_quote(f'c{cluster.channel[i, j]}')}"
-                    if cluster.queues[i, j]
-                    else "contention = false",
-                    "one_way = true",
-                ]  # fmt: skip
+        limited = device.memory_bytes < UNLIMITED_BYTES
+        lines += _table("device", {
+            "name": device.name, "kind": device.kind, "flop_per_s": dict(device.flop_per_s),
+            "bytes_per_s": device.bytes_per_s, "dispatch_s": device.dispatch_s,
+            "dispatch_per": device.dispatch_per,
+            "memory_bytes": device.total_bytes if limited else None,
+            "reserve_bytes": device.reserve_bytes if limited else None,
+            "copy_bytes_per_s": device.copy_bytes_per_s or None,
+            "memory_pool": device.memory_pool or None, "unified": device.unified,
+            "compute_capability": device.compute_capability or None,
+            "backend": device.backend or None,
+            "sockets": device.sockets if device.sockets > 1 else None,
+            "model": device.model or None,
+            "supported": None if device.supported is None else sorted(device.supported),
+        })  # fmt: skip
+    for (i, src), (j, dst) in itertools.permutations(enumerate(cluster.device_names), 2):
+        queues = cluster.queues[i, j]
+        lines += _table("link", {
+            "src": src, "dst": dst, "bytes_per_s": float(cluster.link_bytes_per_s[i, j]),
+            "latency_s": float(cluster.link_latency_s[i, j]),
+            "channel": f"c{cluster.channel[i, j]}" if queues else None,
+            "contention": None if queues else False, "one_way": True,
+        })  # fmt: skip
     return "\n".join(lines) + "\n"
 
 
-def _quote(text: str) -> str:
-    # A JSON string is a TOML basic string.
-    return json.dumps(text, ensure_ascii=False)
+def _table(name: str, fields: Mapping[str, Any]) -> list[str]:
+    """Lines of a table without the fields that are None."""
+    given = {key: value for key, value in fields.items() if value is not None}
+    return ["", f"[[{name}]]", *(f"{key} = {_toml(value)}" for key, value in given.items())]
+
+
+def _toml(value: Any) -> str:
+    if isinstance(value, dict):
+        return f"{{ {', '.join(f'{_toml(k)} = {_toml(v)}' for k, v in value.items())} }}"
+    if isinstance(value, str | list | bool):  # such JSON is TOML
+        return json.dumps(value, ensure_ascii=False)
+    return repr(value)
 
 
 def parse_max_memory(text: str) -> dict[str, int]:

@@ -83,6 +83,11 @@ class _File(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):
     request: _Request | None = None
 
 
+_COUNTS = {"weight_bytes": 0, "cache_bytes": 0, "repeats": 1, "chunks": 1, "phase": 0}
+_IDS = ("weight_id", "colocate")
+"""Columns that are left out where all of them are usual: this count, or an id for each op."""
+
+
 def save_graph(graph: OpGraph, path: str | os.PathLike[str]) -> None:
     """Write a graph file; an interrupted write leaves what was there before."""
     data = encode_graph(graph)
@@ -120,7 +125,11 @@ def _to_file(graph: OpGraph) -> _File:
     scopes, scope_index = _table(graph.scope)
     details, detail_index = _table([_key(detail) for detail in graph.detail])
     first_of = {index: op for op, index in reversed(list(enumerate(detail_index)))}
-    own = np.arange(graph.num_ops)
+    columns = {
+        key: getattr(graph, key).tolist()
+        for key, usual in {**_COUNTS, **dict.fromkeys(_IDS, np.arange(graph.num_ops))}.items()
+        if (getattr(graph, key) != usual).any()
+    }
     plain = tuple(f"t{t}" for t in range(graph.num_tensors))
     told = source_by_ops(graph.op_types, (detail.attributes for detail in graph.detail))
     plain_details = details == [_key(OpDetail())]
@@ -136,9 +145,6 @@ def _to_file(graph: OpGraph) -> _File:
         use_op=graph.use_op.tolist(),
         flop=_amounts(graph.flop),
         memory_traffic_bytes=_amounts(graph.memory_traffic_bytes),
-        weight_bytes=graph.weight_bytes.tolist() if graph.weight_bytes.any() else [],
-        weight_id=[] if (graph.weight_id == own).all() else graph.weight_id.tolist(),
-        colocate=[] if (graph.colocate == own).all() else graph.colocate.tolist(),
         backward=np.flatnonzero(graph.is_backward).tolist(),
         scopes=[] if scopes == [""] else scopes,
         scope=[] if scopes == [""] else scope_index,
@@ -147,14 +153,11 @@ def _to_file(graph: OpGraph) -> _File:
         else [_detail(graph.detail[first_of[i]]) for i in range(len(details))],
         detail=[] if plain_details else detail_index,
         tensors=[] if graph.tensor_names == plain else list(graph.tensor_names),
-        cache_bytes=graph.cache_bytes.tolist() if graph.cache_bytes.any() else [],
-        repeats=graph.repeats.tolist() if (graph.repeats != 1).any() else [],
-        chunks=graph.chunks.tolist() if (graph.chunks != 1).any() else [],
-        phase=graph.phase.tolist() if graph.phase.any() else [],
         source=None if graph.source == told else graph.source,
         request=None
         if graph.request is None
         else _Request(*graph.request, list(graph.growth.tokens), graph.growth.longest),
+        **columns,
     )
 
 
@@ -181,21 +184,13 @@ def _from_file(document: _File) -> OpGraph:
         [document.types[i] for i in document.type],
         list(zip(document.producer, document.tensor_bytes, strict=True)),
         list(zip(document.use_tensor, document.use_op, strict=True)),
-        flop=np.array(document.flop, dtype=float) if document.flop else None,
-        memory_traffic_bytes=np.array(document.memory_traffic_bytes, dtype=float)
-        if document.memory_traffic_bytes
-        else None,
-        weight_bytes=document.weight_bytes or None,
-        weight_id=document.weight_id or None,
-        colocate=document.colocate or None,
+        flop=document.flop or None,
+        memory_traffic_bytes=document.memory_traffic_bytes or None,
         is_backward=backward,
         scope=[document.scopes[i] for i in document.scope] or None,
         detail=[details[i] for i in document.detail] or None,
         tensor_names=document.tensors or [f"t{i}" for i in range(t)],
-        cache_bytes=document.cache_bytes or None,
-        repeats=document.repeats or None,
-        chunks=document.chunks or None,
-        phase=document.phase or None,
+        **{key: getattr(document, key) or None for key in (*_COUNTS, *_IDS)},
         source=document.source,
         request=asked and Request(*(getattr(asked, name) for name in Request._fields)),
         growth=CacheGrowth(tuple(asked.cache_tokens), asked.longest_context)
@@ -207,14 +202,9 @@ def _from_file(document: _File) -> OpGraph:
 def _misfits(document: _File) -> str:
     """The first thing that does not fit together, or an empty string."""
     n, t = len(document.ops), len(document.tensor_bytes)
-    lengths = {
-        "type": n, "producer": t, "use_op": len(document.use_tensor),
-    }  # fmt: skip
-    optional = {
-        "flop": n, "memory_traffic_bytes": n, "weight_bytes": n, "weight_id": n, "colocate": n,
-        "scope": n, "detail": n, "tensors": t, "cache_bytes": n, "repeats": n,
-        "chunks": n, "phase": n,
-    }  # fmt: skip
+    lengths = {"type": n, "producer": t, "use_op": len(document.use_tensor)}
+    names = ("flop", "memory_traffic_bytes", "scope", "detail", *_COUNTS, *_IDS)
+    optional = {**dict.fromkeys(names, n), "tensors": t}
     lengths.update({key: wanted for key, wanted in optional.items() if getattr(document, key)})
     for key, wanted in lengths.items():
         if len(getattr(document, key)) != wanted:

@@ -159,19 +159,14 @@ def _device(entry: DeviceEntry) -> Device:
         given["supported"] = frozenset(given["supported"])
     if base is not None:
         whole = replace(base, memory_bytes=base.total_bytes, reserve_bytes=0)
-        return _checked(reserved(replace(whole, **given), kept))
+        return _with_known_backend(reserved(replace(whole, **given), kept))
     missing = [key for key in ("flop_per_s", "bytes_per_s") if key not in given]
     if missing:
         raise ClusterError(
             f"device {entry.name!r} lacks {' and '.join(missing)}; give them, or a preset"
         )
     given.setdefault("kind", entry.name)
-    return _checked(reserved(Device(**given), kept))
-
-
-def _checked(device: Device) -> Device:
-    _require_backend(device)
-    return device
+    return _with_known_backend(reserved(Device(**given), kept))
 
 
 def write_cluster(cluster: Cluster, path: str | os.PathLike[str]) -> None:
@@ -243,10 +238,11 @@ def with_max_memory(cluster: Cluster, limits: Mapping[Any, int | str]) -> Cluste
     """The cluster with other memory limits, keyed as `devices_of_key` says; a limit is what a plan
     may fill, and what is left of the device its reserve. Raises `ClusterError` on an unknown key.
     """
-    memory: dict[str, int] = {}
-    for key, size in limits.items():
-        names = devices_of_key(cluster, key, "max memory")
-        memory.update(dict.fromkeys(names, parse_bytes(size)))
+    memory = {
+        name: parse_bytes(size)
+        for key, size in limits.items()
+        for name in devices_of_key(cluster, key, "max memory")
+    }
     # What is given by hand is a device's own, whoever it shared with.
     devices = tuple(
         replace(
@@ -265,18 +261,16 @@ def with_backend(cluster: Cluster, backend: str | None) -> Cluster:
     `ClusterError` on an unknown name."""
     if backend is None:
         return cluster
-    devices = [d if d.is_cpu else replace(d, backend=backend) for d in cluster.devices]
-    for device in devices:
-        _require_backend(device)
-    return replace(cluster, devices=tuple(devices))
+    devices = (d if d.is_cpu else replace(d, backend=backend) for d in cluster.devices)
+    return replace(cluster, devices=tuple(map(_with_known_backend, devices)))
 
 
 _MAKERS = {"cuda": "nvidia", "rocm": "amd", "sycl": "intel", "metal": "apple"}
 """Maker of the GPUs of a backend of llama.cpp; Vulkan is for all."""
 
 
-def _require_backend(device: Device) -> None:
-    """Raise `ClusterError` where a device's backend is for another maker's GPUs."""
+def _with_known_backend(device: Device) -> Device:
+    """The device itself; raises `ClusterError` where its backend is for another maker's GPUs."""
     from gdp.cluster.presets import presets
 
     preset, maker = presets().get(device.kind), _MAKERS.get(device.backend, "")
@@ -285,6 +279,7 @@ def _require_backend(device: Device) -> None:
             f"device {device.name!r}: backend {device.backend!r} is for GPUs of {maker}, and "
             f"{device.kind} is none; it has vulkan"
         )
+    return device
 
 
 Machine = str | os.PathLike[str] | Cluster

@@ -214,7 +214,7 @@ def components(
     pairs = [
         (k, count + group[op]) for k, ops in enumerate(kernels) for op in ops if group[op] >= 0
     ]
-    src, dst = np.array(uses, np.int64).reshape(-1, 2).T
+    src, dst = np.array(pairs, np.int64).reshape(-1, 2).T
     ids = connected(src, dst, count + int(group.max(initial=-1)) + 1).tolist()
     members: list[list[int]] = [[] for _ in range(max(ids[:count], default=-1) + 1)]
     for k, component in enumerate(ids[:count]):

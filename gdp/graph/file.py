@@ -5,7 +5,7 @@ depend on the graph alone, so equal graphs make equal files.
 """
 
 import os
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Hashable, Mapping
 from pathlib import Path
 from typing import Annotated
 
@@ -15,6 +15,7 @@ import numpy as np
 from gdp.base.errors import ModelError
 from gdp.base.files.reading import Kind, decode_json, read_bytes
 from gdp.base.files.writing import gzipped, write_atomic
+from gdp.graph.groups import indexed
 from gdp.graph.op_graph import Attribute, OpDetail, OpGraph, make_graph
 from gdp.graph.request import UNKNOWN_GROWTH, CacheGrowth, Request
 from gdp.graph.source import Source, source_by_ops
@@ -121,9 +122,9 @@ def decode_graph(data: bytes, path: str) -> OpGraph:
 
 
 def _to_file(graph: OpGraph) -> _File:
-    types, type_index = _table(graph.op_types)
-    scopes, scope_index = _table(graph.scope)
-    details, detail_index = _table([_key(detail) for detail in graph.detail])
+    types, type_index = indexed(graph.op_types)
+    scopes, scope_index = indexed(graph.scope)
+    details, detail_index = indexed([_key(detail) for detail in graph.detail])
     first_of = {index: op for op, index in reversed(list(enumerate(detail_index)))}
     columns = {
         key: getattr(graph, key).tolist()
@@ -219,13 +220,6 @@ def _misfits(document: _File) -> str:
         if largest >= size:
             return f"{key!r} holds index {largest}, the largest that exists is {size - 1}"
     return ""
-
-
-def _table(values: Sequence[Hashable]) -> tuple[list, list[int]]:
-    """The distinct values in order of first appearance, and the index of each value."""
-    index: dict[Hashable, int] = {}
-    indices = [index.setdefault(value, len(index)) for value in values]
-    return list(index), indices
 
 
 def _key(detail: OpDetail) -> Hashable:

@@ -26,8 +26,6 @@ from gdp.cluster.links import (
     pcie_bytes_per_s,
 )
 from gdp.cluster.presets import (
-    CORE_BYTES_PER_S,
-    CORE_LATENCY_S,
     device_preset,
     preset_links,
     preset_of_model,
@@ -124,26 +122,11 @@ def _cores(max_cores: int) -> Cluster:
     if model.endswith("avx512"):
         core = replace(core, flop_per_s={k: AVX512_UNITS * v for k, v in core.flop_per_s.items()})
     if len(cores) > max_cores:
-        LOG.info(
-            "using %d of %d cores; name a cluster such as 16xcpu-core for more",
-            max_cores,
-            len(cores),
-        )
-    devices = [
-        replace(
-            _sized(replace(core, name=f"core{i}"), memory_bytes()),
-            model=model,
-            memory_pool="ram",
-        )
-        for i in range(min(len(cores), max_cores))
-    ]
-    links = [
-        Link(a.name, b.name, CORE_BYTES_PER_S, CORE_LATENCY_S, one_way=True)
-        for a in devices
-        for b in devices
-        if a is not b
-    ]
-    return make_cluster("local", devices, links)
+        more = "using %d of %d cores; name a cluster such as 16xcpu-core for more"
+        LOG.info(more, max_cores, len(cores))
+    core = replace(_sized(core, memory_bytes()), model=model, memory_pool="ram")
+    devices = [replace(core, name=f"core{i}") for i in range(min(len(cores), max_cores))]
+    return make_cluster("local", devices, preset_links(devices, [CORE_KIND] * len(devices)))
 
 
 def _sized(device: Device, total_bytes: int) -> Device:

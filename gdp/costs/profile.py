@@ -203,5 +203,5 @@ def _decode_model(model: _Model, path: str) -> ProfiledModel:
                 f"{path}: kernel {kernel.name!r} of model {model.name!r} has an op that does not "
                 f"exist: {max(kernel.ops)} of {graph.num_ops}"
             )
-    fields: dict[str, Any] = asdict(model)
-    return ProfiledModel(**fields | {"graph": graph})
+    fields: dict[str, Any] = {**asdict(model), "graph": graph}
+    return ProfiledModel(**fields)

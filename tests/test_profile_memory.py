@@ -3,6 +3,7 @@
 from dataclasses import replace
 from pathlib import Path
 
+import msgspec
 import numpy as np
 import pytest
 from golden.models import FILES
@@ -43,7 +44,7 @@ def profiled(path: Path, name: str, slower: float, busy: float = 1.0) -> Profile
     problem = prepare_problem(Question(graph, one_core(cpu_model()), costs="shipped"))
     seconds, group_of = problem.compute_s[:, 0] * slower, problem.origin.group_of
     kernels = tuple(
-        Kernel(f"k{g}", "Op", tuple(np.flatnonzero(group_of == g).tolist()), float(s))
+        Kernel(f"k{g}", "Op", tuple(np.flatnonzero(group_of == g).tolist()), float(s), 0.0)
         for g, s in enumerate(seconds)
         if s > 0
     )
@@ -80,7 +81,9 @@ def test_a_profile_of_a_busy_machine_is_refused(tmp_path: Path, folder: Path) ->
 
 
 def test_a_profile_of_another_machine_is_refused(tmp_path: Path) -> None:
-    other = replace(profile(tmp_path), device=DeviceRecord("cpu-core", "Another Processor"))
+    other = msgspec.structs.replace(
+        profile(tmp_path), device=DeviceRecord("cpu-core", "Another Processor")
+    )
     with pytest.raises(ProfileError, match="is of Another Processor, this machine is"):
         calibration.remember_profile(other)
 
@@ -92,7 +95,7 @@ def test_models_that_contradict_each_other_teach_nothing(tmp_path: Path, folder:
         profiled(tmp_path, m.name, s) for m, s in zip(given.models, (4.0, 0.25), strict=True)
     )
     with pytest.raises(ProfileError, match=r"nothing is remembered\. Learn from whole runs"):
-        calibration.remember_profile(replace(given, models=models))
+        calibration.remember_profile(msgspec.structs.replace(given, models=models))
     assert not folder.exists()
 
 

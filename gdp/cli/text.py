@@ -11,7 +11,7 @@ import numpy as np
 
 from gdp.base.terminal import printable
 from gdp.base.units import format_bytes, format_seconds
-from gdp.cluster.detect import Arithmetic, Bandwidth
+from gdp.cluster.detect import Rates
 from gdp.cluster.links import links_line
 from gdp.cluster.presets import device_preset, presets
 from gdp.cluster.types import UNLIMITED_BYTES, Cluster, Device
@@ -441,7 +441,7 @@ def cluster_text(cluster: Cluster) -> str:
     return shown(text)
 
 
-def speeds_text(memory: Bandwidth, arithmetic: Arithmetic) -> str:
+def speeds_text(memory: Rates, arithmetic: Rates) -> str:
     """Text of a measured memory bandwidth and of measured products of matrices."""
     one, every = (f"{speed / 1e9:.1f} GB/s" for speed in memory[:2])
     alone, together = (f"{speed / 1e9:.0f} GFLOP/s" for speed in arithmetic[:2])

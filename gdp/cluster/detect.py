@@ -26,8 +26,6 @@ from gdp.cluster.links import (
     pcie_bytes_per_s,
 )
 from gdp.cluster.presets import (
-    CORE_BYTES_PER_S,
-    CORE_LATENCY_S,
     device_preset,
     preset_links,
     preset_of_model,
@@ -124,26 +122,11 @@ def _cores(max_cores: int) -> Cluster:
     if model.endswith("avx512"):
         core = replace(core, flop_per_s={k: AVX512_UNITS * v for k, v in core.flop_per_s.items()})
     if len(cores) > max_cores:
-        LOG.info(
-            "using %d of %d cores; name a cluster such as 16xcpu-core for more",
-            max_cores,
-            len(cores),
-        )
-    devices = [
-        replace(
-            _sized(replace(core, name=f"core{i}"), memory_bytes()),
-            model=model,
-            memory_pool="ram",
-        )
-        for i in range(min(len(cores), max_cores))
-    ]
-    links = [
-        Link(a.name, b.name, CORE_BYTES_PER_S, CORE_LATENCY_S, one_way=True)
-        for a in devices
-        for b in devices
-        if a is not b
-    ]
-    return make_cluster("local", devices, links)
+        more = "using %d of %d cores; name a cluster such as 16xcpu-core for more"
+        LOG.info(more, max_cores, len(cores))
+    core = replace(_sized(core, memory_bytes()), model=model, memory_pool="ram")
+    devices = [replace(core, name=f"core{i}") for i in range(min(len(cores), max_cores))]
+    return make_cluster("local", devices, preset_links(devices, [CORE_KIND] * len(devices)))
 
 
 def _sized(device: Device, total_bytes: int) -> Device:
@@ -326,15 +309,21 @@ def _topology_link(src: str, dst: str, cell: str, nvlink_bytes_per_s: float) -> 
     return Link(src, dst, bandwidth, latency, channel=channel, one_way=True)
 
 
-class Bandwidth(NamedTuple):
-    """Bytes per second that are read from main memory, of the best round: others use it, too."""
+class Rates(NamedTuple):
+    """Bytes that are read from main memory, or FLOP of products of float32 matrices, per second, of
+    the best round: others use the memory and the cores, too."""
 
     one_core: float
     all_cores: float
     cores: int
 
+    def of_core(self, cluster: Cluster) -> float:
+        """Rate of each core of a cluster, of which all work."""
+        cores = sum(device.kind == CORE_KIND for device in cluster.devices)
+        return min(self.one_core, self.all_cores / max(1, cores))
 
-def measure_bandwidth(cores: int, seconds: float = SECONDS) -> Bandwidth:
+
+def measure_bandwidth(cores: int, seconds: float = SECONDS) -> Rates:
     """Bandwidth of one thread and of one per core, each measured for half of the seconds."""
     from concurrent.futures import ThreadPoolExecutor
 
@@ -355,15 +344,7 @@ def measure_bandwidth(cores: int, seconds: float = SECONDS) -> Bandwidth:
 
     one = best(1)
     # Two threads of one core never read more than one does.
-    return Bandwidth(one, max(one, best(cores)) if cores > 1 else one, cores)
-
-
-class Arithmetic(NamedTuple):
-    """FLOP/s of products of float32 matrices, of the best round: others use the cores, too."""
-
-    one_core: float
-    all_cores: float
-    cores: int
+    return Rates(one, max(one, best(cores)) if cores > 1 else one, cores)
 
 
 PRODUCT = 1024
@@ -381,7 +362,7 @@ print(best)
 """
 
 
-def measure_arithmetic(cores: int, seconds: float = SECONDS) -> Arithmetic:
+def measure_arithmetic(cores: int, seconds: float = SECONDS) -> Rates:
     """FLOP/s of one thread and of one per core, each measured for half of the seconds.
 
     In processes of their own, as libraries of linear algebra read their number of threads once.
@@ -405,14 +386,13 @@ def measure_arithmetic(cores: int, seconds: float = SECONDS) -> Arithmetic:
             raise ClusterError(f"arithmetic cannot be measured: {reason}") from None
 
     one = flop_per_s(1)
-    return Arithmetic(one, max(one, flop_per_s(cores)) if cores > 1 else one, cores)
+    return Rates(one, max(one, flop_per_s(cores)) if cores > 1 else one, cores)
 
 
-def with_arithmetic(cluster: Cluster, measured: Arithmetic) -> Cluster:
+def with_arithmetic(cluster: Cluster, measured: Rates) -> Cluster:
     """The cluster with processors that compute as fast as measured, in float32 and whatever else
     has no speed of its own."""
-    cores = sum(device.kind == CORE_KIND for device in cluster.devices)
-    of_core = min(measured.one_core, measured.all_cores / max(1, cores))
+    of_core = measured.of_core(cluster)
     devices = [
         replace(d, flop_per_s={"default": of_core if d.kind == CORE_KIND else measured.all_cores})
         if d.is_cpu
@@ -422,11 +402,10 @@ def with_arithmetic(cluster: Cluster, measured: Arithmetic) -> Cluster:
     return replace(cluster, devices=tuple(devices))
 
 
-def with_bandwidth(cluster: Cluster, measured: Bandwidth) -> Cluster:
+def with_bandwidth(cluster: Cluster, measured: Rates) -> Cluster:
     """The cluster with processors as fast as measured; cores share what all of them read. A core
     that copies reads and writes each byte."""
-    cores = sum(device.kind == CORE_KIND for device in cluster.devices)
-    of_core = min(measured.one_core, measured.all_cores / max(1, cores))
+    of_core = measured.of_core(cluster)
     devices = [
         replace(
             d,

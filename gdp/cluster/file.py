@@ -1,5 +1,6 @@
 """Clusters as TOML files or by name of a preset, and memory overrides in Hugging Face syntax."""
 
+import itertools
 import json
 import os
 from collections.abc import Mapping, Sequence
@@ -158,19 +159,14 @@ def _device(entry: DeviceEntry) -> Device:
         given["supported"] = frozenset(given["supported"])
     if base is not None:
         whole = replace(base, memory_bytes=base.total_bytes, reserve_bytes=0)
-        return _checked(reserved(replace(whole, **given), kept))
+        return _with_known_backend(reserved(replace(whole, **given), kept))
     missing = [key for key in ("flop_per_s", "bytes_per_s") if key not in given]
     if missing:
         raise ClusterError(
             f"device {entry.name!r} lacks {' and '.join(missing)}; give them, or a preset"
         )
     given.setdefault("kind", entry.name)
-    return _checked(reserved(Device(**given), kept))
-
-
-def _checked(device: Device) -> Device:
-    _require_backend(device)
-    return device
+    return _with_known_backend(reserved(Device(**given), kept))
 
 
 def write_cluster(cluster: Cluster, path: str | os.PathLike[str]) -> None:
@@ -180,62 +176,47 @@ def write_cluster(cluster: Cluster, path: str | os.PathLike[str]) -> None:
 
 def cluster_toml(cluster: Cluster) -> str:
     """The TOML text of a cluster."""
-    lines = [
-        f"name = {_quote(cluster.name)}",
-        f"host = {_quote(cluster.device_names[cluster.host])}",
-    ]
+    host = cluster.device_names[cluster.host]
+    lines = [f"name = {_toml(cluster.name)}", f"host = {_toml(host)}"]
     for device in cluster.devices:
-        speeds = ", ".join(f"{_quote(k)} = {v!r}" for k, v in device.flop_per_s.items())
-        lines += [
-            "", "[[device]]",
-            f"name = {_quote(device.name)}",
-            f"kind = {_quote(device.kind)}",
-            f"flop_per_s = {{ {speeds} }}",
-            f"bytes_per_s = {device.bytes_per_s!r}",
-            f"dispatch_s = {device.dispatch_s!r}",
-            f"dispatch_per = {_quote(device.dispatch_per)}",
-        ]  # fmt: skip
-        if device.memory_bytes < UNLIMITED_BYTES:
-            lines += [
-                f"memory_bytes = {device.total_bytes}",
-                f"reserve_bytes = {device.reserve_bytes}",
-            ]
-        if device.copy_bytes_per_s:
-            lines.append(f"copy_bytes_per_s = {device.copy_bytes_per_s!r}")
-        if device.memory_pool:
-            lines.append(f"memory_pool = {_quote(device.memory_pool)}")
-        if device.unified is not None:
-            lines.append(f"unified = {str(device.unified).lower()}")
-        if device.compute_capability:
-            lines.append(f"compute_capability = {device.compute_capability!r}")
-        if device.backend:
-            lines.append(f"backend = {_quote(device.backend)}")
-        if device.sockets > 1:
-            lines.append(f"sockets = {device.sockets}")
-        if device.model:
-            lines.append(f"model = {_quote(device.model)}")
-        if device.supported is not None:
-            lines.append(f"supported = [{', '.join(map(_quote, sorted(device.supported)))}]")
-    for i, src in enumerate(cluster.device_names):
-        for j, dst in enumerate(cluster.device_names):
-            if i != j:
-                lines += [
-                    "", "[[link]]",
-                    f"src = {_quote(src)}",
-                    f"dst = {_quote(dst)}",
-                    f"bytes_per_s = {float(cluster.link_bytes_per_s[i, j])!r}",
-                    f"latency_s = {float(cluster.link_latency_s[i, j])!r}",
-                    f"channel = {_quote(f'c{cluster.channel[i, j]}')}"
-                    if cluster.queues[i, j]
-                    else "contention = false",
-                    "one_way = true",
-                ]  # fmt: skip
+        limited = device.memory_bytes < UNLIMITED_BYTES
+        lines += _table("device", {
+            "name": device.name, "kind": device.kind, "flop_per_s": dict(device.flop_per_s),
+            "bytes_per_s": device.bytes_per_s, "dispatch_s": device.dispatch_s,
+            "dispatch_per": device.dispatch_per,
+            "memory_bytes": device.total_bytes if limited else None,
+            "reserve_bytes": device.reserve_bytes if limited else None,
+            "copy_bytes_per_s": device.copy_bytes_per_s or None,
+            "memory_pool": device.memory_pool or None, "unified": device.unified,
+            "compute_capability": device.compute_capability or None,
+            "backend": device.backend or None,
+            "sockets": device.sockets if device.sockets > 1 else None,
+            "model": device.model or None,
+            "supported": None if device.supported is None else sorted(device.supported),
+        })  # fmt: skip
+    for (i, src), (j, dst) in itertools.permutations(enumerate(cluster.device_names), 2):
+        queues = cluster.queues[i, j]
+        lines += _table("link", {
+            "src": src, "dst": dst, "bytes_per_s": float(cluster.link_bytes_per_s[i, j]),
+            "latency_s": float(cluster.link_latency_s[i, j]),
+            "channel": f"c{cluster.channel[i, j]}" if queues else None,
+            "contention": None if queues else False, "one_way": True,
+        })  # fmt: skip
     return "\n".join(lines) + "\n"
 
 
-def _quote(text: str) -> str:
-    # A JSON string is a TOML basic string.
-    return json.dumps(text, ensure_ascii=False)
+def _table(name: str, fields: Mapping[str, Any]) -> list[str]:
+    """Lines of a table without the fields that are None."""
+    given = {key: value for key, value in fields.items() if value is not None}
+    return ["", f"[[{name}]]", *(f"{key} = {_toml(value)}" for key, value in given.items())]
+
+
+def _toml(value: Any) -> str:
+    if isinstance(value, dict):
+        return f"{{ {', '.join(f'{_toml(k)} = {_toml(v)}' for k, v in value.items())} }}"
+    if isinstance(value, str | list | bool):  # such JSON is TOML
+        return json.dumps(value, ensure_ascii=False)
+    return repr(value)
 
 
 def parse_max_memory(text: str) -> dict[str, int]:
@@ -257,10 +238,11 @@ def with_max_memory(cluster: Cluster, limits: Mapping[Any, int | str]) -> Cluste
     """The cluster with other memory limits, keyed as `devices_of_key` says; a limit is what a plan
     may fill, and what is left of the device its reserve. Raises `ClusterError` on an unknown key.
     """
-    memory: dict[str, int] = {}
-    for key, size in limits.items():
-        names = devices_of_key(cluster, key, "max memory")
-        memory.update(dict.fromkeys(names, parse_bytes(size)))
+    memory = {
+        name: parse_bytes(size)
+        for key, size in limits.items()
+        for name in devices_of_key(cluster, key, "max memory")
+    }
     # What is given by hand is a device's own, whoever it shared with.
     devices = tuple(
         replace(
@@ -279,18 +261,16 @@ def with_backend(cluster: Cluster, backend: str | None) -> Cluster:
     `ClusterError` on an unknown name."""
     if backend is None:
         return cluster
-    devices = [d if d.is_cpu else replace(d, backend=backend) for d in cluster.devices]
-    for device in devices:
-        _require_backend(device)
-    return replace(cluster, devices=tuple(devices))
+    devices = (d if d.is_cpu else replace(d, backend=backend) for d in cluster.devices)
+    return replace(cluster, devices=tuple(map(_with_known_backend, devices)))
 
 
 _MAKERS = {"cuda": "nvidia", "rocm": "amd", "sycl": "intel", "metal": "apple"}
 """Maker of the GPUs of a backend of llama.cpp; Vulkan is for all."""
 
 
-def _require_backend(device: Device) -> None:
-    """Raise `ClusterError` where a device's backend is for another maker's GPUs."""
+def _with_known_backend(device: Device) -> Device:
+    """The device itself; raises `ClusterError` where its backend is for another maker's GPUs."""
     from gdp.cluster.presets import presets
 
     preset, maker = presets().get(device.kind), _MAKERS.get(device.backend, "")
@@ -299,6 +279,7 @@ def _require_backend(device: Device) -> None:
             f"device {device.name!r}: backend {device.backend!r} is for GPUs of {maker}, and "
             f"{device.kind} is none; it has vulkan"
         )
+    return device
 
 
 Machine = str | os.PathLike[str] | Cluster

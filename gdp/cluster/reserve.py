@@ -142,8 +142,10 @@ def with_reserve(cluster: Cluster, reserves: Mapping[Any, int | str]) -> Cluster
     """The cluster with other reserves, keyed as the limits of `with_max_memory`; the key "" is
     every accelerator, or every device where there is none. Raises `ClusterError` on an unknown key.
     """
-    kept: dict[str, int] = {}
-    for key, size in reserves.items():
-        kept.update(dict.fromkeys(devices_of_key(cluster, key, "reserve"), parse_bytes(size)))
+    kept = {
+        name: parse_bytes(size)
+        for key, size in reserves.items()
+        for name in devices_of_key(cluster, key, "reserve")
+    }
     devices = tuple(reserved(d, kept[d.name]) if d.name in kept else d for d in cluster.devices)
     return replace(cluster, devices=devices)

@@ -498,23 +498,17 @@ def make_cluster(
             bandwidth[i, j], latency[i, j] = link.bytes_per_s, link.latency_s
             own = f"{i}>{j}" if link.contention else None
             label[i, j] = own if link.channel is None else f"named {link.channel}"
-    return Cluster(
-        name=name,
-        devices=tuple(devices),
-        link_bytes_per_s=bandwidth,
-        link_latency_s=latency,
-        channel=_channels(d, label),
-        host=_host_index(name, index, host),
-    )
-
-
-def _channels(d: int, label: Mapping[tuple[int, int], str | None]) -> Int[np.ndarray, "D D"]:
-    """Ids by label, in the order of the pairs; no channel where there is no label."""
     ids: dict[str, int] = {}
     channel = np.zeros((d, d), dtype=np.int64)
     for pair, text in label.items():
         channel[pair] = NO_CHANNEL if text is None else ids.setdefault(text, len(ids))
-    return channel
+    if not isinstance(host, int):
+        if host not in index:
+            raise ClusterError(
+                f"cluster {name!r}: host {host!r} is no device; devices are {', '.join(index)}"
+            )
+        host = index[host]
+    return Cluster(name, tuple(devices), bandwidth, latency, channel, host)
 
 
 def _check_link(link: Link, index: dict[str, int]) -> None:
@@ -535,13 +529,3 @@ def _check_link(link: Link, index: dict[str, int]) -> None:
             "queue on, and contention = false says that they do not; give one of them"
         )
     _check_delay(f"link {link.src!r} -> {link.dst!r}", "latency_s", link.latency_s)
-
-
-def _host_index(name: str, index: Mapping[str, int], host: int | str) -> int:
-    if isinstance(host, int):
-        return host
-    if host not in index:
-        raise ClusterError(
-            f"cluster {name!r}: host {host!r} is no device; devices are {', '.join(index)}"
-        )
-    return index[host]

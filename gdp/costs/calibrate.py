@@ -100,9 +100,8 @@ class Report:
     def _kernel_figures(self, kernels: Sequence[KernelPrediction]) -> dict[str, Any]:
         measured = np.array([k.measured_s for k in kernels])
         figures: dict[str, Any] = {"kernels": len(kernels)}
-        for name in ("learned", "roofline"):
-            key = "predicted_s" if name == "learned" else "roofline_s"
-            error = np.abs(np.array([getattr(k, key) for k in kernels]) / measured - 1)
+        for name, signed in _errors(kernels).items():
+            error = np.abs(signed)
             figures[name] = {
                 "median": weighted_quantile(error, measured, 0.5),
                 "p90": weighted_quantile(error, measured, 0.9),
@@ -119,19 +118,26 @@ class Report:
         return sorted(shared, key=lambda entry: -entry[1])
 
     def _model_figures(self) -> dict[str, Any]:
-        measured = np.array([m.measured_s for m in self.models])
-        figures = {}
-        for name in ("learned", "roofline"):
-            key = "predicted_s" if name == "learned" else "roofline_s"
-            error = np.array([getattr(m, key) for m in self.models]) / measured - 1
-            figures[name] = {
+        return {
+            name: {
                 "mean": float(np.abs(error).mean()),
                 "median": float(np.median(np.abs(error))),
                 "within_10_percent": float((np.abs(error) <= 0.1).mean()),
                 "bias": float(error.mean()),
                 "worst": float(np.abs(error).max()),
             }
-        return figures
+            for name, error in _errors(self.models).items()
+        }
+
+
+def _errors(
+    rows: Sequence[KernelPrediction] | Sequence[ModelPrediction],
+) -> dict[str, Float[np.ndarray, "R"]]:
+    """Relative errors of both predictions."""
+    measured, learned, datasheet = np.array(
+        [(row.measured_s, row.predicted_s, row.roofline_s) for row in rows]
+    ).T
+    return {"learned": learned / measured - 1, "roofline": datasheet / measured - 1}
 
 
 def weighted_quantile(

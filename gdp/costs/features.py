@@ -61,17 +61,18 @@ def kernel_features(
     lead = lead_ops(graph, kernel, work_s)
     count = len(lead)
     inside = np.flatnonzero(kernel >= 0)
-    traffic = _boundary(graph, kernel, count, cut_edges(graph, apart))
+    in_bytes, out_bytes, context = _boundary(graph, kernel, count, cut_edges(graph, apart))
     flop = np.bincount(kernel[inside], graph.flop[inside], count)
     weight = np.bincount(kernel[inside], graph.weight_bytes[inside].astype(float), count)
-    read = np.minimum(traffic.in_bytes, _read_limit(graph, lead))
     # What an op reads of a large tensor (a gather) bounds its traffic, not the tensor's size.
-    base = flop / FLOP_PER_S + (read + traffic.out_bytes + weight) / BYTES_PER_S + KERNEL_S
+    picks = np.array([_kernel(graph.op_types[op]) == GATHER for op in lead.tolist()], bool)
+    read = np.minimum(in_bytes, np.where(picks, graph.memory_traffic_bytes[lead], np.inf))
+    base = flop / FLOP_PER_S + (read + out_bytes + weight) / BYTES_PER_S + KERNEL_S
     rows = np.array([_rows(graph.op_types[op], graph.detail[op]) for op in lead.tolist()])
     size = np.column_stack(
         [
             np.log(base), np.log(flop + 1e3), np.log(read + 100.0),
-            np.log(traffic.out_bytes + 100.0), np.log(weight + 100.0),
+            np.log(out_bytes + 100.0), np.log(weight + 100.0),
             np.log(rows + 1.0) if count else np.zeros(0),
         ]
     )  # fmt: skip
@@ -85,7 +86,7 @@ def kernel_features(
             *op_features(graph, op), *row,
             math.log(len(members[k])), min(len(members[k]) - 1, 3) / 3.0, total_weight,
         ]
-        for k, (op, row) in enumerate(zip(lead.tolist(), traffic.context, strict=True))
+        for k, (op, row) in enumerate(zip(lead.tolist(), context, strict=True))
     ]  # fmt: skip
     return KernelFeatures(
         lead_type=tuple(types[op] for op in lead.tolist()),
@@ -106,23 +107,10 @@ def num_other() -> int:
     return kernel_features(one, np.zeros(1, np.int64)).other.shape[1]
 
 
-def _read_limit(graph: OpGraph, lead: Int[np.ndarray, "K"]) -> Float[np.ndarray, "K"]:
-    """Bytes that bound what a kernel reads: unlimited except where an op picks rows."""
-    picks = np.array([_kernel(graph.op_types[op]) == GATHER for op in lead.tolist()], bool)
-    return np.where(picks, graph.memory_traffic_bytes[lead], np.inf)
-
-
-@dataclass(frozen=True, eq=False)
-class _Boundary:
-    in_bytes: Float[np.ndarray, "K"]
-    out_bytes: Float[np.ndarray, "K"]
-    context: list[list[float]]
-
-
 def _boundary(
     graph: OpGraph, kernel: Int[np.ndarray, "N"], count: int, cut: Bool[np.ndarray, "E"]
-) -> _Boundary:
-    """Tensors that enter and leave each kernel, each once, and the layouts around it."""
+) -> tuple[Float[np.ndarray, "K"], Float[np.ndarray, "K"], list[list[float]]]:
+    """Bytes that enter and that leave each kernel, each tensor once, and the layouts around it."""
     maker, reader = graph.edges
     across = (kernel[maker] != kernel[reader]) | (kernel[reader] < 0)
     blocked = _blocked(graph, cut)
@@ -153,7 +141,7 @@ def _boundary(
             np.minimum(in_count, 6) / 3.0,
         ]
     )  # fmt: skip
-    return _Boundary(in_bytes, out_bytes, context.tolist())
+    return in_bytes, out_bytes, context.tolist()
 
 
 def _blocked(graph: OpGraph, cut: Bool[np.ndarray, "E"]) -> Bool[np.ndarray, "N"]:
@@ -325,12 +313,9 @@ def _pool_taps(detail: OpDetail) -> float:
     return _log(math.prod(_numbers(detail, "kernel_shape") or (1,)))
 
 
-def _groups(detail: OpDetail) -> float:
-    return _log((_numbers(detail, "num_groups") or (1,))[0])
-
-
 _SPECIAL: dict[str, Callable[[OpDetail], float]] = {
-    "MaxPool": _pool_taps, "AveragePool": _pool_taps, "GroupNormalization": _groups,
+    "MaxPool": _pool_taps, "AveragePool": _pool_taps,
+    "GroupNormalization": lambda detail: _log((_numbers(detail, "num_groups") or (1,))[0]),
 }  # fmt: skip
 
 

@@ -13,6 +13,7 @@ import numpy as np
 from jaxtyping import Bool, Float, Int
 
 from gdp.costs.profile import ProfiledModel
+from gdp.graph.groups import components as connected
 from gdp.graph.op_graph import INPUT, OUTPUT, OpGraph
 
 ALIAS = {"Sum": "Add"}
@@ -209,25 +210,13 @@ def components(
 
     Returns the measured kernels of each component, and the component of each predicted group.
     """
-    parent: dict[str, str] = {}
-
-    def root(x: str) -> str:
-        while parent.setdefault(x, x) != x:
-            x = parent[x]
-        return x
-
-    for k, ops in enumerate(kernels):
-        root(f"k{k}")
-        for op in ops:
-            if group[op] >= 0:
-                parent[root(f"g{group[op]}")] = root(f"k{k}")
-    number: dict[str, int] = {}
-    members: list[list[int]] = []
-    for k in range(len(kernels)):
-        place = number.setdefault(root(f"k{k}"), len(members))
-        if place == len(members):
-            members.append([])
-        members[place].append(k)
-    of_group = {int(g): number[r] for g in np.unique(group[group >= 0])
-                if (r := root(f"g{g}")) in number}  # fmt: skip
-    return members, of_group
+    count = len(kernels)
+    pairs = [
+        (k, count + group[op]) for k, ops in enumerate(kernels) for op in ops if group[op] >= 0
+    ]
+    src, dst = np.array(pairs, np.int64).reshape(-1, 2).T
+    ids = connected(src, dst, count + int(group.max(initial=-1)) + 1).tolist()
+    members: list[list[int]] = [[] for _ in range(max(ids[:count], default=-1) + 1)]
+    for k, component in enumerate(ids[:count]):
+        members[component].append(k)
+    return members, {g: number for g, number in enumerate(ids[count:]) if number < len(members)}

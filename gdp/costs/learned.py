@@ -51,11 +51,6 @@ class Ensemble:
     other_scale: Float[np.ndarray, "O"]
     layers: Mapping[str, np.ndarray]
 
-    @property
-    def type_index(self) -> dict[str, int]:
-        """Index of each measured op type."""
-        return {name: i for i, name in enumerate(self.types)}
-
 
 def log_terms(size: Float[np.ndarray, "K S"]) -> Float[np.ndarray, "K J"]:
     """Log seconds of each term of the sum at the reference rates; all rise with the sizes.
@@ -80,7 +75,7 @@ def encode(
     ensemble: Ensemble, features: KernelFeatures
 ) -> tuple[Float[np.ndarray, "K J"], Float[np.ndarray, "K I"], Int[np.ndarray, "K"]]:
     """(terms, other inputs with types as indicators, index of the lead type or -1 if unseen)."""
-    index = ensemble.type_index
+    index = {name: i for i, name in enumerate(ensemble.types)}
     v = len(ensemble.types)
     lead = np.array([index.get(t, -1) for t in features.lead_type], dtype=np.int64)
     hot = np.zeros((len(lead), 2 * v))
@@ -106,15 +101,12 @@ def forward(
     shown = np.broadcast_to(other[:, :plain], (*embedded.shape[:2], plain))
     hidden = np.concatenate([shown, embedded], axis=2)
     for i in ("1", "2"):
-        hidden = _elu(hidden @ layers["b" + i] + layers["c" + i][:, None])
+        hidden = hidden @ layers["b" + i] + layers["c" + i][:, None]
+        hidden = np.where(hidden > 0, hidden, np.expm1(np.minimum(hidden, 0.0)))  # ELU
     rates = hidden @ layers["b3"] + layers["c3"][:, None]
     logs = terms + rates
     top = logs.max(axis=2, keepdims=True)
     return (top + np.log(np.exp(logs - top).sum(axis=2, keepdims=True)))[..., 0]
-
-
-def _elu(z: np.ndarray) -> np.ndarray:
-    return np.where(z > 0, z, np.expm1(np.minimum(z, 0.0)))
 
 
 def predict(

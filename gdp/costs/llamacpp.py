@@ -23,7 +23,7 @@ from enum import StrEnum
 from typing import NamedTuple
 
 import numpy as np
-from jaxtyping import Float, Int
+from jaxtyping import Float
 
 from gdp.cluster.machines import machine_of
 from gdp.cluster.presets import presets
@@ -33,7 +33,7 @@ from gdp.costs.base import CostModel, can_run
 from gdp.costs.measured.kernels import ENGINES, KINDS, Kernels, descriptor_of, floor_s
 from gdp.costs.measured.network import VECTOR, KernelNetwork
 from gdp.graph.fuse import fuse
-from gdp.graph.groups import first_members
+from gdp.graph.groups import first_members, indexed
 from gdp.graph.op_graph import OpDetail, OpGraph
 from gdp.ops.llamacpp import IMAGE_ENCODER
 from gdp.ops.rule import ATTENTION, PRODUCT
@@ -114,7 +114,7 @@ class LlamaCosts:
     def __call__(self, graph: OpGraph, cluster: Cluster) -> Float[np.ndarray, "N D"]:
         seconds = self.base(graph, cluster)
         first = first_members(fuse(graph).group_of)
-        kernels: dict[Style, tuple[list[OpKernels], Int[np.ndarray, "N"]]] = {}
+        kernels: dict[Style, tuple[list[OpKernels], list[int]]] = {}
         for d, device in enumerate(cluster.devices):
             if device.is_cpu:
                 seconds[:, d] = on_processor_s(graph, device, seconds[:, d])
@@ -122,7 +122,7 @@ class LlamaCosts:
                 continue
             style = self.style_of(device)
             if style not in kernels:
-                kernels[style] = _distinct(graph_kernels(graph, self.build, style))
+                kernels[style] = indexed(graph_kernels(graph, self.build, style))
             rows, which = kernels[style]
             own = self.kernel_seconds(rows, device)[which] * graph.chunks
             if cluster.launches_ops[d]:  # the simulator adds it once for fused ops
@@ -259,13 +259,6 @@ def _as_kernels(
         block_scaled=np.zeros(len(products)), b=b, m=m, n=n, k=k, flop=flop, held_bytes=held,
         moved_bytes=items * b * m * (k + n), numbers=np.zeros(len(products), dtype=np.int64),
     )  # fmt: skip
-
-
-def _distinct(rows: Sequence[OpKernels]) -> tuple[list[OpKernels], Int[np.ndarray, "N"]]:
-    """(rows that differ, index of each row among them): layers of a model are identical."""
-    index: dict[OpKernels, int] = {}
-    which = [index.setdefault(row, len(index)) for row in rows]
-    return list(index), np.array(which, dtype=np.int64)
 
 
 def graph_kernels(graph: OpGraph, build: Build, style: Style) -> list[OpKernels]:

@@ -6,10 +6,10 @@ without the models. It stores seconds; it knows no runtime.
 
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
-from typing import Annotated
+from typing import Annotated, Any
 
 import msgspec
+from msgspec.structs import asdict, replace
 
 from gdp.base.errors import GdpError
 from gdp.base.files.reading import Kind, read_json
@@ -31,28 +31,26 @@ _Positive = Annotated[float, msgspec.Meta(gt=0, le=1e30)]
 _Count = Annotated[int, msgspec.Meta(ge=0, le=2**62)]
 
 
-@dataclass(frozen=True)
-class Kernel:
+class Kernel(msgspec.Struct, frozen=True, array_like=True):
     """A unit that the runtime executed, and the ops of the graph that it stands for."""
 
     name: str
     type: str  # the runtime's own operator type
-    ops: tuple[int, ...]  # indices of the graph's ops; empty for work that no op stands for
-    seconds: float
-    spread: float = 0.0  # (median over rounds - smallest) / smallest
+    ops: tuple[_Count, ...]  # indices of the graph's ops; empty for work that no op stands for
+    seconds: Seconds
+    spread: Annotated[float, msgspec.Meta(ge=0, le=1e30)]  # (median over rounds - least) / least
 
 
-@dataclass(frozen=True, eq=False)
-class ProfiledModel:
+class ProfiledModel(msgspec.Struct, frozen=True, eq=False, forbid_unknown_fields=True):
     """One model at one size. The runtime's profiler times kernels, a plain clock the latency."""
 
     name: str
     family: str  # sizes and widths of one architecture share a family; held out together
     graph: OpGraph
-    latency_s: float  # of the whole session, without the profiler, session call included
+    latency_s: MeasuredSeconds  # of the whole session, without the profiler, session call included
     kernels: tuple[Kernel, ...]
-    runs: int
-    rounds: int
+    runs: _Count
+    rounds: _Count
 
     @property
     def kernel_s(self) -> float:
@@ -78,18 +76,17 @@ class DeviceRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     features: tuple[str, ...] = ()  # what kernels are chosen by, such as "avx2"
 
 
-@dataclass(frozen=True)
-class Profile:
+class Profile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Models measured on one device with one set of libraries."""
 
     device: DeviceRecord
     runtime: str  # "onnxruntime" or "jax"
-    threads: int
+    threads: Annotated[int, msgspec.Meta(ge=0, le=2**20)]
     level: str  # of the runtime's graph optimisation
     versions: dict[str, str]
     date: str  # YYYY-MM-DD
     models: tuple[ProfiledModel, ...]
-    overheads: Overheads = field(default_factory=lambda: Overheads())
+    overheads: Overheads = Overheads()
     statistic: str = STATISTIC
 
     @property
@@ -98,37 +95,17 @@ class Profile:
         return self.device, self.runtime, self.threads, self.level
 
 
-class _Kernel(msgspec.Struct, array_like=True):
-    name: str
-    type: str
-    ops: list[_Count]
-    seconds: Seconds
-    spread: Annotated[float, msgspec.Meta(ge=0, le=1e30)]
+class _Model(ProfiledModel, frozen=True, eq=False):
+    graph: msgspec.Raw  # type: ignore[assignment] # pyright: ignore[reportIncompatibleVariableOverride]
 
 
-class _Model(msgspec.Struct, forbid_unknown_fields=True):
-    name: str
-    family: str
-    latency_s: MeasuredSeconds
-    runs: _Count
-    rounds: _Count
-    kernels: list[_Kernel]
-    graph: msgspec.Raw
-
-
-class _File(msgspec.Struct, forbid_unknown_fields=True):
-    """The JSON form of a profile."""
+class _File(Profile, frozen=True, kw_only=True):
+    """The JSON form of a profile, in which nothing is optional."""
 
     gdp_profile: int  # the schema version
-    device: DeviceRecord
-    runtime: str
-    threads: Annotated[int, msgspec.Meta(ge=0, le=2**20)]
-    level: str
-    versions: dict[str, str]
-    date: str
-    statistic: str
+    models: tuple[_Model, ...]  # pyright: ignore[reportIncompatibleVariableOverride]
     overheads: Overheads
-    models: list[_Model]
+    statistic: str
 
 
 def merge(profiles: Sequence[Profile]) -> Profile:
@@ -185,57 +162,37 @@ def _describe(profile: Profile) -> str:
 
 def save_profile(profile: Profile, path: str | os.PathLike[str]) -> None:
     """Write a profile as JSON, gzipped where the name ends in .gz."""
-    document = _File(
-        gdp_profile=SCHEMA,
-        device=profile.device,
-        runtime=profile.runtime,
-        threads=profile.threads,
-        level=profile.level,
-        versions=dict(sorted(profile.versions.items())),
-        date=profile.date,
-        statistic=profile.statistic,
-        overheads=profile.overheads,
-        models=[_encode_model(model) for model in profile.models],
-    )
+    document = asdict(profile) | {
+        "gdp_profile": SCHEMA,
+        "versions": dict(sorted(profile.versions.items())),
+        "models": [_encode_model(model) for model in profile.models],
+    }
     data = msgspec.json.encode(document)
     write_atomic(path, gzipped(data) if str(path).endswith(".gz") else data)
 
 
 def load_profile(path: str | os.PathLike[str]) -> Profile:
     """Read a profile; raises `ProfileError` when it is malformed."""
-    document = read_json(path, _KIND, _File)
-    if document.gdp_profile != SCHEMA:
+    document = asdict(read_json(path, _KIND, _File))
+    schema = document.pop("gdp_profile")
+    if schema != SCHEMA:
         raise ProfileError(
-            f"{path} has profile schema {document.gdp_profile}, this gdp reads {SCHEMA}; "
-            "profile again"
+            f"{path} has profile schema {schema}, this gdp reads {SCHEMA}; profile again"
         )
-    return Profile(
-        device=document.device,
-        runtime=document.runtime,
-        threads=document.threads,
-        level=document.level,
-        versions=document.versions,
-        date=document.date,
-        statistic=document.statistic,
-        overheads=document.overheads,
-        models=tuple(_decode_model(model, str(path)) for model in document.models),
-    )
+    models = tuple(_decode_model(model, str(path)) for model in document.pop("models"))
+    return Profile(**document, models=models)
 
 
-def _encode_model(model: ProfiledModel) -> _Model:
-    return _Model(
-        name=model.name,
-        family=model.family,
-        latency_s=float(f"{model.latency_s:.6g}"),
-        runs=model.runs,
-        rounds=model.rounds,
-        kernels=[
-            # Four digits are more than any measurement repeats.
-            _Kernel(k.name, k.type, list(k.ops), float(f"{k.seconds:.4g}"), round(k.spread, 3))
+def _encode_model(model: ProfiledModel) -> dict[str, Any]:
+    # Four digits are more than any measurement repeats.
+    return asdict(model) | {
+        "latency_s": float(f"{model.latency_s:.6g}"),
+        "kernels": [
+            replace(k, seconds=float(f"{k.seconds:.4g}"), spread=round(float(k.spread), 3))
             for k in model.kernels
         ],
-        graph=msgspec.Raw(encode_graph(model.graph)),
-    )
+        "graph": msgspec.Raw(encode_graph(model.graph)),
+    }
 
 
 def _decode_model(model: _Model, path: str) -> ProfiledModel:
@@ -246,14 +203,5 @@ def _decode_model(model: _Model, path: str) -> ProfiledModel:
                 f"{path}: kernel {kernel.name!r} of model {model.name!r} has an op that does not "
                 f"exist: {max(kernel.ops)} of {graph.num_ops}"
             )
-    return ProfiledModel(
-        name=model.name,
-        family=model.family,
-        graph=graph,
-        latency_s=model.latency_s,
-        kernels=tuple(
-            Kernel(k.name, k.type, tuple(k.ops), k.seconds, k.spread) for k in model.kernels
-        ),
-        runs=model.runs,
-        rounds=model.rounds,
-    )
+    fields: dict[str, Any] = {**asdict(model), "graph": graph}
+    return ProfiledModel(**fields)

@@ -5,7 +5,7 @@ depend on the graph alone, so equal graphs make equal files.
 """
 
 import os
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Hashable, Mapping
 from pathlib import Path
 from typing import Annotated
 
@@ -15,6 +15,7 @@ import numpy as np
 from gdp.base.errors import ModelError
 from gdp.base.files.reading import Kind, decode_json, read_bytes
 from gdp.base.files.writing import gzipped, write_atomic
+from gdp.graph.groups import indexed
 from gdp.graph.op_graph import Attribute, OpDetail, OpGraph, make_graph
 from gdp.graph.request import UNKNOWN_GROWTH, CacheGrowth, Request
 from gdp.graph.source import Source, source_by_ops
@@ -83,6 +84,11 @@ class _File(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):
     request: _Request | None = None
 
 
+_COUNTS = {"weight_bytes": 0, "cache_bytes": 0, "repeats": 1, "chunks": 1, "phase": 0}
+_IDS = ("weight_id", "colocate")
+"""Columns that are left out where all of them are usual: this count, or an id for each op."""
+
+
 def save_graph(graph: OpGraph, path: str | os.PathLike[str]) -> None:
     """Write a graph file; an interrupted write leaves what was there before."""
     data = encode_graph(graph)
@@ -116,11 +122,15 @@ def decode_graph(data: bytes, path: str) -> OpGraph:
 
 
 def _to_file(graph: OpGraph) -> _File:
-    types, type_index = _table(graph.op_types)
-    scopes, scope_index = _table(graph.scope)
-    details, detail_index = _table([_key(detail) for detail in graph.detail])
+    types, type_index = indexed(graph.op_types)
+    scopes, scope_index = indexed(graph.scope)
+    details, detail_index = indexed([_key(detail) for detail in graph.detail])
     first_of = {index: op for op, index in reversed(list(enumerate(detail_index)))}
-    own = np.arange(graph.num_ops)
+    columns = {
+        key: getattr(graph, key).tolist()
+        for key, usual in {**_COUNTS, **dict.fromkeys(_IDS, np.arange(graph.num_ops))}.items()
+        if (getattr(graph, key) != usual).any()
+    }
     plain = tuple(f"t{t}" for t in range(graph.num_tensors))
     told = source_by_ops(graph.op_types, (detail.attributes for detail in graph.detail))
     plain_details = details == [_key(OpDetail())]
@@ -136,9 +146,6 @@ def _to_file(graph: OpGraph) -> _File:
         use_op=graph.use_op.tolist(),
         flop=_amounts(graph.flop),
         memory_traffic_bytes=_amounts(graph.memory_traffic_bytes),
-        weight_bytes=graph.weight_bytes.tolist() if graph.weight_bytes.any() else [],
-        weight_id=[] if (graph.weight_id == own).all() else graph.weight_id.tolist(),
-        colocate=[] if (graph.colocate == own).all() else graph.colocate.tolist(),
         backward=np.flatnonzero(graph.is_backward).tolist(),
         scopes=[] if scopes == [""] else scopes,
         scope=[] if scopes == [""] else scope_index,
@@ -147,14 +154,11 @@ def _to_file(graph: OpGraph) -> _File:
         else [_detail(graph.detail[first_of[i]]) for i in range(len(details))],
         detail=[] if plain_details else detail_index,
         tensors=[] if graph.tensor_names == plain else list(graph.tensor_names),
-        cache_bytes=graph.cache_bytes.tolist() if graph.cache_bytes.any() else [],
-        repeats=graph.repeats.tolist() if (graph.repeats != 1).any() else [],
-        chunks=graph.chunks.tolist() if (graph.chunks != 1).any() else [],
-        phase=graph.phase.tolist() if graph.phase.any() else [],
         source=None if graph.source == told else graph.source,
         request=None
         if graph.request is None
         else _Request(*graph.request, list(graph.growth.tokens), graph.growth.longest),
+        **columns,
     )
 
 
@@ -181,21 +185,13 @@ def _from_file(document: _File) -> OpGraph:
         [document.types[i] for i in document.type],
         list(zip(document.producer, document.tensor_bytes, strict=True)),
         list(zip(document.use_tensor, document.use_op, strict=True)),
-        flop=np.array(document.flop, dtype=float) if document.flop else None,
-        memory_traffic_bytes=np.array(document.memory_traffic_bytes, dtype=float)
-        if document.memory_traffic_bytes
-        else None,
-        weight_bytes=document.weight_bytes or None,
-        weight_id=document.weight_id or None,
-        colocate=document.colocate or None,
+        flop=document.flop or None,
+        memory_traffic_bytes=document.memory_traffic_bytes or None,
         is_backward=backward,
         scope=[document.scopes[i] for i in document.scope] or None,
         detail=[details[i] for i in document.detail] or None,
         tensor_names=document.tensors or [f"t{i}" for i in range(t)],
-        cache_bytes=document.cache_bytes or None,
-        repeats=document.repeats or None,
-        chunks=document.chunks or None,
-        phase=document.phase or None,
+        **{key: getattr(document, key) or None for key in (*_COUNTS, *_IDS)},
         source=document.source,
         request=asked and Request(*(getattr(asked, name) for name in Request._fields)),
         growth=CacheGrowth(tuple(asked.cache_tokens), asked.longest_context)
@@ -207,14 +203,9 @@ def _from_file(document: _File) -> OpGraph:
 def _misfits(document: _File) -> str:
     """The first thing that does not fit together, or an empty string."""
     n, t = len(document.ops), len(document.tensor_bytes)
-    lengths = {
-        "type": n, "producer": t, "use_op": len(document.use_tensor),
-    }  # fmt: skip
-    optional = {
-        "flop": n, "memory_traffic_bytes": n, "weight_bytes": n, "weight_id": n, "colocate": n,
-        "scope": n, "detail": n, "tensors": t, "cache_bytes": n, "repeats": n,
-        "chunks": n, "phase": n,
-    }  # fmt: skip
+    lengths = {"type": n, "producer": t, "use_op": len(document.use_tensor)}
+    names = ("flop", "memory_traffic_bytes", "scope", "detail", *_COUNTS, *_IDS)
+    optional = {**dict.fromkeys(names, n), "tensors": t}
     lengths.update({key: wanted for key, wanted in optional.items() if getattr(document, key)})
     for key, wanted in lengths.items():
         if len(getattr(document, key)) != wanted:
@@ -229,13 +220,6 @@ def _misfits(document: _File) -> str:
         if largest >= size:
             return f"{key!r} holds index {largest}, the largest that exists is {size - 1}"
     return ""
-
-
-def _table(values: Sequence[Hashable]) -> tuple[list, list[int]]:
-    """The distinct values in order of first appearance, and the index of each value."""
-    index: dict[Hashable, int] = {}
-    indices = [index.setdefault(value, len(index)) for value in values]
-    return list(index), indices
 
 
 def _key(detail: OpDetail) -> Hashable:

@@ -3,8 +3,13 @@
 Axes: N ops or nodes, G groups, whose ids are 0..G-1; P edges, which are read in both directions.
 """
 
+from collections.abc import Hashable, Iterable
+from typing import TypeVar
+
 import numpy as np
 from jaxtyping import Bool, Float, Int, Shaped
+
+T = TypeVar("T", bound=Hashable)
 
 
 def inverse(order: Int[np.ndarray, "N"]) -> Int[np.ndarray, "N"]:
@@ -50,6 +55,17 @@ def alike(*columns: Shaped[np.ndarray, "N"]) -> tuple[Int[np.ndarray, "K"], Int[
     number = np.empty(len(order), dtype=np.int64)
     number[order] = inverse(by_place)[np.cumsum(new) - 1]
     return first[by_place], number
+
+
+def indexed(values: Iterable[T]) -> tuple[list[T], list[int]]:
+    """(distinct values in order of first appearance, index of each value among them).
+
+    >>> indexed("aba")
+    (['a', 'b'], [0, 1, 0])
+    """
+    index: dict[T, int] = {}
+    indices = [index.setdefault(value, len(index)) for value in values]
+    return list(index), indices
 
 
 def starts(sizes: Int[np.ndarray, "K"]) -> Int[np.ndarray, "S"]:

@@ -8,13 +8,13 @@ import functools
 import hashlib
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 from jaxtyping import Bool, Float, Int, Shaped
 
 from gdp.base.errors import ModelError
-from gdp.graph.groups import distinct, inverse
+from gdp.graph.groups import distinct, indexed, inverse
 from gdp.graph.request import PHASES, UNKNOWN_GROWTH, CacheGrowth, Request
 from gdp.graph.source import Source, source_by_ops
 from gdp.ops.table import kernel_of
@@ -212,10 +212,8 @@ class OpGraph:
         """(type and detail of ops that differ in either, its index for each op): layers of a model
         are identical."""
         detail = {id(each): each for each in self.detail}
-        pairs = list(zip(self.op_types, map(id, self.detail), strict=True))
-        index = {pair: i for i, pair in enumerate(dict.fromkeys(pairs))}
-        which = np.array(list(map(index.__getitem__, pairs)), dtype=np.int64)
-        return [(op_type, detail[i]) for op_type, i in index], which
+        pairs, which = indexed(zip(self.op_types, map(id, self.detail), strict=True))
+        return [(op_type, detail[i]) for op_type, i in pairs], np.array(which, dtype=np.int64)
 
     def has_type(self, types: Collection[str]) -> Bool[np.ndarray, "N"]:
         """True for ops of one of these types."""
@@ -387,7 +385,6 @@ def make_graph(
     n, t = len(op_names), len(tensors)
     producer, size_bytes = np.array(tensors, dtype=np.int64).reshape(-1, 2).T
     pairs = np.array(uses, dtype=np.int64).reshape(-1, 2)
-    _check_ids(name, n, t, producer, pairs)
     order, by_producer, producer, use_tensor, use_op = _in_order(name, op_names, producer, pairs)
     zeros, own = np.zeros(n), np.arange(n)
     if source is None:
@@ -432,42 +429,29 @@ def picked(values: Sequence[T], order: Int[np.ndarray, "M"]) -> tuple[T, ...]:
     return tuple(map(values.__getitem__, order.tolist()))
 
 
-class _InOrder(NamedTuple):
-    """A graph whose ops are sorted topologically, and its tensors by their producers, so that an
-    op's tensors are contiguous."""
-
-    op: Int[np.ndarray, "N"]  # as given
-    tensor: Int[np.ndarray, "T"]  # as given
-    producer: Int[np.ndarray, "T"]
-    use_tensor: Int[np.ndarray, "E"]
-    use_op: Int[np.ndarray, "E"]  # ascending
-
-
 def _in_order(
     name: str, op_names: Sequence[str], producer: Int[np.ndarray, "T"],
     pairs: Int[np.ndarray, "U 2"],
-) -> _InOrder:  # fmt: skip
-    """Ops, tensors and uses in their order, each use once."""
+) -> tuple[np.ndarray, ...]:  # fmt: skip
+    """Order of the ops (topological) and of the tensors (by producer, so that an op's tensors are
+    contiguous), as given; producers [T], tensors [E] and ops [E, ascending] of each use, once."""
     n, t = len(op_names), len(producer)
+    if t and (producer.min() < 0 or producer.max() >= n):
+        raise ModelError(f"graph {name!r}: a tensor's producer lies outside 0..{n - 1}")
+    if len(pairs) and (pairs.min() < 0 or pairs[:, 0].max() >= t or pairs[:, 1].max() >= n):
+        raise ModelError(f"graph {name!r}: a use names a tensor or op that does not exist")
     key = distinct(pairs[:, 0] * n + pairs[:, 1])
     pairs = np.stack([key // max(n, 1), key % max(n, 1)], axis=1)
-    order = _op_order(name, op_names, producer[pairs[:, 0]], pairs[:, 1])
+    order = topological_order(n, producer[pairs[:, 0]], pairs[:, 1])
+    if len(order) < n:
+        stuck = op_names[int(np.setdiff1d(np.arange(n), order)[0])]
+        raise ModelError(f"graph {name!r} has a cycle through or before op {stuck!r}")
     position = inverse(order)
     made_by = position[producer] if t else producer
     by_producer = np.lexsort((np.arange(t), made_by))
     use_op, use_tensor = position[pairs[:, 1]], inverse(by_producer)[pairs[:, 0]]
     by_op = np.lexsort((use_tensor, use_op))
-    return _InOrder(order, by_producer, made_by[by_producer], use_tensor[by_op], use_op[by_op])
-
-
-def _op_order(
-    name: str, op_names: Sequence[str], src: Int[np.ndarray, "E"], dst: Int[np.ndarray, "E"]
-) -> Int[np.ndarray, "N"]:
-    order = topological_order(len(op_names), src, dst)
-    if len(order) < len(op_names):
-        stuck = op_names[int(np.setdiff1d(np.arange(len(op_names)), order)[0])]
-        raise ModelError(f"graph {name!r} has a cycle through or before op {stuck!r}")
-    return order
+    return order, by_producer, made_by[by_producer], use_tensor[by_op], use_op[by_op]
 
 
 def topological_order(
@@ -498,13 +482,6 @@ def topological_order(
             if missing[reader] == 0:
                 heapq.heappush(ready, reader)
     return np.array(order, dtype=np.int64)
-
-
-def _check_ids(name: str, n: int, t: int, producer: np.ndarray, pairs: np.ndarray) -> None:
-    if t and (producer.min() < 0 or producer.max() >= n):
-        raise ModelError(f"graph {name!r}: a tensor's producer lies outside 0..{n - 1}")
-    if len(pairs) and (pairs.min() < 0 or pairs[:, 0].max() >= t or pairs[:, 1].max() >= n):
-        raise ModelError(f"graph {name!r}: a use names a tensor or op that does not exist")
 
 
 def _violations(graph: OpGraph) -> list[str]:

@@ -122,31 +122,25 @@ def memory_binds(problem: Problem) -> bool:
     return bool(flat.pipeline_memory_binds if pipeline else flat.memory_binds)
 
 
-def _latency_score(problem: Problem, device: Int[np.ndarray, "N"], rank: Rank) -> Score:
-    schedule = simulate(problem, device, rank)
-    period_s, _ = periods(problem, device[None])
-    overflow = overflow_bytes(problem.cluster, schedule.peak_bytes)
-    latency_s = schedule.latency_s
-    return Score(latency_s, float(period_s[0]), overflow, schedule.peak_bytes, latency_s)
-
-
-def _period_score(problem: Problem, device: Int[np.ndarray, "N"], rank: Rank) -> Score:
-    latency_s = simulate(problem, device, rank).latency_s
+def _score(problem: Problem, device: Int[np.ndarray, "N"], rank: Rank) -> Score:
+    """The score of a run, or of a full pipeline."""
+    schedule, pipelined = simulate(problem, device, rank), objective_of(problem).pipelined
     period_s = float(periods(problem, device[None])[0][0])
-    peak_bytes = pipeline_peaks(problem, device)
+    peak_bytes = pipeline_peaks(problem, device) if pipelined else schedule.peak_bytes
     overflow = overflow_bytes(problem.cluster, peak_bytes)
-    return Score(latency_s, period_s, overflow, peak_bytes, period_s)
+    value_s = period_s if pipelined else schedule.latency_s
+    return Score(schedule.latency_s, period_s, overflow, peak_bytes, value_s)
 
 
 OBJECTIVES: dict[str, Objective] = {
     "latency": Objective(
-        values=latencies, score=_latency_score, quantity="latency", ordered=True,
+        values=latencies, score=_score, quantity="latency", ordered=True,
         bounds="gdp.bounds.best:bounds_of_latency",
         annealer="gdp.methods.annealing.annealer:LatencyAnnealer",
         programs={"exact": "gdp.methods.exact.method:LEAST_LATENCY"},
     ),
     "throughput": Objective(
-        values=periods, score=_period_score, quantity="period", pipelined=True, memory="pipeline",
+        values=periods, score=_score, quantity="period", pipelined=True, memory="pipeline",
         bounds="gdp.bounds.best:load_bounds",
         annealer="gdp.methods.annealing.annealer:PeriodAnnealer",
         programs={"exact": "gdp.methods.exact.method:LEAST_PERIOD"},

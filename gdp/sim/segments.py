@@ -14,7 +14,7 @@ from jaxtyping import Bool, Float, Int
 
 from gdp.base.kernels.twin import PLAIN_OPS, compiled
 from gdp.cluster.types import Cluster
-from gdp.graph.groups import all_per_group, distinct, lists, sum_per_group
+from gdp.graph.groups import all_per_group, distinct, indexed, lists, sum_per_group
 from gdp.graph.op_graph import INPUT, OUTPUT, OpGraph, make_graph, topological_order
 from gdp.problem.arrays import arrays_of
 from gdp.problem.problem import Problem
@@ -136,11 +136,8 @@ def _finest(graph: OpGraph, device: Int[np.ndarray, "N"]) -> Int[np.ndarray, "N"
     for op in range(graph.num_ops - 1, -1, -1):
         for reader in readers[op]:
             after[op] |= after[reader] | 1 << reader
-    ids: dict[tuple[int, int, int], int] = {}
-    label = [
-        ids.setdefault((d, before[op] & elsewhere[d], after[op] & elsewhere[d]), len(ids))
-        for op, d in enumerate(where)
-    ]
+    waits = [(d, before[op] & elsewhere[d], after[op] & elsewhere[d]) for op, d in enumerate(where)]
+    label = indexed(waits)[1]
     return _with_io(graph, np.array(label, dtype=np.int64))
 
 
@@ -196,8 +193,8 @@ def _contract(
         graph.name,
         [graph.op_names[op] if io[s] else f"segment {s}" for s, op in enumerate(first)],
         [graph.op_types[op] if io[s] else "Segment" for s, op in enumerate(first)],
-        _pairs(segment[graph.producer[kept]], graph.held_bytes[kept]),
-        _pairs(number[graph.use_tensor[crosses]], segment[dst[crosses]]),
+        np.column_stack([segment[graph.producer[kept]], graph.held_bytes[kept]]),
+        np.column_stack([number[graph.use_tensor[crosses]], segment[dst[crosses]]]),
         flop=np.bincount(segment, graph.flop, count),
         memory_traffic_bytes=np.bincount(segment, graph.memory_traffic_bytes, count),
         weight_bytes=np.bincount(segment[held], graph.weight_bytes[held], count),
@@ -218,10 +215,6 @@ def _contract(
         sent_s,
         unit=problem.unit,
     )
-
-
-def _pairs(first: Int[np.ndarray, "M"], second: Int[np.ndarray, "M"]) -> list[tuple[int, int]]:
-    return list(zip(first.tolist(), second.tolist(), strict=True))
 
 
 def _latency_s(

@@ -22,9 +22,11 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import click
+import msgspec
 import numpy as np
 from jaxtyping import Float
 
+from gdp.base import checkpoint
 from gdp.cluster.links import NVLINK_LATENCY_S, PCIE_BYTES_PER_S, PCIE_LATENCY_S
 from gdp.costs.measured.collectives import (
     LIBRARY,
@@ -33,7 +35,6 @@ from gdp.costs.measured.collectives import (
     Curve,
     MeasuredLink,
     Typical,
-    save_collectives,
 )
 from pretrain.costs.tables import SYSTEMS, package
 
@@ -277,6 +278,14 @@ def _echoed(label: str, parts: list[list[np.ndarray]]) -> tuple[float, float]:
     return round(float(columns[0].mean()), 4), round(float(columns[0].max()), 4)
 
 
+def save(folder: Path, meta: CollectivesMeta, curves: np.ndarray, recipe: str) -> str:
+    """Write curves [K, 4], in the order of `meta.curves`, as a checkpoint; its SHA-256 (hex)."""
+    return checkpoint.save(
+        folder, {"curves": curves}, recipe=recipe, meta=msgspec.to_builtins(meta),
+        kind="curves of collectives", force=True,
+    )  # fmt: skip
+
+
 @click.command(help=__doc__)
 @click.option("-o", "output", type=click.Path(path_type=Path), help="Folder of the curves.")
 def main(output: Path | None) -> None:
@@ -293,7 +302,7 @@ def main(output: Path | None) -> None:
             'command = "python -m pretrain.costs.collectives -o checkpoints/collectives"\n'
             f'tables = "aiconfigurator-core 0.12.0"\nheld = {HELD}\n'
         )
-        save_collectives(output, meta, np.array(list(curves.values())), recipe)
+        save(output, meta, np.array(list(curves.values())), recipe)
 
 
 if __name__ == "__main__":

@@ -3,17 +3,31 @@
 from datetime import date
 from pathlib import Path
 
+import msgspec
 import numpy as np
 
+from gdp.base import checkpoint
 from gdp.costs.measured.kernels import ARITHMETIC
 from gdp.costs.measured.network import KernelNetwork
-from gdp.costs.measured.shipped import MeasuredDevice, NetworkMeta, save_network
+from gdp.costs.measured.shipped import MeasuredDevice, NetworkMeta
 from pretrain.costs.tables import Rows
 
 SOURCE = (
     "kernels of AIConfigurator 0.12 (NVIDIA, Apache-2.0; vLLM 0.24, SGLang 0.5.14, TensorRT-LLM "
     "1.3, and 0.14, 0.5.10, 1.0 on A100), NeuSight (MIT; PyTorch, float32) and LLMServingSim (MIT)"
 )
+
+
+def save_network(path: Path, network: KernelNetwork, meta: NetworkMeta, recipe: str) -> str:
+    """Write a network as a checkpoint; its SHA-256 (hex)."""
+    tree = {"weights": dict(network.weights), "vectors": dict(network.vectors)}
+    shapes = {
+        f"{part}/{name}": array.shape for part, own in tree.items() for name, array in own.items()
+    }
+    document = msgspec.to_builtins(msgspec.structs.replace(meta, shapes=shapes))
+    return checkpoint.save(
+        path, tree, recipe=recipe, meta=document, kind="kernel network", force=True
+    )
 
 
 def ship(

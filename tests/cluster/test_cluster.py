@@ -9,7 +9,7 @@ import pytest
 from gdp.base.errors import ClusterError
 from gdp.base.units import parse_bytes
 from gdp.cluster.detect import (
-    Bandwidth,
+    Rates,
     local_cluster,
     measure_bandwidth,
     read_topology,
@@ -292,7 +292,7 @@ def test_every_preset_of_a_gpu_answers_to_its_product() -> None:
 
 
 def test_cores_share_the_bandwidth_that_was_measured() -> None:
-    measured = Bandwidth(one_core=12e9, all_cores=30e9, cores=4)
+    measured = Rates(one_core=12e9, all_cores=30e9, cores=4)
     cores = with_bandwidth(cluster_preset("4xcpu-core"), measured)
     assert {d.bytes_per_s for d in cores.devices} == {7.5e9}
     few = with_bandwidth(cluster_preset("2xcpu-core"), measured)

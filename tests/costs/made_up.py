@@ -47,7 +47,7 @@ def profiled(name: str, family: str, layers: list[tuple[int, int, int]], noise: 
     kernels = []
     for op in range(0, graph.num_ops, 2):
         seconds = law_s(graph, op) * float(np.exp(noise * rng.standard_normal()))
-        kernels.append(Kernel(graph.op_names[op], "FusedMatMul", (op, op + 1), seconds))
+        kernels.append(Kernel(graph.op_names[op], "FusedMatMul", (op, op + 1), seconds, 0.0))
     total = sum(k.seconds for k in kernels)
     return ProfiledModel(name, family, graph, total, tuple(kernels), 10, 3)
 

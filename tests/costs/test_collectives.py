@@ -23,7 +23,6 @@ from gdp.costs.measured.collectives import (
     Typical,
     collective_s,
     load_collectives,
-    measured_link,
     shipped_collectives,
     with_measured_sends,
 )
@@ -188,14 +187,14 @@ def test_links_are_recognised_by_what_gdp_knows_of_them() -> None:
     }  # fmt: skip
     for spec, link in known.items():
         cluster = cluster_preset(spec)
-        assert measured_link(cluster, range(cluster.num_devices)) == link, spec
+        assert shipped_collectives().link_of(cluster, range(cluster.num_devices)) == link, spec
 
 
 def test_numbers_that_somebody_gave_are_used_as_they_are() -> None:
     devices = [device_preset("l40s", name) for name in "ab"]
     own = make_cluster("own", devices, [Link("a", "b", 12e9, 1e-5)])
     assert link_family(own, 0, 1) == ""
-    assert measured_link(own, [0, 1]) is None
+    assert shipped_collectives().link_of(own, [0, 1]) is None
     assert float(collective_s(own, [0, 1], "send", 12e9)) == pytest.approx(1 + 1e-5)
     preset = cluster_preset("2xl40s-pcie4")
     assert [link_family(preset, 0, i) for i in (0, 1)] == ["", "pcie"]

@@ -1,11 +1,11 @@
 """Profiles: what is written comes back, and merging keeps what was least disturbed."""
 
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 from made_up import profile, profiled
+from msgspec.structs import replace
 
 from gdp.costs.profile import (
     DeviceRecord,

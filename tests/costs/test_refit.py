@@ -1,8 +1,8 @@
 """The shipped costs, fitted to a processor of another speed from the kernels of a few models."""
 
-from dataclasses import replace
 from pathlib import Path
 
+import msgspec
 import numpy as np
 import pytest
 from click.testing import CliRunner
@@ -35,7 +35,7 @@ def profile(factor: float, count: int = 3, **changed) -> Profile:
         group = np.repeat(np.arange(len(layers)), 2)
         seconds = factor * KNOWN.networks.seconds(kernel_features(graph, group))
         kernels = tuple(
-            Kernel(f"k{g}", "FusedMatMul", (2 * g, 2 * g + 1), float(s))
+            Kernel(f"k{g}", "FusedMatMul", (2 * g, 2 * g + 1), float(s), 0.0)
             for g, s in enumerate(seconds)
         )
         total = float(seconds.sum())
@@ -44,7 +44,7 @@ def profile(factor: float, count: int = 3, **changed) -> Profile:
     made = Profile(
         device, "onnxruntime", 1, "all", {"onnxruntime": "9"}, "2030-01-01", tuple(models)
     )
-    return replace(made, **changed)
+    return msgspec.structs.replace(made, **changed)
 
 
 @pytest.mark.parametrize("factor", [0.5, 1.7])

@@ -54,7 +54,7 @@ def test_measurements_move_a_transfer_from_the_datasheet_to_what_they_say() -> N
 def test_what_the_profiler_adds_is_taken_off_every_kernel() -> None:
     """Kernels of 4 and 6 ms in a run of 8 ms without the profiler: 1 ms less each, 3 and 5 ms."""
     graph = chain([1.0, 1.0], [8, 8])
-    kernels = (Kernel("k0", "Op", (0,), 4e-3), Kernel("k1", "Op", (1,), 6e-3))
+    kernels = (Kernel("k0", "Op", (0,), 4e-3, 0.0), Kernel("k1", "Op", (1,), 6e-3, 0.0))
     model = ProfiledModel("m", "f", graph, 8e-3, kernels, runs=1, rounds=1)
     _, seconds = model_rows(model)
     np.testing.assert_allclose(np.sort(seconds), [3e-3, 5e-3])

@@ -10,7 +10,7 @@ import gdp
 from gdp.base.errors import ClusterError
 from gdp.cluster.detect import (
     AVX512_UNITS,
-    Arithmetic,
+    Rates,
     local_cluster,
     measure_arithmetic,
     with_arithmetic,
@@ -116,7 +116,7 @@ def test_arithmetic_is_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
 
 
 def test_cores_share_the_arithmetic_that_was_measured() -> None:
-    measured = Arithmetic(one_core=90e9, all_cores=300e9, cores=4)
+    measured = Rates(one_core=90e9, all_cores=300e9, cores=4)
     cores = with_arithmetic(cluster_preset("4xcpu-core"), measured)
     assert {d.speed("float32") for d in cores.devices} == {75e9}
     mixed = with_arithmetic(cluster_preset("cpu+t4"), measured)

@@ -3,6 +3,7 @@
 from dataclasses import replace
 from pathlib import Path
 
+import msgspec
 import numpy as np
 import pytest
 
@@ -81,6 +82,6 @@ def test_recharged_costs_keep_their_fit(tmp_path: Path) -> None:
 def test_overheads_of_another_kind_or_none_are_refused() -> None:
     with pytest.raises(ProfileError, match="holds no overheads"):
         recharge(shipped()[0], profile(Overheads()))
-    other = replace(profile(Overheads(session_s=1e-6)), runtime="jax")
+    other = msgspec.structs.replace(profile(Overheads(session_s=1e-6)), runtime="jax")
     with pytest.raises(ProfileError, match="cpu-core with jax cannot be charged to costs of"):
         recharge(shipped()[0], other)

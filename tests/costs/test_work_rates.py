@@ -1,12 +1,12 @@
 """Rates of what XLA compiles: fitted back from made-up times, and used for graphs of JAX alone."""
 
 import itertools
-from dataclasses import replace
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from msgspec.structs import replace
 
 from gdp.cluster.presets import device_preset
 from gdp.cluster.types import Cluster, Device, make_cluster
@@ -50,7 +50,7 @@ def models() -> list[ProfiledModel]:
     for family, model in itertools.islice(small_models(), 0, None, 3):
         graph = model.trace().graph
         seconds = CALL_S + float(work(graph).sum(axis=0) @ rates)
-        kernel = Kernel("", "jit", (), seconds)
+        kernel = Kernel("", "jit", (), seconds, 0.0)
         made.append(ProfiledModel(model.name, family, graph, seconds, (kernel,), 1, 1))
     return made
 

@@ -67,7 +67,7 @@ DECISIONS = {
     "costs.profile.DeviceRecord": {"features": TEXT, "kind": TEXT, "model": TEXT},
     "costs.profile._File": dict.fromkeys(
         ("date", "level", "runtime", "statistic", "versions"), TEXT),
-    "costs.profile._Kernel": {"name": TEXT, "type": TEXT},
+    "costs.profile.Kernel": {"name": TEXT, "type": TEXT},
     "costs.profile._Model": {"family": TEXT, "graph": TEXT, "name": TEXT},
     "base.files.writing.FolderManifest": {"files": DATA, "kind": TEXT},  # below their folder
     "graph.file._Detail": {"attributes": TEXT, "dtype": TEXT},

@@ -286,12 +286,6 @@ def collective_s(
     return flat.reshape(size.shape)
 
 
-def measured_link(cluster: Cluster, devices: Sequence[int]) -> str | None:
-    """Kind of link whose measured curves the devices' collectives take; None where they are rings
-    of the cluster's own numbers."""
-    return shipped_collectives().link_of(cluster, list(devices))
-
-
 def with_measured_sends(cluster: Cluster) -> Cluster:
     """The cluster whose links between accelerators send as fast as was measured.
 
@@ -310,19 +304,6 @@ def with_measured_sends(cluster: Cluster) -> Cluster:
     if all(share == 1.0 for share in shares.values()):
         return cluster
     return replace(cluster, link_bytes_per_s=speed)
-
-
-def save_collectives(
-    path: str | os.PathLike[str],
-    meta: CollectivesMeta,
-    curves: Float[np.ndarray, "K 4"],
-    recipe: str,
-) -> str:
-    """Write curves, in the order of `meta.curves`, as a checkpoint; its SHA-256 (hex)."""
-    return checkpoint.save(
-        path, {"curves": curves}, recipe=recipe, meta=msgspec.to_builtins(meta),
-        kind="curves of collectives", force=True,
-    )  # fmt: skip
 
 
 def load_collectives(path: str | os.PathLike[str]) -> Collectives:

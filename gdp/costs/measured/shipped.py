@@ -34,20 +34,6 @@ class NetworkMeta(msgspec.Struct, frozen=True):
     date: str
 
 
-def save_network(
-    path: str | os.PathLike[str], network: KernelNetwork, meta: NetworkMeta, recipe: str
-) -> str:
-    """Write a network as a checkpoint; its SHA-256 (hex)."""
-    tree = {"weights": dict(network.weights), "vectors": dict(network.vectors)}
-    shapes = {
-        f"{part}/{name}": array.shape for part, own in tree.items() for name, array in own.items()
-    }
-    document = msgspec.to_builtins(msgspec.structs.replace(meta, shapes=shapes))
-    return checkpoint.save(
-        path, tree, recipe=recipe, meta=document, kind="kernel network", force=True
-    )
-
-
 def load_network(path: str | os.PathLike[str]) -> tuple[KernelNetwork, NetworkMeta]:
     """A network and what is known of it; raises `CheckpointError`."""
     kind = Kind("meta.json of a kernel network", checkpoint.CheckpointError)

@@ -24,7 +24,6 @@ from gdp.bounds.loads import (
     NO_POINTS,
     build_loads,
     build_work,
-    least_program_size,
     load_program_size,
     machine_seconds,
     more_points,
@@ -111,7 +110,7 @@ def load_bounds(
     """Bounds from the busy times of devices and channels.
 
     Work and largest ops take O(N D); the linear program is built as far as the budget is likely to
-    solve it (`_entries_kept`), and then once more with whole placements (a mixed-integer program).
+    solve it, and then once more with whole placements (a mixed-integer program).
     Where stages may be replicated, each sample has a placement of its own, and loads are means over
     the samples: linear arguments hold of their mean as well, and those that count whole ops on one
     device are left out (the largest op, and the mixed-integer program).
@@ -133,7 +132,10 @@ def load_bounds(
     unit_s = max(bound.value_s for bound in bounds)
     if problem.num_devices == 1 or unit_s <= 0.0 or unit_s >= found_s * (1.0 - _PROVEN):
         return bounds
-    most_entries = _entries_kept(problem, budget)
+    # For tensors, beside work and weights; of a part of them room is left for two more rounds.
+    most_entries = _KEPT_SHARE * budget.entries - 2 * op_s.shape[0] * problem.num_devices
+    if load_program_size(problem) <= budget.entries:
+        most_entries = np.inf
     if most_entries < 0 or budget.is_over():
         more = [] if only_memory else _work_in_memory(problem, budget, unit_s)
         return [*bounds, *more]
@@ -150,14 +152,6 @@ def load_bounds(
         solved = whole_bound(program, known_s, budget, nodes, _MIP_GAP, text, problem)
         bounds += [] if solved is None else [solved]
     return bounds
-
-
-def _entries_kept(problem: Problem, budget: WorkBudget) -> float:
-    """Entries for tensors in the program: all (inf), those that leave room for two more rounds of
-    memory, or below 0 where work and weights alone are too many."""
-    if load_program_size(problem) <= budget.entries:
-        return np.inf
-    return _KEPT_SHARE * budget.entries - least_program_size(problem)
 
 
 def _work(machines: Sequence[str], work_s: float, share: Float[np.ndarray, "M"]) -> Bound:

@@ -61,10 +61,12 @@ def latency_bounds(problem: Problem, budget: WorkBudget, found_s: float = np.inf
     bounds.append(_window(arcs, head_s, tail_s, "", problem.unit))
     if len(spans.source):
         head_s, tail_s = heads_and_tails(arcs, spans)
-        bounds += [
-            _blocks(head_s, spans),
-            _window(arcs, head_s, tail_s, " over modules", problem.unit),
-        ]
+        text = (
+            f"critical path over modules: between a fork and its join, {len(spans.source)} times, "
+            "it takes as long as the best placement of what lies between"
+        )
+        bounds.append(Bound(float(head_s[-1].min()), text))
+        bounds.append(_window(arcs, head_s, tail_s, " over modules", problem.unit))
     priced = _memory(problem, arcs, spans, head_s, budget)
     bounds += [] if priced is None else [priced]
     known_s = max(bound.value_s for bound in bounds)
@@ -124,14 +126,6 @@ def _path(problem: Problem, arcs: Arcs, head_s: Float[np.ndarray, "V D"]) -> Bou
         value_s,
         f"critical path: {problem.unit.text(free_s)} of ops on their fastest devices and {rest} "
         "for transfers or slower devices, the less of both",
-    )
-
-
-def _blocks(head_s: Float[np.ndarray, "V D"], spans: Spans) -> Bound:
-    return Bound(
-        float(head_s[-1].min()),
-        f"critical path over modules: between a fork and its join, {len(spans.source)} times, it "
-        "takes as long as the best placement of what lies between",
     )
 
 

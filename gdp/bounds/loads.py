@@ -151,11 +151,6 @@ def load_program_size(problem: Problem) -> int:
     return problem.num_groups * d + problem.graph.num_uses * _entries_per_use(d)
 
 
-def least_program_size(problem: Problem) -> int:
-    """About how many entries it has without any tensor: work and weights."""
-    return 2 * problem.num_groups * problem.num_devices
-
-
 def _entries_per_use(d: int) -> int:
     return 4 if d == 2 else 2 * d * (d + 1)
 
@@ -475,9 +470,15 @@ def _add_memory(
     a = arrays_of(problem)
     buffers = objective_of(problem).memory == "pipeline"
     weights = HeldWeights(rows, problem)
-    first_sent = _sent_columns(rows, problem, cut) if len(points.op) and buffers else 0
+    d = problem.num_devices
+    first_sent, one = 0, np.ones(len(cut.use_cut))
+    if len(points.op) and buffers:  # columns sent(t, d), tensor by tensor, and rows that raise them
+        first_sent = rows.columns(len(cut.tensor) * d)
+        for i in range(d):
+            maker, sent = cut.maker[cut.use_cut] * d + i, first_sent + cut.use_cut * d + i
+            rows.add_rows([maker, cut.use_group * d + i, sent], [one, -one, -one])
     terms: list[tuple[list[Any], list[Any]]] = []
-    for i in range(problem.num_devices):
+    for i in range(d):
         columns, values = weights.terms(i)
         if buffers:
             received = sends.y[:, sends.target == i].T
@@ -490,17 +491,6 @@ def _add_memory(
             rows.add_row([*columns, more], [*values, held / weights.memory[i]], 1.0)
         weights.add_ties(i)
     _add_pools(rows, problem, weights, terms)
-
-
-def _sent_columns(rows: RowBuilder, problem: Problem, cut: CutTensors) -> int:
-    """New columns sent(t, d), tensor by tensor, and the rows that raise them; the first of them."""
-    d = problem.num_devices
-    first = rows.columns(len(cut.tensor) * d)
-    one = np.ones(len(cut.use_cut))
-    for i in range(d):
-        maker, sent = cut.maker[cut.use_cut] * d + i, first + cut.use_cut * d + i
-        rows.add_rows([maker, cut.use_group * d + i, sent], [one, -one, -one])
-    return first
 
 
 def _held_at(

@@ -176,25 +176,19 @@ def methods(
 
     def with_policy(problem: Problem, search: Search) -> Answer:
         extra: list[tuple[str, Method]] = []
+        seconds = search.budget().seconds if search.evaluations is None else None
+        greedy_s = GREEDY_S + GREEDY_OP_S * problem.num_ops
         if trained and (checkpoint is not None or problem.num_ops >= POLICY_OPS):
             from gdp.policy.method import policy_candidate
 
             extra = [("policy", policy_candidate(checkpoint))]
-        elif trained and _decodes_quickly(problem, search):
+        elif trained and (seconds is None or greedy_s <= GREEDY_SHARE * seconds):
             extra = [("policy", trained["policy_greedy"])]
         for name, method in extra:
             compile_once(name, method, problem.objective)
         return auto(problem, search, extra=extra, planned=planned)
 
     return METHODS | for_general(trained | {"hsdag": later(HSDAG), "auto": with_policy})
-
-
-def _decodes_quickly(problem: Problem, search: Search) -> bool:
-    """True if a greedy decode takes at most `GREEDY_SHARE` of the seconds, or work is counted."""
-    seconds = search.budget().seconds
-    if search.evaluations is not None or seconds is None:
-        return True
-    return GREEDY_S + GREEDY_OP_S * problem.num_ops <= GREEDY_SHARE * seconds
 
 
 def _trained(checkpoint: str | Path | None) -> dict[str, Method]:

@@ -115,6 +115,8 @@ def _held(
     """The graph as a device holds its part of each split that it is in, and as the first members
     hold the others."""
     division = known_division(graph)
+    fields = ("flop", "weight_bytes", "cache_bytes", "memory_traffic_bytes")
+    nothing = replace(graph, **{name: np.zeros_like(getattr(graph, name)) for name in fields})
 
     def held(d: int) -> OpGraph:
         graphs, which = [graph], np.zeros(graph.num_ops, dtype=np.int64)
@@ -125,19 +127,10 @@ def _held(
             graphs.append(_member(division, shares, 0 if split.is_even else rank))
             if rank:
                 which[alone(graph) & (device == split.devices[0])] = len(graphs)
-                graphs.append(_nothing(graph))
+                graphs.append(nothing)
         return _picked(graphs, which)
 
     return held
-
-
-def _nothing(graph: OpGraph) -> OpGraph:
-    """The graph as a device has it that neither computes nor holds any of it."""
-    zero = np.zeros_like(graph.weight_bytes)
-    return replace(
-        graph, flop=np.zeros_like(graph.flop), weight_bytes=zero, cache_bytes=zero,
-        memory_traffic_bytes=np.zeros_like(graph.memory_traffic_bytes),
-    )  # fmt: skip
 
 
 @functools.lru_cache(maxsize=32)

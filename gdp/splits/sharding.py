@@ -75,7 +75,10 @@ def member_graph(division: Division, shares: Shares, rank: int) -> OpGraph:
     part = (stop - start) / count
     role = plan.role
     held = graph.weight_bytes - graph.cache_bytes
-    of_keys = (span_of(i, _keys_of(unit)) for i, unit in enumerate(division.units))
+    of_keys = (
+        span_of(i, Unit(Pieces.KEYS, u.keys, u.keys) if u.kind in _OF_HEADS else u)
+        for i, u in enumerate(division.units)
+    )
     keys = np.array([*((last - first) / all_ for first, last, all_ in of_keys), 1.0])[plan.unit]
     keys[list(division.whole_keys)] = 1.0
     cached = np.where(np.isin(role, (Role.ATTEND, Role.INNER)), keys, 1.0)
@@ -110,7 +113,7 @@ def exchanges(division: Division) -> tuple[Exchange, ...]:
 def unit_span(unit: Unit, shares: Shares, rank: int) -> tuple[int, int, int]:
     """(first piece of a member, the one behind its last, pieces in all)."""
     kind, count, keys, together = unit
-    if kind in (Pieces.HEADS, Pieces.KEYS, Pieces.BOTH):
+    if kind in _OF_HEADS:
         heads = count if kind == Pieces.HEADS else count - 2 * keys if kind == Pieces.BOTH else keys
         own = {
             Pieces.KEYS: _heads(keys, keys, shares, rank),
@@ -176,15 +179,6 @@ def _undivided(shares: Shares, what: str) -> ModelError:
     return ModelError(f"{shares.size} GPUs do not divide {what} evenly")
 
 
-def _keys_of(unit: Unit) -> Unit:
-    """The heads of keys of a unit that has heads; itself of others."""
-    return (
-        Unit(Pieces.KEYS, unit.keys, unit.keys)
-        if unit.kind in (Pieces.HEADS, Pieces.KEYS, Pieces.BOTH)
-        else unit
-    )
-
-
 def _traffic(
     graph: OpGraph, role: Int[np.ndarray, "N"], part: Float[np.ndarray, "N"],
     keys: Float[np.ndarray, "N"],
@@ -203,9 +197,7 @@ def _traffic(
     )
     kept = np.minimum(kept, whole)
     moved = kept + (whole - kept) * part
-    moved[np.isin(role, (Role.WHOLE, Role.LOOK_UP))] = whole[
-        np.isin(role, (Role.WHOLE, Role.LOOK_UP))
-    ]
+    moved = np.where(np.isin(role, (Role.WHOLE, Role.LOOK_UP)), whole, moved)
     for op in np.flatnonzero(role == Role.ATTEND).tolist():
         detail = graph.detail[op]
         item = made[op] / max(math.prod(detail.output_shapes[0]), 1)

@@ -189,34 +189,26 @@ def anneal(
 ) -> bool:
     """One round; True where it ended early, by the clock, the budget or the first fit."""
     annealer.restart()
-    before = annealer.evaluations
+    before, done, at_once = annealer.evaluations, 0, 1
     try:
-        return _anneal(annealer, steps, config, clock, evaluations)
+        while done < steps:
+            left = steps - done
+            if evaluations is not None:
+                left = min(left, evaluations - (annealer.evaluations - before))
+            if left <= 0 or clock.is_over():
+                return True
+            count = min(at_once, left)
+            began_s = time.perf_counter()
+            if annealer.run(count, steps, config):
+                return True
+            took_s = time.perf_counter() - began_s
+            done += count
+            slice_s = min(_SLICE_S, max(clock.remaining_s(), 0.0))
+            at_once = max(1, min(4 * at_once, int(count * slice_s / max(took_s, 1e-9))))
+        return False
     finally:
         # At once: how steps are cut into calls depends on time, what is counted must not.
         clock.charge((annealer.evaluations - before) * annealer.step_s)
-
-
-def _anneal(
-    annealer: Annealer, steps: int, config: AnnealConfig, clock: Clock, evaluations: int | None
-) -> bool:
-    before = annealer.evaluations
-    done, at_once = 0, 1
-    while done < steps:
-        left = steps - done
-        if evaluations is not None:
-            left = min(left, evaluations - (annealer.evaluations - before))
-        if left <= 0 or clock.is_over():
-            return True
-        count = min(at_once, left)
-        began_s = time.perf_counter()
-        if annealer.run(count, steps, config):
-            return True
-        took_s = time.perf_counter() - began_s
-        done += count
-        slice_s = min(_SLICE_S, max(clock.remaining_s(), 0.0))
-        at_once = max(1, min(4 * at_once, int(count * slice_s / max(took_s, 1e-9))))
-    return False
 
 
 def side_by_side(calls: Sequence[Callable[[Clock], None]], clock: Clock) -> None:
@@ -324,16 +316,12 @@ class PeriodAnnealer(Annealer):
         super().__init__(problem, start, seed)
         self._loads = new_loads(self.methods)
         make_loads(self.methods, self._loads, self.chain.device)
-        self._guides = np.full(2, self._guide_s())
-        self._order = np.arange(problem.num_ops)
-
-    def _guide_s(self) -> float:
-        """The guide of `anneal_period` at the start."""
         total = 0.0  # in this order, as the kernel sums: the search must not depend on rounding
         for seconds in (*self._loads.busy_s.tolist(), *self._loads.channel_s.tolist()):
             total += seconds * seconds
         value0_s = self.plan(1, AnnealConfig()).value0_s
-        return total / (value0_s * len(self._loads.busy_s))
+        self._guides = np.full(2, total / (value0_s * problem.num_devices))  # of `anneal_period`
+        self._order = np.arange(problem.num_ops)
 
     def run(self, steps: int, of: int, config: AnnealConfig) -> bool:
         """Do some of a round of `of` steps; True where the search is over before that."""

@@ -20,7 +20,7 @@ from gdp.methods.annealing.annealer import (
 from gdp.methods.base import Answer, Assignment, Search, inner_seed
 from gdp.methods.heuristics.blocks import block_assignments
 from gdp.methods.heuristics.list_schedule import heft_assignments
-from gdp.methods.heuristics.multilevel import Coarse, coarse_problem
+from gdp.methods.heuristics.multilevel import coarse_problem
 from gdp.methods.heuristics.simple import single_assignments
 from gdp.methods.priorities import upward_rank
 from gdp.methods.repair import repair
@@ -225,7 +225,10 @@ def _search(
     count = max(len(starts), side)
     given = [starts[k % len(starts)] for k in range(count)]
     chains = [make_annealer(problem, start, inner_seed(seed, k)) for k, start in enumerate(given)]
-    steps, missed = min(config.first_steps, _SWEEPS * _num_moves(problem)), 0
+    # Ways to move a group, and of two neighbouring ops to change places where priorities count.
+    moves = int((problem.group_allowed.sum(axis=1) - 1).sum())
+    moves += problem.num_ops * objective_of(problem).ordered
+    steps, missed = min(config.first_steps, _SWEEPS * max(1, moves)), 0
     for round_number in itertools.count():
         before, best_before = sum(chain.evaluations for chain in chains), best
         heat = _HEATS[missed % len(_HEATS)]
@@ -247,13 +250,6 @@ def _search(
             chains.append(make_annealer(problem, best, fresh))
         steps = int(steps * config.growth)
     raise AssertionError("rounds end with the budget")
-
-
-def _num_moves(problem: Problem) -> int:
-    """Ways to move one group to another device, and of two ops next to each other to change places
-    where priorities count; at least one."""
-    moves = int((problem.group_allowed.sum(axis=1) - 1).sum())
-    return max(1, moves + problem.num_ops * objective_of(problem).ordered)
 
 
 def _round(
@@ -298,18 +294,13 @@ def _search_coarse(
     left = budget.left()
     limit = None if left is None else int(config.coarse_share * left)
     inner = Budget(clock, replace(search, evaluations=limit, progress=None), config, 0)
-    projected = [
-        variant for start in starts for variant in coarse_starts(problem, coarse, start.assignment)
-    ]
+    projected, rank = [], upward_rank(coarse.problem)
+    for start in starts:
+        device = coarse.project(problem, start.assignment.device)
+        projected += [Assignment(device), Assignment(device, rank)]
     begun = sorted(score_all(coarse.problem, projected))[:2]
     inner.used = len(projected)
     coarse_best = _search_levels(coarse.problem, begun, search, inner, begun[0], config)
     fine = coarse.expand_all(problem, coarse_best.assignment)
     budget.used += inner.used + len(fine)
     return sorted(score_all(problem, fine))[:1]
-
-
-def coarse_starts(problem: Problem, coarse: Coarse, assignment: Assignment) -> list[Assignment]:
-    """The coarse placements nearest to a fine one, with and without priorities."""
-    device = coarse.project(problem, assignment.device)
-    return [Assignment(device), Assignment(device, upward_rank(coarse.problem))]

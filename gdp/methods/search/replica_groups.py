@@ -66,11 +66,7 @@ class ReplicaContraction:
 def contract_replicas(problem: Problem, teams: Teams) -> ReplicaContraction | None:
     """The problem with each team as one device; None where some op could go nowhere then, or all
     devices are one team, which leaves nothing to search."""
-    others = {d for team in teams for d in team[1:]}
-    team_of = {team[0]: team for team in teams}
-    groups: DeviceGroups = tuple(
-        team_of.get(d, (d,)) for d in range(problem.num_devices) if d not in others
-    )
+    groups = _groups(problem, teams)
     if len(groups) < 2:
         return None
     io, host = problem.graph.is_io, problem.cluster.host
@@ -94,6 +90,13 @@ def contract_replicas(problem: Problem, teams: Teams) -> ReplicaContraction | No
     except InfeasibleError:
         return None
     return ReplicaContraction(problem, small, teams, groups)
+
+
+def _groups(problem: Problem, teams: Teams) -> DeviceGroups:
+    """The teams and the devices that are in none, each at its first device."""
+    others = {d for team in teams for d in team[1:]}
+    team_of = {team[0]: team for team in teams}
+    return tuple(team_of.get(d, (d,)) for d in range(problem.num_devices) if d not in others)
 
 
 def search_teams(
@@ -152,9 +155,7 @@ def grow_teams(problem: Problem, start: Evaluated, clock: Clock) -> Evaluated:
     best, spent = start, 0
     while not clock.is_over():
         device, teams = best.assignment.device, best.assignment.teams
-        others = {d for team in teams for d in team[1:]}
-        team_of = {team[0]: team for team in teams}
-        groups = [team_of.get(d, (d,)) for d in range(problem.num_devices) if d not in others]
+        groups = _groups(problem, teams)
         busy_s = busy_seconds(problem, device, teams)[0]
         busiest = max(groups, key=lambda group: float(busy_s[list(group)].max()))
         joined = [_joined(problem, device, teams, busiest, g) for g in groups if g != busiest]
@@ -193,9 +194,7 @@ def _descended(problem: Problem, start: Evaluated, clock: Clock) -> Evaluated:
     """Move one group of ops at a time to another device or team, as long as the period falls:
     one device for each team is not exact where members are unlike."""
     best, spent, teams = start, 0, start.assignment.teams
-    others = {d for team in teams for d in team[1:]}
-    serving = {d: (d,) for d in range(problem.num_devices) if d not in others}
-    serving |= {team[0]: team for team in teams}
+    groups = _groups(problem, teams)
     missed, work = 0, ~problem.graph.is_io
     for g in itertools.cycle(range(problem.num_groups)):
         if missed == problem.num_groups or spent >= _LOOK or clock.is_over():
@@ -204,8 +203,8 @@ def _descended(problem: Problem, start: Evaluated, clock: Clock) -> Evaluated:
         device = best.assignment.device
         ends = [
             _judged(problem, Assignment(np.where(moved, d, device), None, teams))
-            for d, group in serving.items()
-            if moved.any() and d != device[moved][0] and problem.allowed[moved][:, group].all()
+            for d, *_ in (group for group in groups if problem.allowed[moved][:, group].all())
+            if moved.any() and d != device[moved][0]
         ]
         spent += len(ends)
         missed = missed + 1 if not ends or not min(ends) < best else 0

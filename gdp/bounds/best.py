@@ -133,7 +133,7 @@ def load_bounds(
     if problem.num_devices == 1 or unit_s <= 0.0 or unit_s >= found_s * (1.0 - _PROVEN):
         return bounds
     # For tensors, beside work and weights; of a part of them room is left for two more rounds.
-    most_entries = _KEPT_SHARE * budget.entries - 2 * op_s.shape[0] * problem.num_devices
+    most_entries = _KEPT_SHARE * budget.entries - 2 * problem.num_groups * problem.num_devices
     if load_program_size(problem) <= budget.entries:
         most_entries = np.inf
     if most_entries < 0 or budget.is_over():

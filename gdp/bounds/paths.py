@@ -265,10 +265,9 @@ def find_blocks(arcs: Arcs, head_s: Float[np.ndarray, "V D"]) -> list[SeriesPara
     blocks = []
     for v in range(count):
         for u in (gate[v], -1) if partial[v] and gate[v] >= 0 else (gate[v],):
-            bits = (above[v] & below[u] if u >= 0 else above[v]).to_bytes(
-                (count + 7) // 8, "little"
-            )
-            inner = np.flatnonzero(np.unpackbits(np.frombuffer(bits, np.uint8), bitorder="little"))
+            between = above[v] & below[u] if u >= 0 else above[v]
+            bits = np.frombuffer(between.to_bytes((count + 7) // 8, "little"), np.uint8)
+            inner = np.flatnonzero(np.unpackbits(bits, bitorder="little"))
             busy = inner[~is_idle[inner]]
             if len(busy) > 1 and (u == gate[v] or len(busy) <= _MAX_INNER):
                 blocks.append(SeriesParallelBlock(u, v, busy))

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 import numpy as np
-from jaxtyping import Bool, Int
+from jaxtyping import Int
 
 from gdp.base.clock import Clock
 from gdp.base.errors import MissingExtraError
@@ -180,7 +180,7 @@ def memory_fill(problem: Problem) -> float:
     np.add.at(touched, graph.use_op, graph.held_bytes[graph.use_tensor])
     np.add.at(touched, graph.producer, graph.held_bytes)
     held = float(a.weight_bytes.sum()) + float(touched.max(initial=0.0))
-    return held / float(_room_bytes(problem, np.ones(problem.num_devices, dtype=bool)))
+    return held / float(problem.cluster.room_bytes(np.ones(problem.num_devices, dtype=bool)))
 
 
 def quick_fill(problem: Problem) -> float:
@@ -195,13 +195,9 @@ def quick_fill(problem: Problem) -> float:
     slowest_s = work_s.max(axis=1, initial=0.0)[:, None]
     whole_s = np.where(runs, work_s, 2.0 * _QUICK * slowest_s).sum(axis=0)
     quick = runs.any(axis=0) & (whole_s <= _QUICK * whole_s.min(initial=np.inf))
-    everything = np.ones(problem.num_devices, dtype=bool)
-    room = _room_bytes(problem, everything) / max(1.0, _room_bytes(problem, quick))
-    return memory_fill(problem) * float(room)
-
-
-def _room_bytes(problem: Problem, devices: Bool[np.ndarray, "D"]) -> float:
-    return float(problem.cluster.room_bytes(devices))
+    room_bytes = problem.cluster.room_bytes
+    room = float(room_bytes(np.ones_like(quick))) / max(1.0, float(room_bytes(quick)))
+    return memory_fill(problem) * room
 
 
 def _latency_pays(problem: Problem) -> bool:
@@ -283,11 +279,9 @@ def _search_early(
     ends far ahead of them in the same work.
     """
     trade = TRADES[annealer_of(problem).simulates]
-    if search.evaluations is None or not clock.is_counted:
+    if search.evaluations is None or not clock.is_counted or problem.num_ops >= _TRADED_OPS:
         return
     if search.evaluations >= trade.more or memory_binds(problem):
-        return
-    if problem.num_ops >= _TRADED_OPS:
         return
     few = replace(search, seed=inner_seed(search.seed, 1), evaluations=trade.short, progress=None)
     early = improve(problem, [replace(start, evaluations=0)], few, clock, raises=True)
@@ -427,8 +421,7 @@ def _improved(problem: Problem, search: Search, clock: Clock, pool: Pool) -> Ans
     starts = [replace(start, evaluations=0) for start in starts]
     best = improve(problem, starts, search, clock)
     judged = score_of(problem, best.assignment)
-    took_s = time.perf_counter() - began_s
-    pool.tried.append(_candidate("local_search", judged, took_s))
+    pool.tried.append(_candidate("local_search", judged, time.perf_counter() - began_s))
     answer = as_answer(problem, best, "auto")
     return replace(answer, evaluations=answer.evaluations + pool.spent)
 

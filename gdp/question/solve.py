@@ -307,24 +307,42 @@ def _result(
     """The result of an answer that fits, without its seconds."""
     made_by = f"gdp {question.method} seed={question.search.seed}"
     placement = expanded(question.graph, problem, assignment, made_by)
+    result = _judged(
+        question, replace(placement, simplicity_cost=answer.simplicity_cost), placed, bound,
+        question.method, problem.origin.costs,
+    )  # fmt: skip
+    return replace(
+        result,
+        proven_optimal=(answer.proven_optimal and not problem.origin.is_relaxed)
+        or result.proven_optimal,
+        candidates=answer.candidates,
+        evaluations=answer.evaluations,
+        seed=question.search.seed,
+        notes=(*map(MethodNote, answer.messages), *_nearly_full(question.cluster, placed)),
+    )
+
+
+def _judged(
+    question: Question, placement: Placement, placed: Score, bound: tuple[float, str],
+    method: str, costs: str,
+) -> Result:  # fmt: skip
+    """The result of a placement with its score and bound alone."""
     (bound_s, bound_by), value_s = bound, placed.value_s
     return Result(
         question=question,
-        placement=replace(placement, simplicity_cost=answer.simplicity_cost),
+        placement=placement,
         score=placed,
         objective=question.objective,
-        method=question.method,
+        method=method,
         # Bound and value are sums in different orders; rounding must not put one past the other.
         bound_s=min(bound_s, value_s),
         bound_by=bound_by,
-        proven_optimal=(answer.proven_optimal and not problem.origin.is_relaxed)
-        or bound_s >= value_s * (1 - 1e-9),
-        candidates=answer.candidates,
-        evaluations=answer.evaluations,
+        proven_optimal=bound_s >= value_s * (1 - 1e-9),
+        candidates=(),
+        evaluations=1,
         seconds=0.0,
-        seed=question.search.seed,
-        costs=problem.origin.costs,
-        notes=(*map(MethodNote, answer.messages), *_nearly_full(question.cluster, placed)),
+        seed=0,
+        costs=costs,
         counts=counts_of(question, placement),
     )
 
@@ -380,27 +398,14 @@ def evaluate(
         bound = 0.0, ""  # bounds are those of whole ops
     if bound is None:
         bound = _bound_of_any(question, value_s)
-    bound_s, bound_by = bound
-    return Result(
-        question=question,
-        placement=placement,
-        score=scored,
-        objective=question.objective,
-        method=placement.made_by or "given",
-        bound_s=min(bound_s, value_s),
-        bound_by=bound_by,
+    costs = prediction.problem.origin.costs
+    result = _judged(question, placement, scored, bound, placement.made_by or "given", costs)
+    shared = [note] if (note := shared_overflow(cluster, scored.peak_bytes)) else []
+    return replace(
+        result,
         bound_over=DIVIDED_OPS if divides else WHOLE_OPS,
-        proven_optimal=bound_s >= value_s * (1 - 1e-9),
-        candidates=(),
-        evaluations=1,
         seconds=time.perf_counter() - started_s,
-        seed=0,
-        costs=prediction.problem.origin.costs,
-        notes=(
-            *filter(None, [shared_overflow(cluster, scored.peak_bytes)]),
-            *_nearly_full(cluster, scored),
-        )[:1],
-        counts=counts_of(question, placement),
+        notes=(*shared, *_nearly_full(cluster, scored))[:1],
     )
 
 

@@ -115,8 +115,9 @@ def _held(
     """The graph as a device holds its part of each split that it is in, and as the first members
     hold the others."""
     division = known_division(graph)
+    # A device that neither computes nor holds any of it.
     fields = ("flop", "weight_bytes", "cache_bytes", "memory_traffic_bytes")
-    nothing = replace(graph, **{name: np.zeros_like(getattr(graph, name)) for name in fields})
+    nothing = {name: np.zeros_like(getattr(graph, name)) for name in fields}
 
     def held(d: int) -> OpGraph:
         graphs, which = [graph], np.zeros(graph.num_ops, dtype=np.int64)
@@ -127,7 +128,7 @@ def _held(
             graphs.append(_member(division, shares, 0 if split.is_even else rank))
             if rank:
                 which[alone(graph) & (device == split.devices[0])] = len(graphs)
-                graphs.append(nothing)
+                graphs.append(replace(graph, **nothing))
         return _picked(graphs, which)
 
     return held

@@ -141,8 +141,14 @@ def with_few_states(costs: StageCosts) -> StageCosts:
     slow = np.argsort(-np.where(costs.barred, costs.work_s.max(initial=0.0), costs.work_s).sum(1))
     while math.prod(len(devices) + 1 for devices in classes) > _MOST_STATES:
         next(classes[c] for c in slow if classes[c]).pop()
-    left = tuple(tuple(devices) for devices in classes)
-    return replace(costs, devices=left, groups=fitting(costs.groups, left))
+    have = np.array([len(devices) for devices in classes])
+    # Single devices stay, first and in order.
+    groups = tuple(
+        group
+        for k, group in enumerate(costs.groups)
+        if k < len(classes) or (group.counts <= have).all()
+    )
+    return replace(costs, devices=tuple(map(tuple, classes)), groups=groups)
 
 
 def _work(
@@ -361,21 +367,11 @@ def find_replica_groups(
         kin = [k for k in kin if alike[devices[0], classes[k][0]]]
         for size in range(2, len(devices) + len(kin) + 1):
             if every or size.bit_count() == 1 or size >= len(devices):
-                if size <= len(devices):
-                    groups.append(_group_of(len(classes), c, {c: size}))
-                for k in kin:
-                    groups.append(_group_of(len(classes), c, {c: size - 1, k: 1}))
+                members = [{c: size}] * (size <= len(devices)) + [{c: size - 1, k: 1} for k in kin]
+                for counts in members:
+                    row = tuple(counts.get(k, 0) for k in range(len(classes)))
+                    groups.append(ReplicaGroup(row, c))
     return tuple(groups), every
-
-
-def fitting(
-    groups: Sequence[ReplicaGroup], classes: Sequence[Sequence[int]]
-) -> tuple[ReplicaGroup, ...]:
-    """The groups that these devices can form; single devices stay, first and in order."""
-    have = np.array([len(devices) for devices in classes])
-    return tuple(
-        group for k, group in enumerate(groups) if k < len(classes) or (group.counts <= have).all()
-    )
 
 
 def largest_groups(groups: Sequence[ReplicaGroup], num_classes: int) -> Int[np.ndarray, "C"]:
@@ -385,10 +381,6 @@ def largest_groups(groups: Sequence[ReplicaGroup], num_classes: int) -> Int[np.n
         members = np.array(group.counts) > 0
         sizes[members] = np.maximum(sizes[members], group.size)
     return sizes
-
-
-def _group_of(num_classes: int, like: int, counts: dict[int, int]) -> ReplicaGroup:
-    return ReplicaGroup(tuple(counts.get(c, 0) for c in range(num_classes)), like)
 
 
 def _alike(problem: Problem) -> np.ndarray:

@@ -61,10 +61,7 @@ def local_search(problem: Problem, search: Search) -> Answer:
     compile_for_large(problem)
     clock = search.budget()
     config = SearchConfig()
-    if search.start is not None:
-        candidates = iter([search.start])
-    else:
-        candidates = simple_assignments(problem)
+    candidates = simple_assignments(problem) if search.start is None else [search.start]
     first = best_of(problem, candidates, clock.part(LOCAL_START_SHARE))
     if first.overflow_bytes > 0 and (proof := proven_misfit(problem)) is not None:
         return Answer(None, reason=proof, evaluations=first.evaluations, proven_misfit=True)
@@ -181,13 +178,9 @@ def _with_best_ranks(problem: Problem, starts: list[Evaluated], budget: Budget) 
             for other in (None, rank)
             if other is not start.assignment.rank
         ]
-        left = budget.left()
-        variants = variants if left is None else variants[:left]
-        if budget.clock.is_over():
-            variants = []
+        variants = [] if budget.clock.is_over() else variants[: budget.left()]
         budget.used += len(variants)
-        scored = score_all(problem, variants) if variants else []
-        chosen.append(min([start, *scored]))
+        chosen.append(min([start, *score_all(problem, variants)]))
     return chosen
 
 

@@ -202,9 +202,10 @@ def _descended(problem: Problem, start: Evaluated, clock: Clock) -> Evaluated:
         moved = work & (problem.group == g)
         device = best.assignment.device
         ends = [
-            _judged(problem, Assignment(np.where(moved, d, device), None, teams))
-            for d, *_ in (group for group in groups if problem.allowed[moved][:, group].all())
-            if moved.any() and d != device[moved][0]
+            _judged(problem, Assignment(np.where(moved, group[0], device), None, teams))
+            for group in groups
+            if moved.any() and group[0] != device[moved][0]
+            if problem.allowed[moved][:, group].all()
         ]
         spent += len(ends)
         missed = missed + 1 if not ends or not min(ends) < best else 0

@@ -165,8 +165,7 @@ def _work(machines: Sequence[str], work_s: float, share: Float[np.ndarray, "M"])
 
 
 def _work_in_memory(problem: Problem, budget: WorkBudget, known_s: float) -> list[Bound]:
-    """Busy times of devices that hold no more than their memory (`build_work`); empty where memory
-    cannot bind."""
+    """Bound of `build_work`; none where memory cannot bind."""
     d = problem.num_devices
     if d == 1 or known_s <= 0.0 or not memory_binds(problem):
         return []
@@ -176,20 +175,12 @@ def _work_in_memory(problem: Problem, budget: WorkBudget, known_s: float) -> lis
     solved, _ = _linear(program, budget, "linear program of work and of weights within memory")
     if solved is None:
         return []
-    streamed = _streamed_bytes(problem)
-    more = f"; {format_bytes(streamed)} of weights or more stream" if streamed else ""
-    return [Bound(solved.value_s, solved.argument + more)]
-
-
-def _streamed_bytes(problem: Problem) -> int:
-    """Bytes of weights that fit on no device at rest, so that offload devices hold them; 0 without
-    offload devices."""
-    rest = np.array([not is_offload(device) for device in problem.cluster.devices])
-    if rest.all():
-        return 0
-    usable = rest & problem.group_allowed.any(axis=0)
-    room = problem.cluster.room_bytes(usable)
-    return max(0, int(arrays_of(problem).weight_bytes.sum()) - room)
+    text, rest = solved.argument, np.array([not is_offload(d) for d in problem.cluster.devices])
+    room = problem.cluster.room_bytes(rest & problem.group_allowed.any(axis=0))
+    streamed = int(arrays_of(problem).weight_bytes.sum()) - room
+    if streamed > 0 and not rest.all():
+        text += f"; {format_bytes(streamed)} of weights or more stream"
+    return [Bound(solved.value_s, text)]
 
 
 def _crowd(op_s: Float[np.ndarray, "G M"], unit: TimeUnit) -> Bound:

@@ -245,7 +245,11 @@ def build_loads(
     values = np.append(finite, np.tile(a.segment_s / unit_s, len(opens[0])))
     names = _add_device_loads(rows, problem, columns, values, sends)
     _add_cuts(rows, cut, sends, d)
-    _add_openings(rows, opens, first_o, d)
+    _, (position, maker), group = opens
+    one = np.ones(len(position))
+    for i in range(d if len(position) else 0):
+        opened = first_o + position * d + i
+        rows.add_rows([group[position] * d + i, maker * d + i, opened], [one, -one, -one])
     if memory_binds(problem):
         _add_memory(rows, problem, cut, sends, points)
     program = _largest_load(rows, seconds, unit_s, names)
@@ -260,12 +264,7 @@ def _add_device_loads(
     """Add a row of seconds for every device, channel that transfers queue on, and processor that
     devices share; their names.
 
-    Args:
-        rows: Under construction.
-        problem: With the devices.
-        columns: Of seconds on devices, device by device for each group or opening.
-        values: Those seconds.
-        sends: Columns and seconds of transfers.
+    `columns` and `values` are those of seconds on devices, device by device.
     """
     d, own, (source, target, y, send_s) = problem.num_devices, problem.cluster.processor, sends
     device = np.arange(len(columns)) % d
@@ -303,8 +302,7 @@ def _add_pools(
     rows: RowBuilder, problem: Problem, weights: "HeldWeights",
     terms: Sequence[tuple[list[Any], list[Any]]],
 ) -> None:  # fmt: skip
-    """Add a row for every memory that devices share; `terms` are each device's columns and shares
-    of its own memory."""
+    """Add a row for every shared memory, from the (columns, shares) of each device."""
     cluster = problem.cluster
     for k, size in enumerate(np.maximum(1.0, cluster.pool_bytes.astype(np.float64)).tolist()):
         members = np.flatnonzero(cluster.pool == k).tolist()
@@ -351,14 +349,6 @@ def _openings(
     ops, position = np.unique(dst[counts], return_inverse=True)
     pairs = np.unique(np.stack([position, problem.group[src[counts]]]), axis=1)
     return ops, pairs, problem.group[ops]
-
-
-def _add_openings(rows: RowBuilder, opens: tuple[Any, Any, Any], first_o: int, d: int) -> None:
-    ops, (position, maker), group = opens
-    one = np.ones(len(position))
-    for i in range(d if len(ops) else 0):
-        opened = first_o + position * d + i
-        rows.add_rows([group[position] * d + i, maker * d + i, opened], [one, -one, -one])
 
 
 class HeldWeights:

@@ -284,8 +284,7 @@ class _Builder:
         least_bytes: int,
         row: tuple[list[Any], list[Any]],
     ) -> None:
-        """Add the cheapest transfer in and out of a block to its load on device i when its source
-        u or sink v is elsewhere."""
+        """Add the least transfers in and out of a block whose source or sink is not on device i."""
         a, group = self.arrays, self.timing.arcs.group
         seconds = send_time(a.latency_s, least_bytes, a.bytes_per_s, a.round_to) / self.unit_s
         into_s, out_s = np.delete(seconds[:, i], i).min(), np.delete(seconds[i], i).min()

@@ -294,8 +294,7 @@ def _search_early(
 def _repaired(
     problem: Problem, closest: list[Assignment], search: Search, clock: Clock
 ) -> Evaluated:
-    """The first that fits of some placements, repaired in turn: the one that overflows least comes
-    first, as it is nearest to one that fits. Each has half of the time left."""
+    """The first feasible repair of some placements, in order of their overflow."""
     over = sorted(score_all(problem, closest))
     best, count = over[0], len(over)
     if proven_misfit(problem) is not None:
@@ -407,8 +406,7 @@ def _without(name: str, seconds: float, reason: str) -> Candidate:
 
 
 def _improved(problem: Problem, search: Search, clock: Clock, pool: Pool) -> Answer:
-    """Local search from the two best distinct candidates, or from anywhere where none fits; where
-    it gained from the quick ones already, from there alone."""
+    """Local search from the best two candidates; after a gain of the early search from one."""
     began_s = time.perf_counter()
     if not pool.fitting:
         answer = local_search(problem, replace(search, clock=clock))

@@ -106,8 +106,7 @@ def _stages(problem: Problem, start: Evaluated) -> Iterator[Iterator[list[Assign
 def _together(
     problem: Problem, group_device: Int[np.ndarray, "G"], ranks: list[Int[np.ndarray, "N"] | None]
 ) -> Iterator[list[Assignment]]:
-    """Put on one device all that devices of its memory hold, as far as it may be there: it holds no
-    copies of the tensors that they would send to each other."""
+    """Put all that devices of one memory hold on one of them, which saves copies between them."""
     pool, groups = problem.cluster.pool, np.arange(problem.num_groups)
     for to in np.flatnonzero(pool >= 0).tolist():
         moves = (pool[group_device] == pool[to]) & problem.group_allowed[groups, to]
@@ -171,8 +170,7 @@ def _packing(
 
 
 def _group_bytes(problem: Problem) -> Float[np.ndarray, "G"]:
-    """Bytes that moving each group frees at least: its weights and what it makes, without caches
-    that lie on another device."""
+    """Bytes freed at least by moving each group: its weights and outputs, no remote caches."""
     a = arrays_of(problem)
     size = (group_weight_bytes(problem) - group_cache_bytes(problem)).astype(float)
     np.add.at(size, a.group[a.producer], a.held_bytes)

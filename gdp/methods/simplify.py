@@ -268,8 +268,7 @@ def _fullest(problem: Problem, plan: Evaluated) -> tuple[float, int]:
 
 
 def _emptied(problem: Problem, plan: Evaluated, most_s: float, budget: _Budget) -> Evaluated:
-    """The plan with ops moved off its fullest device while that is nearly full: no more transfers
-    or pieces, within the limit, the least full first."""
+    """The plan after moves off its nearly full device that add no transfers or pieces."""
     now, (share, fullest) = plan, _fullest(problem, plan)
     for _ in range(_ROUNDS):
         if share <= NEARLY_FULL or budget.left <= 0 or not budget.lists_ops(problem):

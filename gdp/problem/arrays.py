@@ -114,10 +114,7 @@ def _int(values: np.ndarray) -> Int[np.ndarray, "..."]:
 def _weights(
     problem: Problem,
 ) -> tuple[Int[np.ndarray, "W"], int, Int[np.ndarray, "L"], Int[np.ndarray, "M"]]:
-    """(bytes of each distinct weight, the first that is a cache, distinct weights of each group).
-
-    Ops that share an id hold one weight; where they disagree on its size the largest counts.
-    """
+    """(largest bytes by weight id, first cache, start and ids of the weights of each group)."""
     stored = stored_bytes(problem)
     ids, of_op = np.unique(problem.graph.weight_id, return_inverse=True)
     weight = of_op[stored.op] + len(ids) * stored.is_cache

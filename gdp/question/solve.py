@@ -232,8 +232,7 @@ DRAWS, LEAST_DRAWS = 8, 4
 def _deviation_s(
     question: Question, problem: Problem, assignment: Assignment, value_s: float, clock: Clock
 ) -> float | None:
-    """Standard deviation of a value over draws of the costs that were learned of the machine; None
-    where nothing was."""
+    """Standard deviation of a value over draws of learned costs; None without learned costs."""
     from gdp.sim.score import score_of
 
     costs = problem.origin.model
@@ -263,8 +262,7 @@ def methods_of(
 def _recorded(
     search: Search, curve: list[tuple[float, float]], started_s: float, value_unit: float
 ) -> Search:
-    """A search that also appends (seconds, value) to `curve` at each improvement; its methods
-    report values in units of `value_unit`."""
+    """A search that appends (seconds, value) to `curve` at each improvement."""
 
     def record(fraction: float, value: float) -> None:
         value_s = value * value_unit
@@ -280,8 +278,7 @@ def _fitting(
     executed: Callable[[Assignment], Score], answer: Answer, question: Question,
     spent_s: Mapping[str, float],
 ) -> tuple[Score, Assignment]:  # fmt: skip
-    """The score of an answer and its assignment; `InfeasibleError` where it does not fit, which
-    says whether none does or none was found."""
+    """The score and assignment of a feasible answer; `InfeasibleError` for any other."""
     method, search = question.method, question.search
     if answer.assignment is None and answer.proven_misfit:
         raise InfeasibleError(answer.reason)
@@ -307,42 +304,24 @@ def _result(
     """The result of an answer that fits, without its seconds."""
     made_by = f"gdp {question.method} seed={question.search.seed}"
     placement = expanded(question.graph, problem, assignment, made_by)
-    result = _judged(
-        question, replace(placement, simplicity_cost=answer.simplicity_cost), placed, bound,
-        question.method, problem.origin.costs,
-    )  # fmt: skip
-    return replace(
-        result,
-        proven_optimal=(answer.proven_optimal and not problem.origin.is_relaxed)
-        or result.proven_optimal,
-        candidates=answer.candidates,
-        evaluations=answer.evaluations,
-        seed=question.search.seed,
-        notes=(*map(MethodNote, answer.messages), *_nearly_full(question.cluster, placed)),
-    )
-
-
-def _judged(
-    question: Question, placement: Placement, placed: Score, bound: tuple[float, str],
-    method: str, costs: str,
-) -> Result:  # fmt: skip
-    """The result of a placement with its score and bound alone."""
     (bound_s, bound_by), value_s = bound, placed.value_s
     return Result(
         question=question,
-        placement=placement,
+        placement=replace(placement, simplicity_cost=answer.simplicity_cost),
         score=placed,
         objective=question.objective,
-        method=method,
+        method=question.method,
         # Bound and value are sums in different orders; rounding must not put one past the other.
         bound_s=min(bound_s, value_s),
         bound_by=bound_by,
-        proven_optimal=bound_s >= value_s * (1 - 1e-9),
-        candidates=(),
-        evaluations=1,
+        proven_optimal=(answer.proven_optimal and not problem.origin.is_relaxed)
+        or bound_s >= value_s * (1 - 1e-9),
+        candidates=answer.candidates,
+        evaluations=answer.evaluations,
         seconds=0.0,
-        seed=0,
-        costs=costs,
+        seed=question.search.seed,
+        costs=problem.origin.costs,
+        notes=(*map(MethodNote, answer.messages), *_nearly_full(question.cluster, placed)),
         counts=counts_of(question, placement),
     )
 
@@ -355,8 +334,7 @@ def _nearly_full(cluster: Cluster, scored: Score) -> list[str]:
 def _bound(
     problem: Problem, answer: Answer, clock: Clock, found_s: float, result_s: float = 0.0
 ) -> tuple[float, str]:
-    """The better of the method's own bound and those of `gdp.bounds.best`, which leave `result_s`
-    of the clock."""
+    """The better of the method's bound and `best_bound`, which leaves `result_s` of the clock."""
     from gdp.bounds.best import best_bound
 
     seconds, cap_s = COUNTED_BOUND_S, math.inf
@@ -398,14 +376,27 @@ def evaluate(
         bound = 0.0, ""  # bounds are those of whole ops
     if bound is None:
         bound = _bound_of_any(question, value_s)
-    costs = prediction.problem.origin.costs
-    result = _judged(question, placement, scored, bound, placement.made_by or "given", costs)
-    shared = [note] if (note := shared_overflow(cluster, scored.peak_bytes)) else []
-    return replace(
-        result,
+    bound_s, bound_by = bound
+    return Result(
+        question=question,
+        placement=placement,
+        score=scored,
+        objective=question.objective,
+        method=placement.made_by or "given",
+        bound_s=min(bound_s, value_s),
+        bound_by=bound_by,
         bound_over=DIVIDED_OPS if divides else WHOLE_OPS,
+        proven_optimal=bound_s >= value_s * (1 - 1e-9),
+        candidates=(),
+        evaluations=1,
         seconds=time.perf_counter() - started_s,
-        notes=(*shared, *_nearly_full(cluster, scored))[:1],
+        seed=0,
+        costs=prediction.problem.origin.costs,
+        notes=(
+            *filter(None, [shared_overflow(cluster, scored.peak_bytes)]),
+            *_nearly_full(cluster, scored),
+        )[:1],
+        counts=counts_of(question, placement),
     )
 
 

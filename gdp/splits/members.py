@@ -112,8 +112,7 @@ def _further(
 def _held(
     graph: OpGraph, splits: Sequence[Split], device: Int[np.ndarray, "N"]
 ) -> Callable[[int], OpGraph]:
-    """The graph as a device holds its part of each split that it is in, and as the first members
-    hold the others."""
+    """Function from a device to the graph with its shard of each of its splits."""
     division = known_division(graph)
     # A device that neither computes nor holds any of it.
     fields = ("flop", "weight_bytes", "cache_bytes", "memory_traffic_bytes")

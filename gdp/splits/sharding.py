@@ -147,8 +147,7 @@ def _whole_blocks(
 
 
 def _heads(heads: int, keys: int, shares: Shares, rank: int) -> tuple[int, int]:
-    """Heads of a member: those of whole groups with one head of keys, or where the members are
-    more than such heads a part of a group, with a copy of its head of keys."""
+    """Heads of a rank: whole groups of one KV head, or part of a group with a copy of its head."""
     if shares.size <= keys:
         if shares.is_even and keys % shares.size:
             raise _undivided(shares, f"{keys} heads of keys")
@@ -183,8 +182,7 @@ def _traffic(
     graph: OpGraph, role: Int[np.ndarray, "N"], part: Float[np.ndarray, "N"],
     keys: Float[np.ndarray, "N"],
 ) -> Float[np.ndarray, "N"]:  # fmt: skip
-    """Bytes that a member moves: everything that columns read and that rows make, its part of the
-    rest."""
+    """Bytes moved by a rank: all inputs of columns, all outputs of rows, its share of the rest."""
     n, whole = graph.num_ops, graph.memory_traffic_bytes
     read = np.bincount(graph.use_op, graph.tensor_bytes[graph.use_tensor], n)
     made = np.bincount(graph.producer, graph.tensor_bytes, n)

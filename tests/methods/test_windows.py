@@ -8,7 +8,7 @@ from tiny import cpu, plain_graph, random_devices, random_problem, unit_cluster
 
 from gdp.base.clock import Clock
 from gdp.cluster.types import make_cluster
-from gdp.methods.annealing.move_score import moves_as_drawn
+from gdp.methods.annealing.annealer import moves_as_drawn
 from gdp.methods.base import Assignment, Search
 from gdp.methods.scoring import Evaluated, score_all
 from gdp.methods.search import local_search, windows

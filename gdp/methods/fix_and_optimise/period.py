@@ -223,8 +223,7 @@ def _by_pairs(
 
 
 def _busy_s(problem: Problem, assignment: Assignment) -> Float[np.ndarray, "D"]:
-    """Seconds of a sample's ops on each device, or of its transfers either way if these are
-    more."""
+    """Busy seconds of each device per sample: the largest of its ops, transfers in, and out."""
     a, device = arrays_of(problem), assignment.device
     busy_s = np.bincount(
         device, a.compute_s[np.arange(problem.num_ops), device], problem.num_devices

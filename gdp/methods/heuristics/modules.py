@@ -68,21 +68,14 @@ def _searched(
 ) -> Evaluated:
     """The best of a short annealing that moves modules of one level; at worst the start."""
     steps = min(STEPS, PLACED // problem.num_ops)
-    tied = tied_by(problem, level)
-    if tied is None or steps < FEWEST:
+    tied = replace(problem, group=merge_ids(problem.group, level.module))
+    may = tied.group_allowed.sum(axis=1)
+    if not may.all() or (may <= 1).all() or steps < FEWEST:
         return start
     chain = make_annealer(tied, start, seed)
     anneal(chain, steps, AnnealConfig(), clock, steps)
     best = min(start, chain.best())
     return replace(best, evaluations=start.evaluations + chain.evaluations)
-
-
-def tied_by(problem: Problem, level: Level) -> Problem | None:
-    """The problem with the ops of a module on one device; None where a module may be on none."""
-    group = merge_ids(problem.group, level.module)
-    tied = replace(problem, group=group)
-    may = tied.group_allowed.sum(axis=1)
-    return tied if may.all() and (may > 1).any() else None
 
 
 def module_assignments(problem: Problem) -> Iterator[Assignment]:

@@ -157,10 +157,7 @@ def _work(
     num_owners: int,
     classes: tuple[tuple[int, ...], ...],
 ) -> tuple[Float[np.ndarray, "C M"], Bool[np.ndarray, "C M"]]:
-    """(seconds of each owner's ops on each class, 0 where barred; whether it is barred).
-
-    Ops of an owner that is no element (`num_owners`) count nowhere.
-    """
+    """(seconds of the ops of each owner below `num_owners`, 0 where barred; barred) by class."""
     work_s = np.zeros((len(classes), num_owners + 1))
     barred = np.zeros((len(classes), num_owners + 1), dtype=bool)
     cluster, opens = problem.cluster, _always_opens(problem)

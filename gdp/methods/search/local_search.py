@@ -275,8 +275,7 @@ def _round(
 def _search_coarse(
     problem: Problem, starts: list[Evaluated], search: Search, budget: Budget, config: SearchConfig
 ) -> list[Evaluated]:
-    """Starts for the graph, found by searching a coarser one; the best first. None where the
-    seconds are too few to make it."""
+    """The best start from a search of a coarser graph; none where the seconds are too few."""
     limit_s = budget.clock.limit_s(config.coarse_share)
     if limit_s is not None and limit_s < COARSE_OP_S * problem.num_ops:
         return []

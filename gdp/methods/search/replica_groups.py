@@ -191,8 +191,7 @@ def _best_partitions(problem: Problem, seed: int, clock: Clock) -> list[Evaluate
 
 
 def _descended(problem: Problem, start: Evaluated, clock: Clock) -> Evaluated:
-    """Move one group of ops at a time to another device or team, as long as the period falls:
-    one device for each team is not exact where members are unlike."""
+    """Local descent over single groups of ops, for teams of heterogeneous members."""
     best, spent, teams = start, 0, start.assignment.teams
     groups = _groups(problem, teams)
     missed, work = 0, ~problem.graph.is_io
@@ -233,8 +232,7 @@ def partitions(devices: Sequence[int]) -> Iterator[Teams]:
 def _joined(
     problem: Problem, device: Int[np.ndarray, "N"], teams: Teams, *groups: tuple[int, ...]
 ) -> Assignment | None:
-    """The placement with the ops of some groups of devices on one team of all of them; None where
-    a member may not run one of these ops, or the ways through the teams are too many."""
+    """The placement with groups of devices joined to one team; None where that is not allowed."""
     team = tuple(sorted(d for group in groups for d in group))
     work = ~problem.graph.is_io & np.isin(device, [group[0] for group in groups])
     if not problem.allowed[work][:, list(team)].all():

@@ -45,7 +45,7 @@ from gdp.bounds.paths import (
     send_s,
 )
 from gdp.graph.groups import distinct
-from gdp.problem.arrays import arrays_of
+from gdp.problem.arrays import arrays_of, touched_bytes
 from gdp.problem.problem import Problem
 from gdp.problem.ticks import send_time
 
@@ -314,11 +314,7 @@ class _Builder:
 
 def _touched_bytes(problem: Problem) -> Float[np.ndarray, "G D"]:
     """The most that any op of each group reads and makes on a device on which it takes any time."""
-    a = arrays_of(problem)
-    size = np.zeros(problem.num_ops)
-    op = np.repeat(np.arange(problem.num_ops), np.diff(a.in_start))
-    np.add.at(size, op, a.held_bytes[a.in_tensor].astype(np.float64))
-    np.add.at(size, a.producer, a.held_bytes.astype(np.float64))
+    a, size = arrays_of(problem), touched_bytes(problem).astype(np.float64)
     takes = np.isfinite(a.compute_s) & (a.compute_s > 0.0)
     most = np.zeros((problem.num_groups, problem.num_devices))
     np.maximum.at(most, problem.group, np.where(takes, size[:, None], 0.0))

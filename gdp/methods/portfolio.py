@@ -51,7 +51,7 @@ from gdp.methods.shares import (
     TEAMS_BEHIND_SHARE,
     TIGHT_CANDIDATE_SHARE,
 )
-from gdp.problem.arrays import arrays_of
+from gdp.problem.arrays import arrays_of, touched_bytes
 from gdp.problem.problem import Problem
 from gdp.sim.objectives import Score, memory_binds, objective_of
 from gdp.sim.score import may_replicate, score
@@ -174,12 +174,8 @@ def candidate_share(problem: Problem) -> float:
 
 def memory_fill(problem: Problem) -> float:
     """Share of all devices' memory that the weights and the largest op take."""
-    a = arrays_of(problem)
-    touched = np.zeros(problem.num_ops)
-    graph = problem.graph
-    np.add.at(touched, graph.use_op, graph.held_bytes[graph.use_tensor])
-    np.add.at(touched, graph.producer, graph.held_bytes)
-    held = float(a.weight_bytes.sum()) + float(touched.max(initial=0.0))
+    largest = float(touched_bytes(problem).max(initial=0))
+    held = float(arrays_of(problem).weight_bytes.sum()) + largest
     return held / float(problem.cluster.room_bytes(np.ones(problem.num_devices, dtype=bool)))
 
 

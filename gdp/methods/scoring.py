@@ -18,7 +18,7 @@ from gdp.graph.groups import distinct
 from gdp.graph.op_graph import OpGraph, make_graph
 from gdp.methods.base import Answer, Assignment, Method, Search
 from gdp.methods.priorities import RULES, rank_under
-from gdp.problem.arrays import arrays_of
+from gdp.problem.arrays import arrays_of, touched_bytes
 from gdp.problem.problem import Problem, cached_on_problem, make_problem
 from gdp.sim.objectives import general_objectives, objective_of
 from gdp.sim.score import score_of
@@ -209,12 +209,9 @@ def proven_misfit(problem: Problem) -> str | None:
     """
     graph, cache = problem.graph, group_cache_bytes(problem)
     held = group_weight_bytes(problem) - cache
-    touched = np.zeros(problem.num_ops, dtype=np.int64)
-    np.add.at(touched, graph.use_op, graph.held_bytes[graph.use_tensor])
-    np.add.at(touched, graph.producer, graph.held_bytes)
     may_use = problem.group_allowed[problem.group]
     at_once = (may_use & (problem.compute_s == 0.0)).any(axis=1)
-    need = held[problem.group] + np.where(at_once, 0, touched)
+    need = held[problem.group] + np.where(at_once, 0, touched_bytes(problem))
     own = problem.cluster.cache_home == np.arange(problem.num_devices)
     memory, beside = problem.cluster.memory_bytes, np.where(own, cache[:, None], 0)
     left = np.where(problem.group_allowed, memory - beside, np.iinfo(np.int64).min // 2)

@@ -106,6 +106,14 @@ def arrays_of(problem: Problem) -> Arrays:
     )
 
 
+def touched_bytes(problem: Problem) -> Int[np.ndarray, "N"]:
+    """Bytes of the inputs and outputs of each op."""
+    graph, touched = problem.graph, np.zeros(problem.num_ops, dtype=np.int64)
+    np.add.at(touched, graph.use_op, graph.held_bytes[graph.use_tensor])
+    np.add.at(touched, graph.producer, graph.held_bytes)
+    return touched
+
+
 def _int(values: np.ndarray) -> Int[np.ndarray, "..."]:
     """A writable, contiguous copy: kernels compile once, for one type."""
     return np.array(values, dtype=np.int64, order="C")

@@ -198,7 +198,8 @@ def _search_levels(
         from_coarse = _search_coarse(problem, starts, search, budget, config)
         starts = [*from_coarse, *starts][:2]
         best = min(best, *starts)
-    if problem.num_ops > config.windows_above and WindowSearch.serve(problem, best):
+    fits = best.key < (1, np.inf)
+    if problem.num_ops > config.windows_above and fits and WindowSearch.supports(problem):
         return search_windows(problem, best, search.seed, budget)
     return _search(problem, starts, search.seed, budget, best)
 

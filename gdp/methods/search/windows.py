@@ -90,11 +90,6 @@ class WindowSearch:
         """
         return annealer_of(problem) is LatencyAnnealer and not shares_processor(problem)
 
-    @staticmethod
-    def serve(problem: Problem, start: Evaluated) -> bool:
-        """True where this search is for the problem and may begin here."""
-        return WindowSearch.supports(problem) and start.key < (1, np.inf)
-
     @property
     def evaluations(self) -> int:
         """Simulations so far, in simulations of the whole graph."""

@@ -87,7 +87,7 @@ class Sends(NamedTuple):
     seconds: Float[np.ndarray, "K L"]  # in the program's unit of time
 
 
-NO_SENDS = Sends(*np.zeros((2, 0), np.int64), np.zeros((0, 0), np.int64), np.zeros((0, 0)))
+NO_SENDS = Sends(NO_POINTS.op, NO_POINTS.op, np.zeros((0, 0), np.int64), np.zeros((0, 0)))
 
 
 def cut_tensors(problem: Problem, most_entries: float = np.inf) -> CutTensors:

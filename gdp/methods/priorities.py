@@ -228,7 +228,8 @@ class RatedPlacements(NamedTuple):
 def concatenated(parts: Sequence[RatedPlacements]) -> RatedPlacements:
     """All placements of all parts, in order."""
     *arrays, evaluations = zip(*parts, strict=True)
-    return RatedPlacements(*map(np.concatenate, arrays), sum(evaluations))
+    device, seconds, overflow, rule = map(np.concatenate, arrays)
+    return RatedPlacements(device, seconds, overflow, rule, sum(evaluations))
 
 
 def evaluate_rules(

@@ -59,11 +59,7 @@ def linear_orders(contraction: Contraction) -> list[Int[np.ndarray, "M"]]:
     """Some topological orders of the elements: as given, depth first, depth first from the end."""
     m, src, dst = contraction.num_elements, contraction.src, contraction.dst
     orders = [np.arange(m), _depth_first(m, src, dst), _depth_first(m, dst, src)[::-1]]
-    different: list[Int[np.ndarray, "M"]] = []
-    for order in orders:
-        if not any(np.array_equal(order, other) for other in different):
-            different.append(np.ascontiguousarray(order))
-    return different
+    return list({order.tobytes(): np.ascontiguousarray(order) for order in orders}.values())
 
 
 def random_order(contraction: Contraction, rng: np.random.Generator) -> Int[np.ndarray, "M"]:

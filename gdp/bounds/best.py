@@ -111,7 +111,7 @@ def load_bounds(
 
     Work and largest ops take O(N D); the linear program is built as far as the budget is likely to
     solve it, and then once more with whole placements (a mixed-integer program).
-    Where stages may be replicated, each sample has a placement of its own, and loads are means over
+    Where stages may be replicated, each sample has its own placement, and loads are means over
     the samples: linear arguments hold of their mean as well, and those that count whole ops on one
     device are left out (the largest op, and the mixed-integer program).
 

@@ -501,7 +501,7 @@ def _held_at(
 
 
 def _last_readers(a: Arrays) -> Int[np.ndarray, "T"]:
-    """The last reader of each tensor in topological order; its producer where nobody reads it."""
+    """The last reader of each tensor in topological order; its producer if it has no reader."""
     last = a.producer.copy()
     np.maximum.at(last, np.repeat(np.arange(len(last)), np.diff(a.use_start)), a.use_op)
     return last

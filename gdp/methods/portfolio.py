@@ -222,7 +222,7 @@ def _run_all(
     """Run all candidates, those that are not cheap as far as the time goes, or until one proves
     that nothing fits; heuristics that are not quick only where a short search does not gain more.
 
-    They are run in turn; what they leave in `pool` and for those that start from the others'
+    They are run sequentially; what they leave in `pool` and for those that start from the others'
     answers is in the order of the rows, which so decides between equal ones.
     """
     order = [name for name, _ in (*others, *planned)]

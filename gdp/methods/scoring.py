@@ -255,7 +255,7 @@ def _confined_weights(problem: Problem) -> str | None:
 def _needed(
     problem: Problem, inside: Bool[np.ndarray, "G"], ids: Int[np.ndarray, "_"], needed: int
 ) -> str:
-    """Bytes that weights and caches need, told apart."""
+    """Text of the bytes that weights and caches need, separately."""
     graph, a = problem.graph, arrays_of(problem)
     ops = np.flatnonzero(inside[problem.group] & (graph.cache_bytes > 0))
     once = ops[np.unique(graph.weight_id[ops], return_index=True)[1]]

@@ -86,7 +86,7 @@ def simpler(
     clock: Clock | None = None,
 ) -> Answer:
     """A method's answer, or the simplest placement within a share `simplicity` of it, with a note
-    of its cost; of those looked at before the clock is over, or, where a search has `evaluations`,
+    of its cost; of those tried before the clock is over, or, where a search has `evaluations`,
     by counted work."""
     best = answer.assignment
     # Of an objective with programs of its own nothing is given away: optima are compared.
@@ -139,7 +139,7 @@ def _counted(problem: Problem, plan: Evaluated) -> Evaluated:
 
 
 class _Budget:
-    """Simulations left, and ops that may still be looked at."""
+    """Simulations left, and ops that may still be examined."""
 
     def __init__(
         self, problem: Problem, evaluations: int | None, clock: Clock | None = None

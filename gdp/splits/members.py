@@ -78,10 +78,10 @@ def divided(
     held = _held(graph, splits, where)
     others = {d: held(d) for d in _further(graph, splits, where)}
     exchange_s = np.zeros((n, cluster.num_devices))
-    told = exchanges(division)
+    collectives = exchanges(division)
     engine = ENGINES.get(graph.source, "vllm")
     for split in splits:
-        exchange_s[:, split.devices[0]] = _exchange_s(cluster, split, told, n, engine)
+        exchange_s[:, split.devices[0]] = _exchange_s(cluster, split, collectives, n, engine)
         if graph.request is not None and graph.request.is_served:
             exchange_s[:, split.devices[0]] += ranks_s(graph, len(split.devices))
     return Divided(held(splits[0].devices[0]), tuple(splits), exchange_s, others)
@@ -144,12 +144,12 @@ def _member(division: Division, shares: Shares, rank: int) -> OpGraph:
 
 
 def _exchange_s(
-    cluster: Cluster, split: Split, told: Sequence[Exchange], num_ops: int, engine: str
+    cluster: Cluster, split: Split, collectives: Sequence[Exchange], num_ops: int, engine: str
 ) -> Float[np.ndarray, "N"]:
     """Seconds of the collectives behind one run of each op."""
     seconds = np.zeros(num_ops)
-    for operation in {exchange.operation for exchange in told}:
-        mine = [exchange for exchange in told if exchange.operation == operation]
+    for operation in {exchange.operation for exchange in collectives}:
+        mine = [exchange for exchange in collectives if exchange.operation == operation]
         parts = np.array([exchange.parts for exchange in mine])
         sizes = np.array([exchange.size_bytes for exchange in mine]) / parts
         each = collective_s(cluster, split.devices, operation, sizes, engine)

@@ -218,7 +218,7 @@ def anneal(
 
 
 def side_by_side(calls: Sequence[Callable[[Clock], None]], clock: Clock) -> None:
-    """Make calls at once, each in a thread of its own; an interrupt ends them at their next look.
+    """Make calls concurrently, one thread each; an interrupt ends them at their next clock check.
 
     Kernels hold no lock, so that each has a core.
     """

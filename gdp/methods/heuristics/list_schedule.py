@@ -25,7 +25,7 @@ TRIALS = 60
 PLACED = 60_000
 """Ops placed by all schedules together, at most."""
 PRICES = (0.0, 0.1, 0.3, 1.0)
-"""Penalty weights for communication time, tried in turn: transfers also delay other ops."""
+"""Penalty weights for communication time, tried cyclically: transfers also delay other ops."""
 ROUNDS = 12
 """Schedules under lowered memory limits, at most."""
 _LEAST = 0.02  # share of its memory that is left to a device

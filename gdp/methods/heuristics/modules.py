@@ -1,4 +1,4 @@
-"""Whole modules: layers of the model by their module paths, in stretches and in turn."""
+"""Whole modules: layers of the model by their module paths, in stretches and round-robin."""
 
 from collections.abc import Iterator
 from dataclasses import replace
@@ -49,8 +49,8 @@ def modules(problem: Problem, search: Search) -> Answer:
     many parts are read; each of at most `MOST` modules is tried, from the coarsest. On D, D / 2,
     ... 2 devices: stretches of modules of most equal seconds (the least sum of squares: exact,
     O(M^2 D)), over the whole model or over the members of each larger module apart (an encoder's
-    layers and a decoder's, side by side); and modules in turn. A short annealing at each level goes
-    on from the best. Where layers run at once, as in recurrent models, this is what people place.
+    layers and a decoder's, side by side); and modules round-robin. A short annealing of each level
+    follows from the best. Where layers run concurrently, as in recurrent models, people place so.
     """
     if not levels(problem):
         return Answer(None, reason=f"the model has no level of 2 to {MOST} modules")

@@ -1,4 +1,4 @@
-"""Placements that need no search: one device, and dealing ops out in turn.
+"""Placements that need no search: one device, and round-robin.
 
 The contiguous blocks of the human-expert rule are in `gdp.methods.heuristics.blocks`.
 """
@@ -50,7 +50,7 @@ def single_assignments(problem: Problem) -> Iterator[Assignment]:
 
 
 def round_robin(problem: Problem, search: Search) -> Answer:
-    """Ops (groups that must share a device) dealt out to the devices in turn, in topological order.
+    """Ops (groups that must share a device) dealt to the devices round-robin, in topological order.
 
     A device that a group may not use, or that its weights would overfill, is passed over. A
     baseline that ignores both work and traffic. O(N + G D).
@@ -60,7 +60,7 @@ def round_robin(problem: Problem, search: Search) -> Answer:
 
 
 def _deal(problem: Problem) -> Int[np.ndarray, "G"]:
-    """A device for every group: the next one in turn that is allowed and has room."""
+    """A device for every group: the next one that is allowed and has free memory."""
     a = arrays_of(problem)
     num_devices = problem.num_devices
     seconds = group_seconds(problem)

@@ -24,8 +24,8 @@ from gdp.methods.pipeline.stage_costs import StageCosts
 _log = logging.getLogger(__name__)
 
 _WALK_STEPS = 20_000_000  # between two looks at the clock, in prices of states
-_PAIR_STEPS = 50_000_000  # the same, in pairs that are looked at
-_PAIR_S, _SET_S = 5e-9, 5e-7  # of an idle core, counted: a pair that is looked at, a down-set
+_PAIR_STEPS = 50_000_000  # the same, in pairs that are evaluated
+_PAIR_S, _SET_S = 5e-9, 5e-7  # of an idle core, counted: a pair that is evaluated, a down-set
 _MOST_KEPT = 400_000  # their pairs take minutes
 
 

@@ -9,7 +9,7 @@ down-sets are too many, the same program runs along some linear orders of the el
 DPL).
 
 The best linear order gives a first pipeline, whose cost is the target: few down-sets can lie
-between stages below it, and only pairs of those are looked at.
+between stages below it, and only pairs of those are evaluated.
 """
 
 import dataclasses
@@ -121,7 +121,7 @@ def pipeline_dp(problem: Problem, search: Search) -> Answer:
 
 
 def replicated_pipeline(problem: Problem, search: Search, linear_only: bool = False) -> Answer:
-    """The best pipeline whose stages may be served by several devices in turn."""
+    """The best pipeline whose stages may have several devices, round-robin."""
     clock = search.budget()
     for share in (1.0, *MEMORY_SHARES):
         rest = dataclasses.replace(search, clock=clock)
@@ -182,7 +182,7 @@ def best_pipeline(
         search: Its seconds end it with the best pipeline by then.
         linear_only: Look along a few linear orders alone.
         memory_share: Share of the devices' memory that weights may fill.
-        replicas: Several devices may serve a stage in turn.
+        replicas: Several devices may serve a stage round-robin.
         costs_of: The costs of stages over the contracted graph.
     """
     from gdp.methods.pipeline.orders import best_linear

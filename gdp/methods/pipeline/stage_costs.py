@@ -9,7 +9,7 @@ lanes are parts of one channel each. It is exact where a tensor has readers on o
 most, or channels belong to readers. An objective with another `Pricing` has its own program
 (`Objective.programs`).
 
-A stage has one device, or a group of like devices that take samples in turn. Tarnawski et al.,
+A stage has one device, or a group of identical ones, round-robin by sample. Tarnawski et al.,
 NeurIPS 2020, arXiv 2006.16423, extend the program over down-sets to such replicated stages, as
 PipeDream does (Narayanan et al. 2019, doi 10.1145/3341301.3359646): each of r devices of a class
 serves every r-th sample, so that it is busy for 1 / r of the time of one device.
@@ -39,7 +39,7 @@ _EVERY_SIZE = 24  # devices up to which groups of every size are tried
 
 
 class ReplicaGroup(NamedTuple):
-    """Devices of one stage, which take samples in turn."""
+    """Devices of one stage, which take samples round-robin."""
 
     counts: tuple[int, ...]  # devices of each class
     like: int  # the class whose costs it has
@@ -72,7 +72,7 @@ class Lane(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class StageCosts:
-    """Classes of like devices, and what stages cost on them."""
+    """Classes of identical devices, and the costs of stages on them."""
 
     devices: tuple[tuple[int, ...], ...]  # of each class
     work_s: Float[np.ndarray, "C M"]  # 0 where barred
@@ -93,7 +93,7 @@ Pricing = Callable[[Problem, Contraction, bool], StageCosts]
 def stage_costs(problem: Problem, contraction: Contraction, replicas: bool = False) -> StageCosts:
     """The costs of a problem's stages on links; a latency gets those of the matching pipeline.
 
-    With `replicas` a stage may be given several devices of a class, which take samples in turn.
+    With `replicas` a stage may be given several devices of a class, round-robin by sample.
     """
     classes = device_classes(problem)
     lanes, rows, edges, is_bound = _pipeline_edges(problem, contraction, classes)
@@ -351,7 +351,7 @@ def find_replica_groups(
 
     The host is a class of its own where the graph has inputs or outputs, as these stay there; it
     serves in groups of devices that are like it otherwise. Of many devices only groups of 2, 4, 8,
-    ... and of the whole class are looked at, so that the ways through the groups repeat soon.
+    ... and of the whole class are considered, so that the ways through the groups repeat soon.
     """
     alike = _alike(problem)
     # An op with work may have to be where an input or output of the graph is.

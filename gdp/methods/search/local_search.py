@@ -253,7 +253,7 @@ def _round(
     budget: Budget,
     best: Evaluated,
 ) -> Evaluated:
-    """One round of each chain, side by side, with equal shares of the evaluations left."""
+    """One round of each chain, concurrently, with equal shares of the evaluations left."""
     before = sum(chain.evaluations for chain in chains)
     left = budget.left()
     share = None if left is None else left // len(chains)

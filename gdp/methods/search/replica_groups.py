@@ -1,9 +1,9 @@
 """Teams of replicated stages as single devices, so that every search of pipelines searches them.
 
-A team of r devices takes samples in turn (`gdp.sim.score`): per sample it is busy for 1 / r of one
-member's seconds, and each link between two teams carries the samples in which its ends meet. So the
-period of a placement with these teams is that of a plain placement on a cluster with
-one device in place of each team, r times as fast. Exactly so where the members' links are alike and
+A team of r devices takes samples round-robin (`gdp.sim.score`): per sample it is busy for 1 / r
+of one member's seconds, and each link between two teams carries the samples in which its ends meet.
+So the period of a placement with these teams is that of a plain placement on a cluster with one
+device in place of each team, r times as fast. Exactly so where the members' links are alike and
 the host is in no team; what is found is judged by the simulator of the whole anyway.
 
 Axes: N ops, D devices, K devices and teams.
@@ -31,7 +31,7 @@ from gdp.problem.ticks import round_to_ticks
 from gdp.sim.score import MAX_CYCLE, busy_seconds, cycle_length, peak_bytes, period_s, score
 
 DeviceGroups = tuple[tuple[int, ...], ...]
-_FEW_DEVICES, _FEW_OPS = 4, 256  # of which every way to join devices is looked at
+_FEW_DEVICES, _FEW_OPS = 4, 256  # of which every way to join devices is tried
 _LOOK, _DESCENDED = 200, 3  # evaluations of such a look; looks that are improved upon
 Plain = Callable[[Problem, Search, Sequence[tuple[str, Method]]], Answer]
 """A method, and further ones whose answers it starts from as well."""

@@ -66,7 +66,7 @@ def answer(question: Question, phases: Phases | None = None) -> Result:
 
 @functools.cache
 def compile_once(method: str, objective: str) -> None:
-    """Compile the kernels that a method runs, and say so where they are not in the cache."""
+    """Compile the kernels of a method, and report it if they are not cached."""
     with waiting_for(COMPILE):
         first_run.prepare(method, objective, stage)
 

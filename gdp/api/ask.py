@@ -72,8 +72,8 @@ def ask(
 def _loaded(
     kept: Kept, model: Model, dims: Mapping[str, int], load: Callable[..., OpGraph], room: int
 ) -> OpGraph:
-    """The graph of a model, loaded once for each specification: again where the weights of the
-    first have no room, as loading refuses what does not fit."""
+    """The graph of a model, loaded once per specification, and again if its weights exceed the
+    first question's memory: loading refuses models that do not fit."""
     spec = spec_of(model)
     if not spec:
         return load(model, dims)

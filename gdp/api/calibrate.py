@@ -84,7 +84,7 @@ class Remembered:
 
 
 def remember_profile(profile: Profile) -> Remembered:
-    """Keep what a profile teaches of this machine, where `place`, `run` and `report` find it.
+    """Store a profile's costs of this machine, which `place`, `run` and `report` read.
 
     Seconds after learning are of every model by the others' runs, of a lone one by its own.
 
@@ -157,8 +157,8 @@ class _Observed:
 
 
 def _observed(model: ProfiledModel, cluster: Cluster) -> _Observed:
-    """Measured seconds of the kernels of each op type, beside what shipped costs predict; kernels
-    are scaled to the whole model's seconds."""
+    """Measured seconds of the kernels of each op type, compared with shipped costs; kernels are
+    scaled to the whole model's seconds."""
     graph, device = model.graph, cluster.devices[0]
     base, label = resolve_costs(SHIPPED, cluster, graph)
     problem = prepare_problem(Question(graph, cluster, costs=base))

@@ -255,7 +255,7 @@ def save_entry(graph: OpGraph, entry: CorpusEntry, folder: Path) -> CorpusEntry:
 
 
 def compact(graph: OpGraph) -> OpGraph:
-    """The fused graph without what no policy reads: short names, output shapes only."""
+    """The fused graph without data that no policy reads: short names, output shapes only."""
     fused = fuse(graph).graph
     names = [f"{i}" if not io else name for i, (name, io) in
              enumerate(zip(fused.op_names, fused.is_io, strict=True))]  # fmt: skip

@@ -40,9 +40,9 @@ class Faster:
 
 
 def faster_machines(question: Question, placement: Placement) -> tuple[Faster, ...]:
-    """Predictions for the placement as it is, with links, or the memory or the arithmetic of one
-    device (of a group that computes each op together: of all its members) twice as fast; and with
-    weights of products in 4 bits where they have more.
+    """Sensitivity: predictions with links, or the memory or the arithmetic of one device (of a
+    tensor-parallel group: of all its ranks) twice as fast; and with products' weights in 4 bits if
+    they have more.
 
     Only those that make the prompt or a step at least 1% faster, the fastest step first. No op gets
     faster than its launch, where the costs know how long the host takes for that.

@@ -183,8 +183,8 @@ def _needed(question: Question) -> str:
 
 
 def _longest(question: Question, result: Result) -> int:
-    """Tokens of the longest context for which the machine of a question has a plan, by plans that
-    are made without a search; 0 where nothing says how caches grow."""
+    """Maximum context length for which a question's machine has a plan, by plans made without a
+    search; 0 if the growth of caches is unknown."""
     graph = result.question.graph
     request, most = graph.request, graph.growth.longest
     if request is None or not graph.growth.is_known:

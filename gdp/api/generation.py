@@ -109,9 +109,9 @@ def generation_answer(
 
 
 def _full_tokens_per_s(graph: OpGraph, token_s: float, caches_s: float) -> float | None:
-    """Tokens per second of decode where a sequence has all tokens that caches are reserved for: ops
-    that read caches take seconds in proportion to the caches' bytes. None where the request has as
-    many tokens, or nothing says how caches grow."""
+    """Decode tokens per second at the reserved context length: ops that read caches take seconds in
+    proportion to the caches' bytes. None if the request has as many tokens, or the growth of caches
+    is unknown."""
     request = graph.request
     if request is None or request.held <= request.prompt + request.new or not graph.growth.is_known:
         return None
@@ -122,8 +122,7 @@ def _full_tokens_per_s(graph: OpGraph, token_s: float, caches_s: float) -> float
 
 
 def draft_answer(question: Question, placement: Placement) -> tuple[Question, GenerationAnswer]:
-    """The request to the small model that drafts, on the GPUs of the large one: its question and
-    its answer.
+    """The request to the draft model on the GPUs of the target model: its question and its answer.
 
     Raises:
         ArgumentError: vLLM has no small model beside this placement, or it does not divide as the
@@ -145,7 +144,7 @@ def draft_answer(question: Question, placement: Placement) -> tuple[Question, Ge
 def with_draft_memory(
     answer: GenerationAnswer, small: GenerationAnswer, draft: DraftModel, count: int
 ) -> GenerationAnswer:
-    """The answer with the weights and caches of a small model beside it, and the room that is left.
+    """The answer with the weights and caches of a draft model, and the remaining memory.
 
     Where caches of the requests that were planned for have no room beside it, `free_bytes` is
     negative: fewer of them run at once.
@@ -237,8 +236,8 @@ def _shares(
 
 
 def phases_s(predicted: Prediction, once: OpGraph) -> tuple[float, float]:
-    """Seconds to the first token and of one step, of a graph that runs each phase once; less what
-    llama.cpp saves where micro-batches of a prompt go through GPUs as a pipeline."""
+    """Seconds of prefill and of one decode step, of a graph that runs each phase once; less the
+    seconds that llama.cpp saves by a pipeline of micro-batches."""
     problem, placed = predicted
     schedule = simulate(problem, placed.device, placed.rank)
     first_s = float(schedule.finish_s[int(problem.origin.group_of[once.op_index[SAMPLING_OPS[0]]])])
@@ -293,7 +292,7 @@ def _memory(
 
 
 def _room(memory: tuple[DeviceMemory, ...], count: int) -> int | None:
-    """Requests whose caches fit beside what the devices hold anyway."""
+    """Number of requests whose caches fit in the remaining memory."""
     counts = [
         (row.free_bytes + row.growing_bytes) * count // row.growing_bytes
         for row in memory

@@ -78,7 +78,7 @@ class Unmeasured(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Tuned:
-    """The best measured placement, and what was learned on the way."""
+    """The best measured placement, and the costs learned from the runs."""
 
     placement: Placement
     answer: str  # "tuned plan", "first plan" or "one device"
@@ -103,7 +103,8 @@ class Tuned:
         return 1.0 / speed(self.objective, _finalists(self.report)[self.answer]).value
 
     def rates(self) -> dict[str, Estimate]:
-        """Samples per second of the objective, with intervals, of all that was measured in turn."""
+        """Samples per second of the objective, with intervals, of all that was measured
+        round-robin."""
         if self.report is None:
             return {}
         rows = _finalists(self.report) | {
@@ -130,7 +131,7 @@ class Tuned:
 
 
 def _finalists(report: RunReport) -> dict[str, Row]:
-    """The placements among what was measured in turn."""
+    """The placements among those measured round-robin."""
     rows = {TUNED: report.placed} | dict(report.rivals)
     return rows | ({ONE_DEVICE: report.baselines[SINGLE]} if SINGLE in report.baselines else {})
 
@@ -197,7 +198,7 @@ class _Tuning:
 
 
 def _key(placed: Placement) -> bytes:
-    """Equal for placements that are executed alike."""
+    """Key of placements with equal execution."""
     return placed.device.tobytes() + repr(placed.teams).encode()
 
 
@@ -219,7 +220,7 @@ def tune(
     refit: bool = True,
     progress: Callable[[Round], None] | None = None,
 ) -> Tuned:
-    """Place a model, run it, learn what this machine really costs, and place it again.
+    """Place a model, run it, learn this machine's real costs, and place it again.
 
     Args:
         model: ONNX or GGUF file, JAX function or PyTorch module.

@@ -38,8 +38,8 @@ def waited_cpu_s(phase: str) -> float:
 
 
 class Phases:
-    """Wall-clock seconds by phase. Compiling is a phase of its own, subtracted from the phase in
-    which it happened, so that the phases add up to the whole."""
+    """Wall-clock seconds by phase. Compilation is subtracted from the phase in which it happened,
+    so that the phases add up to the whole."""
 
     def __init__(self, since_s: float | None = None) -> None:
         """Start now, or at `since_s` of `time.perf_counter`."""

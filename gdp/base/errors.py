@@ -8,7 +8,8 @@ T = TypeVar("T")
 
 
 def of_kind(value: T | None, kind: type[T], name: str) -> T:
-    """An argument, or one of its kind by default where it is None; else `ArgumentError`.
+    """The argument if it is of the kind, a default of that kind if it is None; else
+    `ArgumentError`.
 
     >>> of_kind(None, int, "seed")
     0
@@ -69,8 +70,8 @@ class RefusedError(PlacementError):
 
 @contextlib.contextmanager
 def refused_by(library: str, *kinds: type[Exception]) -> Iterator[None]:
-    """Context in which exceptions of these kinds, which only the library raises, become
-    `RefusedError`; all others are faults and stay what they are."""
+    """Context in which exceptions of these kinds, raised by a library, become `RefusedError`; all
+    others are faults and pass unchanged."""
     try:
         yield
     except GdpError:

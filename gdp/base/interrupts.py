@@ -19,7 +19,7 @@ class StopRequestError(BaseException):
 
 
 class Interrupts:
-    """Context in which Ctrl-C asks for an end with the best so far.
+    """Context in which Ctrl-C stops a search, which then answers its best so far.
 
     A request raises an exception where the program is. While `held`, it only sets `requested`, and
     the current step is finished first, as JAX may not survive an exception in the midst of its

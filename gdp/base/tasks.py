@@ -45,7 +45,7 @@ HERE = Engine()
 
 
 def each(work: Callable[[T], R], tasks: Iterable[T], engine: Engine = HERE) -> Found[R]:
-    """(number of the task, what `work` makes of it), as they are finished.
+    """(task number, result of `work`) of each task as it finishes.
 
     Tasks are taken from the iterator only as workers come free, so that it may end early. `work`
     is a function of a module, and depends on nothing but its task. Raises what `work` raises, and
@@ -76,7 +76,7 @@ class _Task(NamedTuple):
 def _in_processes(
     work: Callable[[T], R], numbered: Iterator[tuple[int, T]], processes: int
 ) -> Found[R]:
-    """On a pool; when a process dies, the pool is made anew and what it had is run again."""
+    """Run on a process pool; when a process dies, restart the pool and rerun its tasks."""
     context = multiprocessing.get_context("spawn")  # JAX has threads: it does not survive a fork
     pool = ProcessPoolExecutor(processes, context, end_with_parent)
     running: dict[Future[R], _Task] = {}

@@ -49,8 +49,7 @@ class PrintableFormatter(logging.Formatter):
 
 
 def log_to_stderr() -> None:
-    """Show warnings, and what the root logger's level lets through, on standard error, each text
-    once."""
+    """Log warnings, and records at the root logger's level, to standard error, each text once."""
     shown: set[str] = set()
 
     def is_new(record: logging.LogRecord) -> bool:
@@ -74,7 +73,7 @@ def html_table(header: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
 
 
 def stage(text: str) -> None:
-    """Say what begins now to whoever listens; nothing where nobody does."""
+    """Report the start of a stage to the listener, if there is one."""
     listener = _on_stage.get()
     if listener is not None:
         listener(text)
@@ -82,7 +81,7 @@ def stage(text: str) -> None:
 
 @contextlib.contextmanager
 def listening(listener: Callable[[str], object]) -> Iterator[None]:
-    """Stages that begin within are told to the listener."""
+    """Context in which the starts of stages are reported to the listener."""
     token = _on_stage.set(listener)
     try:
         yield

@@ -51,7 +51,7 @@ class WorkBudget:
         return int(self.seconds ** (1.0 / _GROWTH) * _ENTRIES)
 
     def programs(self, entries: int) -> int:
-        """Linear programs of so many entries each."""
+        """Number of linear programs of `entries` entries each."""
         return int((self.entries / max(1, entries)) ** _GROWTH)
 
     def nodes(self, entries: int, *, paths: bool = False) -> int:

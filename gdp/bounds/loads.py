@@ -125,8 +125,8 @@ def least_group_seconds(problem: Problem) -> Float[np.ndarray, "G D"]:
 
 
 def machine_seconds(problem: Problem) -> tuple[Float[np.ndarray, "G M"], tuple[str, ...]]:
-    """(least seconds of each group on each machine, their names): a machine computes one op at a
-    time, so the devices of one processor are one, each group where it is fastest there."""
+    """(Least seconds of each group on each machine, their names): a machine computes one op at a
+    time, so the devices of one processor are one machine, each group on its fastest device."""
     seconds, own = least_group_seconds(problem), problem.cluster.processor
     names = [device.name for device in problem.cluster.devices]
     if (own < 0).all():
@@ -406,7 +406,7 @@ def held_weights(
 ) -> tuple[
     Int[np.ndarray, "M"], Int[np.ndarray, "M"], Float[np.ndarray, "M"], Bool[np.ndarray, "M"]
 ]:
-    """(group, weight, bytes, whether it is a cache that may lie on another device) of every weight
+    """(Group, weight, bytes, whether it is a cache that may be on another device) of every weight
     of every group, each once."""
     stored = stored_bytes(problem)
     weight = np.unique(stored.id, return_inverse=True)[1]
@@ -501,7 +501,7 @@ def _held_at(
 
 
 def _last_readers(a: Arrays) -> Int[np.ndarray, "T"]:
-    """The last reader of each tensor in topological order; its producer if it has no reader."""
+    """The last reader of each tensor in topological order; its producer if it has none."""
     last = a.producer.copy()
     np.maximum.at(last, np.repeat(np.arange(len(last)), np.diff(a.use_start)), a.use_op)
     return last

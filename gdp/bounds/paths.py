@@ -78,7 +78,7 @@ class Arcs(NamedTuple):
 
 
 class Spans(NamedTuple):
-    """Further arcs between ops that lie far apart; source -1 is the start of the run."""
+    """Further arcs between distant ops; source -1 is the start of the run."""
 
     source: Int[np.ndarray, "S"]
     target: Int[np.ndarray, "S"]  # ascending

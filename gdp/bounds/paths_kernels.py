@@ -232,7 +232,7 @@ def _fill_after(p, w, target_device):
 
 @typing.no_type_check
 def _may_take(p, w, op, d, home, target_device):
-    """Test whether op may go to d: allowed, with its group, not a mere renaming of devices."""
+    """True if op may be placed on d: allowed, with its group, no mere renaming of devices."""
     if p.op_s[op, d] == np.inf:
         return False
     if op == len(p.tied) - 1 and d != target_device:

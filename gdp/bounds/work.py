@@ -66,7 +66,7 @@ def _best_shares(
 def fastest_work(
     op_s: Float[np.ndarray, "M D"],
 ) -> tuple[Float[np.ndarray, "M"], Float[np.ndarray, "D"]]:
-    """(seconds of each op where it is fastest, price of each device in these seconds).
+    """(Seconds of each op on its fastest device, price of each device in these seconds).
 
     In L seconds device d does at most L / price(d) of fastest work, whatever it is given; where the
     price is infinite, none.
@@ -120,7 +120,7 @@ def window_s(
 
 
 def _marks(values: Float[np.ndarray, "V"]) -> Float[np.ndarray, "B"]:
-    """At most so many thresholds, of which the smallest is the smallest value."""
+    """At most `count` thresholds, of which the smallest is the smallest value."""
     marks = distinct(values)
     if len(marks) <= _BINS:
         return marks

@@ -305,7 +305,7 @@ def _rebase(base: str, profile: "Profile", output: str) -> None:
 
 
 def _remembered(profile: "Profile") -> "Remembered":
-    """Keep what a profile teaches of this machine."""
+    """Store a profile's costs of this machine."""
     from gdp.api.calibrate import remember_profile
     from gdp.costs.profile import ProfileError
 

@@ -134,7 +134,7 @@ def fit(
 
 
 def _require_traffic(models: "Sequence[str]", target: str | None) -> None:
-    """Refuse what `--traffic` does not go with."""
+    """Refuse options that conflict with `--traffic`."""
     from gdp.question.models import HF_PREFIX
 
     if target != "vllm" or not all(model.startswith(HF_PREFIX) for model in models):
@@ -210,7 +210,7 @@ def traffic_text(rows: "Sequence[TrafficRow]") -> str:
 
 
 def _file_names(models: "Iterable[str]") -> dict[str, str]:
-    """Models by the last part of their path, where that tells them apart."""
+    """Models by the last part of their path, if these are distinct."""
     last = {model: model.rpartition("/")[2] for model in models}
     return last if len(set(last.values())) == len(last) else {model: model for model in last}
 

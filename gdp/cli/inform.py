@@ -129,7 +129,7 @@ def inspect(model: options.ModelOptions, ops: bool) -> None:
 @options.as_json
 @click.option("--presets", is_flag=True, help="List every device preset with its source instead.")
 def devices(cluster: options.ClusterOptions, outputs: options.Outputs, presets: bool) -> None:
-    """Show what this machine (or a cluster) has.
+    """Show the devices of this machine (or a cluster).
 
     Of this machine the bandwidth of main memory and the arithmetic of its cores are measured, for a
     second each, and written with -o. Costs of a processor that none ship of are scaled by them.

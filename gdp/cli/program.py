@@ -19,8 +19,8 @@ from gdp.base.terminal import printable
 
 
 def _started_s() -> float:
-    """Start of the process on the clock of `time.perf_counter`, Python's own start included where
-    the system tells it; else now."""
+    """Start of the process on the clock of `time.perf_counter`, including Python's own start if the
+    system reports it; else now."""
     now_s = time.perf_counter()
     try:
         stat = Path("/proc/self/stat").read_text(encoding="utf-8")
@@ -71,11 +71,11 @@ def _be_verbose(context: click.Context, parameter: click.Parameter, value: bool)
 
 
 class _UnreadError(Exception):
-    """Nobody reads standard output any more."""
+    """Standard output was closed by its reader."""
 
 
 class Verbs(click.Group):
-    """A group of commands which all take -v, so that it may stand after the command as well."""
+    """A group of commands which all take -v, which may follow the command as well."""
 
     def invoke(self, ctx: click.Context) -> Any:
         try:
@@ -99,8 +99,8 @@ def verbose_option() -> click.Option:
 
 
 def use_utf8() -> None:
-    """Start the program again in Python's UTF-8 mode where the locale has another encoding: names
-    of files go into JSON, which is UTF-8, and have to lead back to the same files."""
+    """Restart the program in Python's UTF-8 mode if the locale has another encoding: file names are
+    stored in JSON, which is UTF-8, and must lead back to the same files."""
     if sys.getfilesystemencoding() != "utf-8" and sys.executable and sys.orig_argv[1:]:
         os.execv(sys.executable, [sys.executable, "-X", "utf8", *sys.orig_argv[1:]])
 

@@ -91,7 +91,7 @@ def run(
 def _placed(
     question: "Question", runtime: str | None, search: options.MethodOptions, say: Say
 ) -> "Result":
-    """An answer that the runtime executes; the stages of finding it are told."""
+    """An answer that the runtime executes, with its stages reported."""
     from gdp.api.answer import answer
     from gdp.api.run import runnable, runtime_of
 
@@ -187,7 +187,7 @@ def tune(
     asking: options.Asking, tuning: TuneOptions, timing: MeasuringOptions,
     outputs: options.Outputs,
 ) -> None:  # fmt: skip
-    """Place, run, learn what this machine really costs, and place again.
+    """Place, run, learn this machine's real costs, and place again.
 
     The best plan, the first one and the baselines are measured in turn at the end. What was
     learned is remembered where it predicts these better than the costs so far: from then on
@@ -259,7 +259,7 @@ def tuned_text(tuned: "Tuned", costs_file: str = "") -> str:
 
 
 def _kept_text(tuned: "Tuned", costs_file: str) -> str:
-    """A line that says whether what was learned is remembered or written, and why."""
+    """A line on whether the learned costs are stored or written, and why."""
     places = [f"remembered for this machine in {tuned.record_file}"] if tuned.record_file else []
     if costs_file and tuned.verdict.is_better:
         places.append(f"written to {costs_file}")

@@ -69,8 +69,8 @@ def parsed_draft(text: str | None) -> "Draft | None":
 
 
 def drafted(spec: str, draft: str | None) -> str:
-    """The spec of a model for one request, with the value of `--draft`; raises `UsageError` where
-    it does not go with the model."""
+    """The spec of a model for one request, with the value of `--draft`; raises `UsageError` if the
+    two conflict."""
     from gdp.api.traffic.drafting import parse_draft
     from gdp.question.models import is_gguf, with_draft
 
@@ -96,7 +96,7 @@ class TrafficOptions:
     joint: bool
 
     def parsed(self) -> "tuple[Traffic, TrafficLimits, Draft | None]":
-        """Requests, limits and the model that drafts; raises `UsageError` for malformed ones."""
+        """Requests, limits and the draft model; raises `UsageError` for malformed ones."""
         from gdp.sim.traffic_text import NO_LIMITS, parse_limits
 
         traffic = parsed_traffic(self.traffic or "")

@@ -86,7 +86,7 @@ def local_cluster(*, max_cores: int = MAX_CORES, run: Run | None = None) -> Clus
 
 
 def memory_bytes() -> int:
-    """Main memory of this machine, or the preset's where the system does not say."""
+    """Main memory of this machine, or the preset's if the system does not report it."""
     try:
         return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     except (AttributeError, ValueError, OSError):
@@ -110,7 +110,7 @@ def cpu_model() -> str:
 
 
 def num_sockets(cpuinfo: str = "/proc/cpuinfo") -> int:
-    """Processors that this machine has in sockets; 1 where the system does not say."""
+    """Number of processor sockets; 1 if the system does not report it."""
     try:
         text = Path(cpuinfo).read_text()
     except OSError:
@@ -270,8 +270,8 @@ _LIBRARIES = {"nvidia": "cuda", "amd": "hip", "intel": "sycl", "apple": "metal"}
 
 
 def backend_of(preset: str, libraries: Sequence[str]) -> str:
-    """Backend of llama.cpp on a GPU where a build tells it: Vulkan where it has no other for its
-    maker; "" for the usual one, and where there is no build.
+    """Backend of llama.cpp on a GPU according to an installed build: Vulkan if it has no other for
+    its maker; "" for the usual one, and without a build.
 
     >>> backend_of("rx7900xtx", ["libggml-cpu.so", "libggml-vulkan.so"])
     'vulkan'

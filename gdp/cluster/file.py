@@ -27,7 +27,7 @@ _KIND = Kind("cluster file", ClusterError)
 
 
 class DeviceEntry(msgspec.Struct, forbid_unknown_fields=True):
-    """A `[[device]]` of a cluster file. What is left out comes from `preset`, where given.
+    """A `[[device]]` of a cluster file. Missing fields come from `preset`, if given.
 
     `memory_bytes` is what the device reports, of which `reserve_bytes` are kept: by default those
     of `gdp.cluster.reserve`.
@@ -53,7 +53,7 @@ class DeviceEntry(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class LinkEntry(msgspec.Struct, forbid_unknown_fields=True):
-    """A `[[link]]` of a cluster file; both ways unless `one_way`. Copies queue unless told."""
+    """A `[[link]]` of a cluster file; bidirectional unless `one_way`. Copies queue by default."""
 
     src: str
     dst: str
@@ -65,7 +65,7 @@ class LinkEntry(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class ClusterEntry(msgspec.Struct, forbid_unknown_fields=True):
-    """A cluster file. `contention` is for links that do not say, and pairs without a link.
+    """A cluster file. `contention` is the default of links, and holds for pairs without a link.
 
     Such pairs have the bandwidth and latency of the defaults; where none is given, devices of
     presets the links that follow from these, others 16 GB/s and 10 us.
@@ -91,7 +91,7 @@ def read_cluster(path: str | os.PathLike[str]) -> Cluster:
 
 
 def cluster_of(entry: ClusterEntry, name: str) -> Cluster:
-    """The cluster of a file's content, called `name` unless it says otherwise."""
+    """The cluster of a file's content, called `name` unless the content names it."""
     devices = [_device(device) for device in entry.device]
     defaults = {
         key: value

@@ -149,8 +149,8 @@ def concurrent_rings(cluster: Cluster, devices: Sequence[int]) -> int:
 
 
 def _kind_of(cluster: Cluster, src: int, dst: int, host: int) -> tuple[LinkKind, bool]:
-    """The link between two devices as its numbers tell it, and True if these are what follows from
-    the presets of its ends and the host's PCIe generation."""
+    """The link between two devices identified by its numbers, and True if these follow from the
+    presets of its ends and the host's PCIe generation."""
     numbers = (float(cluster.link_bytes_per_s[src, dst]), float(cluster.link_latency_s[src, dst]))
     a, b = (presets().get(cluster.devices[d].kind) for d in (src, dst))
     if a is not None and b is not None:

@@ -56,7 +56,7 @@ def device_names() -> list[str]:
 
 def compute_capability(device: Device) -> float:
     """NVIDIA compute capability, such as 8.6, of the device itself or of its kind's preset; 0.0 for
-    other makers and where it is not known."""
+    other makers and if unknown."""
     preset = presets().get(device.kind)
     return device.compute_capability or (preset.compute_capability if preset else 0.0)
 

@@ -113,7 +113,7 @@ class Device:
 
     @property
     def is_unified(self) -> bool:
-        """True for a GPU whose memory is its processor's, too, which it so stands for."""
+        """True for a GPU that shares its processor's memory and stands for both."""
         return self.kind in APPLE_KINDS if self.unified is None else self.unified
 
     @property
@@ -231,12 +231,12 @@ class Cluster:
 
     @functools.cached_property
     def op_dispatch_s(self) -> Float[np.ndarray, "D"]:
-        """Seconds that each op pays beside its computation."""
+        """Dispatch seconds of each op in addition to its computation."""
         return np.where(self.launches_ops, self.dispatch_s, 0.0)
 
     @functools.cached_property
     def segment_dispatch_s(self) -> Float[np.ndarray, "D"]:
-        """Seconds that each segment pays beside its ops."""
+        """Dispatch seconds of each segment in addition to its ops."""
         return np.where(self.launches_ops, 0.0, self.dispatch_s)
 
     def with_dispatch(self, dispatch_s: Float[np.ndarray, "D"]) -> "Cluster":
@@ -263,7 +263,7 @@ class Cluster:
 
     @functools.cached_property
     def num_channels(self) -> int:
-        """C; the ids lie in 0..C-1."""
+        """C; the ids are 0..C-1."""
         return int(self.channel.max()) + 1
 
     @functools.cached_property
@@ -283,7 +283,7 @@ class Cluster:
 
     @functools.cached_property
     def pool_bytes(self) -> Int[np.ndarray, "P"]:
-        """Capacity of each memory that devices share: what their peaks may add up to."""
+        """Capacity of each memory shared by devices: the limit of the sum of their peaks."""
         members = [self.memory_bytes[self.pool == p] for p in range(int(self.pool.max()) + 1)]
         return np.array([int(sizes.max()) for sizes in members], dtype=np.int64)
 
@@ -301,7 +301,7 @@ class Cluster:
         return own
 
     def room_bytes(self, usable: Bool[np.ndarray, "D"]) -> int:
-        """Memory of some devices together: what several of them share counts once."""
+        """Total memory of some devices; memory that several of them share counts once."""
         room = sum(self.memory_bytes[usable & (self.pool == ALONE)].tolist())
         for k, size in enumerate(self.pool_bytes.tolist()):
             room += min(size, sum(self.memory_bytes[usable & (self.pool == k)].tolist()))
@@ -319,7 +319,7 @@ class Cluster:
 
     @functools.cached_property
     def moves_caches(self) -> bool:
-        """True where caches of some device lie on another one."""
+        """True if caches of some device are stored on another one."""
         return bool((self.cache_home != np.arange(self.num_devices)).any())
 
     @functools.cached_property
@@ -518,7 +518,7 @@ def _channels(d: int, label: Mapping[tuple[int, int], str | None]) -> Int[np.nda
 
 
 def _check_link(link: Link, index: dict[str, int]) -> None:
-    """Raise `ClusterError` where a link joins what there is not, or contradicts itself."""
+    """Raise `ClusterError` if a link joins an unknown device, or contradicts itself."""
     for end in (link.src, link.dst):
         if end not in index:
             raise ClusterError(

@@ -95,7 +95,7 @@ class LinkSeconds(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Run(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """One measured placement: its pieces and links beside costs that are not adapted."""
+    """One measured placement: its pieces and links with their unadapted costs."""
 
     model: str
     pieces: tuple[Piece, ...]
@@ -516,7 +516,7 @@ def base_dispatch_s(device: Device) -> float:
 
 
 class LearnedRow(NamedTuple):
-    """Seconds of an op type on a device over some runs; "" stands for all of the device."""
+    """Seconds of an op type on a device over some runs; "" stands for all types of the device."""
 
     op_type: str
     device: str

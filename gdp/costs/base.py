@@ -62,7 +62,7 @@ class DerivedCosts:
 def launch_floors_s(
     model: CostModel, graph: OpGraph, cluster: Cluster
 ) -> Float[np.ndarray, "N D"] | None:
-    """Seconds of launches by a model or by one that it rests on; None where none knows them."""
+    """Launch seconds of a model or of the one that it is based on; None if neither has any."""
     if isinstance(model, KnowsLaunches):
         return model.launch_floor_s(graph, cluster)
     base = getattr(model, "base", None)

@@ -69,7 +69,7 @@ class Report:
     note: str = ""
 
     def summary(self) -> dict[str, Any]:
-        """The figures of the report, learned beside roofline."""
+        """The figures of the report, learned costs compared with roofline."""
         if not self.models:
             return {"note": self.note, "train_models": self.train_models}
         by_kernel = {} if not self.kernels else {

@@ -41,7 +41,7 @@ class _ModelError(msgspec.Struct):
 
 
 class _Report(msgspec.Struct):
-    """Errors on held-out models, of the report beside the arrays."""
+    """Errors on held-out models, of the report stored with the arrays."""
 
     model_error: _ModelError = msgspec.field(default_factory=_ModelError)
 
@@ -177,7 +177,7 @@ def _networks(meta: _Meta, arrays: Mapping[str, np.ndarray]) -> KernelNetworks:
 
 
 def _check(meta: _Meta, found: Mapping[str, np.ndarray]) -> None:
-    """Raises `ValueError` naming the array that does not fit the others, or what reads them."""
+    """Raise `ValueError` naming the array that contradicts the others, or its reader."""
     shapes = {name: array.shape for name, array in found.items()}
     for name in (*PLAIN, *LAYERS):
         if name not in shapes:

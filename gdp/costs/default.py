@@ -37,7 +37,7 @@ FROM_DATASHEETS = "roofline from datasheets"
 def resolve_costs(
     costs: CostModel | str | Path | None, cluster: Cluster, graph: OpGraph | None = None
 ) -> tuple[CostModel, str]:
-    """The cost model to use, and a line that says which and why.
+    """The cost model to use, and a line with its name and reason.
 
     None takes what was learned of this machine (`gdp.costs.machine`) on top of the shipped costs;
     "shipped" the latter alone: calibrations for the devices they match, the kernel network for

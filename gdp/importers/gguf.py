@@ -159,7 +159,7 @@ def _generation(header: GgufHeader, spec: GgufSpec) -> OpGraph:
 
 
 def _mask_bytes(header: GgufHeader, spec: GgufSpec, layer: int, tokens: int, heads: int) -> int:
-    """Bytes of the mask of a block at a context of so many tokens a sequence."""
+    """Bytes of a block's mask at a context of `tokens` tokens a sequence."""
     kept = cells(header, layer, spec.batch, tokens, spec.ubatch)
     return mask_bytes(spec.rows(tokens), kept, heads)
 
@@ -256,7 +256,7 @@ class _ModelBuilder:
         return (f"blk.{block[1]}" if block else name) + ".experts" * name.endswith(EXPERTS)
 
     def shared(self, detail: OpDetail) -> OpDetail:
-        """The first one that is equal: layers are alike."""
+        """The first equal object: layers are identical."""
         key = (detail.dtype, detail.input_shapes, tuple(sorted(detail.attributes.items())))
         return self.details.setdefault(key, detail)
 
@@ -425,7 +425,7 @@ def _logits(builder: _ModelBuilder, reads: list[int]) -> int:
 
 
 def _image(builder: _ModelBuilder) -> int:
-    """The embeddings of one image, by an encoder whose file lies beside the model's."""
+    """The embeddings of one image, by an encoder in a separate file."""
     width = builder.embedding.dims[0]
     encoder = read_projector(Path(builder.spec.mmproj), builder.spec.image)
     pixels = builder.add(IMAGE, INPUT, [], encoder.numbers)
@@ -462,14 +462,14 @@ def _by_block(header: GgufHeader) -> tuple[Parts, list[Parts]]:
 
 
 def _is_nothing(header: GgufHeader, layer: int) -> bool:
-    """True where the header says that a block has neither attention nor a feed-forward, as an
-    architecture search leaves some."""
+    """True for an empty block (neither attention nor feed-forward), which architecture searches
+    leave."""
     told = [header.numbers.get(key) for key in ("attention.head_count", "feed_forward_length")]
     return all(isinstance(row, list) and row[layer : layer + 1] == [0] for row in told)
 
 
 def _next_tokens(builder: _ModelBuilder, index: int, parts: Parts, x: int) -> None:
-    """A block that drafts more tokens: not computed, and held where llama.cpp loads it."""
+    """A multi-token-prediction block: not computed, and held if llama.cpp loads it."""
     if builder.header.architecture in _LOADED_NEXT:
         held = sum(part.nbytes for tensors in parts.values() for part in tensors.values())
         builder.add(f"blk.{index}.nextn", "Identity", [x], 0, held=held)
@@ -531,7 +531,7 @@ class _BlockBuilder:
 
 
 def _block(builder: _ModelBuilder, index: int, parts: Parts, x: int) -> int:
-    """A block, told by the tensors that it has; `ModelError` for tensors of unknown blocks."""
+    """Build a block from its tensor names; `ModelError` for tensors of unknown blocks."""
     block = _BlockBuilder(builder, index, parts)
     mixes = any(block.has(base) for base in ("attn_output", *_STATE_OUT))
     feeds = [kind for kind in _FEED_FORWARDS if block.has(f"ffn_down{kind}")]

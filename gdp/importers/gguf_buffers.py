@@ -23,7 +23,7 @@ WITHOUT_FLASH = frozenset(("grok",))
 
 
 def mask_bytes(rows: int, cells: int, heads: int = 0) -> int:
-    """The mask of a micro-batch over so many cells, and the scores of so many heads, without flash
+    """Bytes of a micro-batch's mask over some cells, and of the scores of all heads without flash
     attention.
 
     >>> mask_bytes(512, 32768) >> 20, mask_bytes(512, 32768, heads=64) >> 20
@@ -34,7 +34,7 @@ def mask_bytes(rows: int, cells: int, heads: int = 0) -> int:
 
 
 def logits_bytes(rows: int, vocabulary: int) -> int:
-    """Logits of so many tokens.
+    """Bytes of the logits of some tokens.
 
     >>> logits_bytes(4096, 248_320) >> 20
     3880

@@ -20,7 +20,7 @@ Parts = dict[str, dict]
 
 
 class Windows(NamedTuple):
-    """Blocks of an architecture that attend to a window, where its files say no pattern."""
+    """Sliding-window blocks of an architecture whose files hold no pattern."""
 
     period: int  # of blocks, one of which attends to all tokens: the last, or the first
     full_first: bool = False

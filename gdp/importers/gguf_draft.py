@@ -22,16 +22,15 @@ _MOST_APART, _FIRST_COMPARED = 128, 5
 
 
 class DraftSpec(NamedTuple):
-    """A file, the tokens that it drafts in a pass, and the probability that one behind accepted
-    ones is accepted."""
+    """Draft model: its file, draft tokens per pass, and acceptance probability of each token."""
 
     file: str = ""
     tokens: int = 0
     acceptance: float = 0.0
 
     def passes(self, new: int) -> int:
-        """Passes of the large model that write so many tokens, in the mean, two at the least; 0
-        without drafts."""
+        """Mean number of target-model passes that produce `tokens` tokens, at least two; 0 without
+        a draft model."""
         if not self.tokens:
             return 0
         return max(2, round(new / written_in_a_pass(self.tokens, self.acceptance)))
@@ -41,8 +40,8 @@ NO_DRAFT = DraftSpec()
 
 
 def draft_of(given: Mapping[str, str]) -> DraftSpec:
-    """The draft that a spec's parameters ask for, of no file where they ask for none; raises
-    `ModelError` for other values."""
+    """The draft model of a spec's parameters, with an empty file if they name none; raises
+    `ModelError` for invalid values."""
     keys = ("draft", "drafts", "acceptance")
     named = [key for key in keys if key in given]
     if not named:

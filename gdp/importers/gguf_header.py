@@ -111,7 +111,7 @@ def read_header(path: Path) -> GgufHeader:
 
 
 class Vocabulary(NamedTuple):
-    """Tokens of a model, and what it adds to a text."""
+    """Tokens of a model, and the special tokens that it adds to a text."""
 
     kind: str
     adds: tuple[object, object]  # a token before a text, and behind it; None where nothing says it
@@ -205,7 +205,8 @@ class _Reader:
         return values, [self.info() for _ in range(tensors)]
 
     def require(self, count: int, each: int, what: str) -> int:
-        """Bytes of so many parts, which are there; raises `_DamagedError` where they are not."""
+        """Size in bytes of `count` parts of the file; raises `_DamagedError` if the file is
+        shorter."""
         left = self.end - self.file.tell()
         if count * each > left:
             raise _DamagedError(f"it says {count} {what} where {left} bytes are left of its header")

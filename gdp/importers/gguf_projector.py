@@ -47,7 +47,7 @@ class Projector:
 
 
 def read_projector(path: Path, side: int = 0) -> Projector:
-    """The encoder of a file, for a square image of so many pixels a side (0: of its own size).
+    """The encoder of a file, for a square image of `side` pixels (0: the encoder's own size).
 
     Raises:
         ModelError: The file cannot be read, or is no image encoder.

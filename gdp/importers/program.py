@@ -382,8 +382,8 @@ def batch_of(given: Mapping[str, str]) -> tuple[int, int, bool]:
 
 
 def request_tokens(given: Mapping[str, str]) -> Request:
-    """The request that a spec's parameters ask for, of no tokens where they ask for one phase;
-    raises `ModelError` for other values, and where they ask for one phase and for both."""
+    """The request of a spec's parameters, without tokens if they select one phase; raises
+    `ModelError` for invalid values and for a phase together with a request."""
     optional = [key for key in ("requests", "context") if key in given]
     if not (optional or given.keys() & {"prompt", "new"}):
         return Request(0, 0)
@@ -444,7 +444,7 @@ class Traced:
 
 
 def report(traced: Traced) -> None:
-    """Log what was estimated or assumed."""
+    """Log estimates and assumptions."""
     if traced.estimated:
         _log.warning(
             "%s: no cost formula for %s; one operation per output element is assumed",

@@ -103,7 +103,7 @@ def _keywords(spec: str, query: str) -> dict[str, object]:
 def _require_parameters(
     spec: str, function: Callable[..., object], given: Mapping[str, object]
 ) -> None:
-    """Raise `ModelError` for a keyword that the function does not take, where that can be told."""
+    """Raise `ModelError` for a keyword that the function, if its signature is known, lacks."""
     try:
         parameters = inspect.signature(function).parameters.values()
     except (TypeError, ValueError):
@@ -120,7 +120,7 @@ def _require_parameters(
 
 
 def _required(function: Callable[..., object]) -> list[str]:
-    """The parameters without a default; none where that cannot be told."""
+    """Parameters without a default; none if the signature is unknown."""
     try:
         parameters = inspect.signature(function).parameters.values()
     except (TypeError, ValueError):

@@ -234,7 +234,7 @@ def _portfolio(
 
 
 def _limit(config: FinetuneConfig, clock: Clock) -> Clock | None:
-    """The clock, where seconds are given beside the evaluations: they end a fine-tuning as well."""
+    """The clock, if there is a limit of seconds beside that of evaluations."""
     return None if config.seconds is None else clock
 
 

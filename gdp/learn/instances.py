@@ -135,7 +135,8 @@ def largest_group_bytes(problem: Problem) -> int:
 
 
 def random_cluster(seed: int, graph: OpGraph | None = None) -> Cluster:
-    """2 to 8 devices; speeds alike or 1 to 20 times apart; links from Ethernet to NVLink.
+    """2 to 8 devices, identical or up to 20 times as fast as each other; links from Ethernet to
+    NVLink.
 
     With a graph, half of the clusters have links scaled such that moving all its tensors takes 0.05
     to 5 times as long as its arithmetic: where placement is neither trivial nor hopeless.

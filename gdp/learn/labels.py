@@ -241,7 +241,7 @@ def label_all(
     engine: Engine = HERE,
     progress: Callable[[int, int, str], None] = lambda done, count, problem: None,
 ) -> int:
-    """Label what has had fewer evaluations, until the time is over. Returns how many were done.
+    """Label problems with fewer evaluations until the time is over; return how many were labelled.
 
     Each label is appended as it comes, and stands if the run is killed; at the end the file has
     one line for each instance, in the order they were asked for. `progress` gets (labels found,

@@ -98,7 +98,7 @@ WIDTH = 40
 
 
 class ValidationPoint(NamedTuple):
-    """Cost over the best known, in the geometric mean, after so many updates."""
+    """Geometric mean of cost over the best known after a number of updates."""
 
     update: int
     greedy: float

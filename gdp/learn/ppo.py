@@ -395,7 +395,7 @@ MOST_WEIGHT = 50.0
 def gap_weights(
     free: Bool[np.ndarray, "K N"], taken: Bool[np.ndarray, "K N"]
 ) -> Float[np.ndarray, "K"]:
-    """Weights of rows such that each counts alike, however few of its choices were its own."""
+    """Weights by which rows count equally, however few of their choices were their own."""
     num_free = np.maximum((free & taken).sum(axis=1), 1)
     return np.clip(taken.sum(axis=1) / num_free, 1.0, MOST_WEIGHT)
 

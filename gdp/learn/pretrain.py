@@ -186,7 +186,7 @@ def _claim(folder: Path, recipe: Recipe, force: bool) -> None:
 
 
 class _State(msgspec.Struct):
-    """Progress of a run, written beside the arrays of its state."""
+    """Progress of a run, written with the arrays of its state."""
 
     step: int
     phase: int
@@ -235,7 +235,7 @@ class _Run:
         self.best_quality: Quality | None = None
 
     def go(self, stop_after_s: float | None, stop: Callable[[], bool] | None) -> PretrainResult:
-        """Update until the last step, the time limit or `stop`; what was learned so far."""
+        """Update until the last step, the time limit or `stop`; return the trained state."""
         state = self._start()
         saved = time.monotonic()
         log_metrics = None

@@ -38,8 +38,8 @@ _BYE = b"bye"
 
 
 class Witness:
-    """A child that says `line` on standard error unless this process ends in order or dismisses
-    it."""
+    """A child process that writes `line` to standard error unless this process ends in order or
+    dismisses it."""
 
     def __init__(self, line: str) -> None:
         # -I and -S: nothing of the user's is imported, and it starts in a hundredth of a second.
@@ -67,7 +67,8 @@ _WITNESS: list[Witness] = []
 
 
 def quit_at_once(error: DistributedError) -> NoReturn:
-    """Say why on standard error and end the process; leaving in order would wait for the lost."""
+    """Write the reason to standard error and end the process; an orderly exit would wait for the
+    lost ones."""
     sys.stdout.flush()
     sys.stderr.write(f"gdp: {printable(str(error))}\n")
     sys.stderr.flush()

@@ -91,7 +91,7 @@ class Trainer:
         return TrainState(params, params, self.transforms[0].init(params), np.zeros((), np.int64))
 
     def update(self, state: TrainState) -> tuple[TrainState, dict[str, float]]:
-        """One update, and what there is to say about it."""
+        """One update, and its metrics."""
         at = int(state.step)
         if at == self.recipe.imitation.updates:
             state = state._replace(optimiser=self.transforms[1].init(state.params))

@@ -149,7 +149,7 @@ def _next(
 
 
 class Checked(NamedTuple):
-    """Seconds of a placement that was measured in turn with others, and two predictions of them."""
+    """Seconds of a placement measured round-robin with others, and two predictions of them."""
 
     measured_s: float
     interval_s: tuple[float, float]  # 95%

@@ -19,7 +19,8 @@ SEGMENT_RUNS = 11
 
 @dataclass(frozen=True)
 class AsyncExecution:
-    """Functions that enqueue one sample, taken in turn, and the number of samples in flight.
+    """Functions that each enqueue one sample, called round-robin, and the number of samples in
+    flight.
 
     Traces hold samples without stages.
     """
@@ -67,7 +68,7 @@ def measured_rows(contenders: Mapping[str, AsyncExecution], measuring: Measuring
 
 @dataclass(frozen=True, eq=False)
 class ProgramSegment:
-    """One segment of a cut program as a function of its own."""
+    """One segment of a cut program as a function."""
 
     segment: int  # of the plan; negative for views that are results
     device: int  # index into the cluster's devices

@@ -42,7 +42,7 @@ def turn_schedule(
     workers: Sequence[Sequence[int]], seconds: Sequence[float], sources: Sequence[Sequence[int]],
     least_s: float = 0.0,
 ) -> Cycle:  # fmt: skip
-    """A cycle in which the workers of each stage take samples in turn.
+    """A cycle in which the workers of each stage take samples round-robin.
 
     `cyclic_schedule` of the stages of all samples until the turns repeat, as independent stages of
     one sample. If these are too many, the oldest sample goes first. `least_s` is the shortest

@@ -52,15 +52,15 @@ class Measuring:
             )
 
     def say(self, stage: str, fraction: float | None = None) -> None:
-        """Tell the progress, if anybody listens."""
+        """Report the progress to the listener, if any."""
         if self.progress is not None:
             self.progress(stage, fraction)
 
 
 @dataclass(frozen=True)
 class Quota:
-    """End of one round of a contender: after so many completions and seconds of the full pipeline,
-    or at the cap."""
+    """End of one round of a contender: after a number of completions and seconds of the full
+    pipeline, or at the cap."""
 
     completions: int
     seconds: float
@@ -218,7 +218,7 @@ def _stage_s(rounds: Sequence[tuple[Trace, ...]]) -> tuple[float, ...]:
 
 
 def _member_s(rounds: Sequence[tuple[Trace, ...]]) -> tuple[tuple[float, ...], ...]:
-    """Median seconds of each stage by each of those who serve it in turn."""
+    """Median seconds of each stage on each of its replicas."""
     first = rounds[0][0]
     members = []
     for i, turns in enumerate(first.turns):

@@ -98,7 +98,7 @@ def _measured(plan: ExecutionPlan, report: RunReport) -> tuple[dict[int, float],
 
 
 def _by_member(report: RunReport) -> dict[int, tuple[float, ...]]:
-    """Seconds of every segment that devices run in turn, by each of them."""
+    """Seconds of every replicated segment on each of its devices."""
     total = dict[int, tuple[float, ...]]()
     for row in report.segments:
         if row.segment >= 0 and row.member_s:
@@ -110,7 +110,7 @@ def _by_member(report: RunReport) -> dict[int, tuple[float, ...]]:
 def _shares(
     graph: OpGraph, cluster: Cluster, base: CostModel, prediction: Prediction, plan: ExecutionPlan
 ) -> list[list[Share]]:
-    """The ops of every segment with their predictions by the base costs, ops alike together."""
+    """The ops of every segment with their base-cost predictions, identical ops together."""
     if getattr(base, "reads_unfused", False):
         rows, segment = graph, plan.segment
     else:

@@ -22,7 +22,7 @@ def this_core(threads: int = 1) -> DeviceRecord:
 
 
 def cpu_features() -> tuple[str, ...]:
-    """The vector extensions of this processor, as far as Linux tells."""
+    """Vector extensions of this processor, as far as Linux reports them."""
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:
@@ -44,7 +44,7 @@ def statistic(times: np.ndarray) -> tuple[float, float]:
 
 
 def timed(run: Callable[[], object], runs: int) -> Float[np.ndarray, "T"]:
-    """Seconds of each of so many calls."""
+    """Seconds of each of `count` calls."""
     seconds = np.empty(runs)
     for i in range(runs):
         start_s = time.perf_counter()
@@ -54,7 +54,7 @@ def timed(run: Callable[[], object], runs: int) -> Float[np.ndarray, "T"]:
 
 
 def runs_within(run: Callable[[], object], seconds: float, least: int = 3, most: int = 500) -> int:
-    """Number of calls that fill so many seconds, from the time of one."""
+    """Number of calls that fill `seconds`, estimated from one call."""
     return int(np.clip(seconds / max(float(timed(run, 1)[0]), 1e-6), least, most))
 
 

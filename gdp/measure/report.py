@@ -252,7 +252,7 @@ def warnings(
 
 
 def _slower(objective: str, rows: Mapping[str, Row], scaled: bool) -> list[str]:
-    """That one device alone is faster, where the intervals leave no doubt, and what to do."""
+    """Warning that one device alone is faster, if the intervals leave no doubt, and the remedy."""
     if SINGLE not in rows:
         return []
     own, one = speed(objective, rows[PLACED]), speed(objective, rows[SINGLE])

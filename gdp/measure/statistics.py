@@ -90,7 +90,7 @@ class Count:
         return sum(span.samples / span.seconds for span in self.of_trace)
 
     def batch_rates(self, batches: int) -> list[float]:
-        """The rate in each of so many stretches of completions in a row."""
+        """Rates of `count` consecutive batches of completions."""
         steps = [batch_means(np.diff(span.finish_s), batches) for span in self.of_trace]
         return [sum(1.0 / s for s in own) for own in zip(*steps, strict=False)]
 
@@ -145,8 +145,8 @@ class Estimate:
 
 
 def batch_means(values: Float[np.ndarray, "K"], batches: int) -> list[float]:
-    """Means of so many stretches of values in a row, of equal length up to one; fewer where there
-    are too few values.
+    """Means of `count` consecutive batches of equal length up to one; fewer if there are too few
+    values.
 
     >>> batch_means(np.array([1.0, 3.0, 5.0, 7.0]), 2)
     [2.0, 6.0]

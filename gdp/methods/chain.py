@@ -217,7 +217,7 @@ _Kind = tuple[int, int]  # machine, class of device
 
 
 def _of_unlike_machines(kinds: Sequence[_Kind], left: "Counter[_Kind]") -> Iterator[_Kind]:
-    """The kinds of machines none of whose devices was taken, without machines alike an earlier."""
+    """One machine of each kind, none of whose devices was taken."""
     held = {m: sorted((*k[1:], left[k]) for k in kinds if k[0] == m) for m, *_ in kinds}
     first = {m for m in held if m == next(n for n in held if held[n] == held[m])}
     return (kind for kind in kinds if kind[0] in first)

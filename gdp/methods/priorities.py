@@ -69,7 +69,7 @@ def ranks_to_try(problem: Problem) -> list[Int[np.ndarray, "N"] | None]:
 
 
 def depth_first_rank(problem: Problem) -> Int[np.ndarray, "N"]:
-    """Ranks of a depth-first topological order, which uses what was made last first.
+    """Ranks of a depth-first topological order, which consumes the most recent results first.
 
     It keeps few tensors alive where branches are long, as breadth-first order does not. O(N + E).
     """

@@ -156,7 +156,7 @@ def shed(
 @numba.njit(**INNER_INLINE)
 @no_type_check
 def carry(a, source, to, size, excess_bytes, slack_bytes, pool_excess, pool_slack):
-    """Move so many bytes between two devices, in the excess and the slack of their memories."""
+    """Move `size` bytes between two devices, in the excess and the slack of their memories."""
     excess_bytes[source] -= size
     slack_bytes[to] -= size
     if a.pool[source] >= 0 and a.pool[source] != a.pool[to]:

@@ -43,7 +43,7 @@ class Evaluated:
 
     @property
     def key(self) -> tuple[int, float]:
-        """Smaller is better: what fits first, then seconds."""
+        """Sort key, smaller is better: feasible first, then seconds."""
         return self.overflow_bytes, self.value_s
 
     def __lt__(self, other: "Evaluated") -> bool:
@@ -99,7 +99,7 @@ def best_of(
 def best_two(
     problem: Problem, assignments: Iterable[Assignment], clock: Clock | None = None
 ) -> tuple[Evaluated, Evaluated | None]:
-    """(`best_of`, with the evaluations of all; what overflows least, where the best fits)."""
+    """(`best_of`, with the evaluations of all; the least overflowing one, if the best fits)."""
     at_once, clock = max(1, _OPS_PER_LOOK // problem.num_ops), clock or Clock(None)
     best: Evaluated | None = None
     over: Evaluated | None = None
@@ -255,7 +255,7 @@ def _confined_weights(problem: Problem) -> str | None:
 def _needed(
     problem: Problem, inside: Bool[np.ndarray, "G"], ids: Int[np.ndarray, "_"], needed: int
 ) -> str:
-    """Text of the bytes that weights and caches need, separately."""
+    """Bytes that weights and caches need, separately."""
     graph, a = problem.graph, arrays_of(problem)
     ops = np.flatnonzero(inside[problem.group] & (graph.cache_bytes > 0))
     once = ops[np.unique(graph.weight_id[ops], return_index=True)[1]]

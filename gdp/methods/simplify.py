@@ -139,7 +139,7 @@ def _counted(problem: Problem, plan: Evaluated) -> Evaluated:
 
 
 class _Budget:
-    """Simulations left, and ops that may still be examined."""
+    """Remaining simulations, and ops that may still be examined."""
 
     def __init__(
         self, problem: Problem, evaluations: int | None, clock: Clock | None = None
@@ -223,7 +223,7 @@ def _walk(problem: Problem, start: Evaluated, most_s: float, budget: _Budget) ->
 
 
 class _Move(NamedTuple):
-    """Ops of one device that go to another together."""
+    """Ops of one device that move to another together."""
 
     ops: Int[np.ndarray, "M"]
     source: int

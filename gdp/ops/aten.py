@@ -139,8 +139,8 @@ def _bag_bytes(ins: Shapes, outs: Shapes) -> float:
 
 
 def _written_into_bytes(ins: Shapes, outs: Shapes) -> float:
-    """An array written into where it lies, as a cache is: what is new is read and written, and the
-    places of it are read."""
+    """An in-place write, as into a cache: the new values are read and written, and their indices
+    read."""
     places = ins[1:-1]
     count = max([ins[-1].size, *(s.size for s in places)])
     written = min(count * ins[0].itemsize, ins[0].nbytes)

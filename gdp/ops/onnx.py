@@ -293,7 +293,7 @@ def _tensor_scatter_bytes(view: NodeView) -> float:
 
 
 def _dropout_bytes(view: NodeView) -> float:
-    """Nothing in inference, where it is the identity; an output mask is written."""
+    """Nothing in inference, where it is the identity, but the output mask."""
     training = view.data(2)
     if training is not None and training.any():
         return all_bytes(view)
@@ -309,7 +309,7 @@ def _cast_bytes(view: NodeView) -> float:
 
 
 def input_bytes(view: NodeView, index: int) -> int:
-    """Bytes of input `index`, 0 where it is left out."""
+    """Bytes of input `index`, 0 if omitted."""
     fact = view.inputs[index] if index < len(view.inputs) else None
     return 0 if fact is None else fact.bytes
 

@@ -96,7 +96,7 @@ Inferred = Fact | Partial
 
 @dataclass(frozen=True)
 class NodeView:
-    """A node with all that is known of its inputs and outputs; None stands for one left out."""
+    """A node with its known inputs and outputs; None stands for an omitted one."""
 
     name: str
     domain: str
@@ -114,7 +114,7 @@ class NodeView:
     body: tuple[float, float] = field(default=(0.0, 0.0))  # FLOPs and traffic of all iterations
 
     def attribute(self, name: str, default: Any = None) -> Any:
-        """The Python value of an attribute, strings decoded; `default` where it is left out."""
+        """The Python value of an attribute, strings decoded; `default` if omitted."""
         found = self.attributes.get(name)
         return default if found is None else found.value
 
@@ -128,12 +128,12 @@ class NodeView:
         return index < len(self.inputs) and self.inputs[index] is not None
 
     def shape(self, index: int) -> tuple[int, ...]:
-        """The shape of input `index`; () where it is left out or is no tensor."""
+        """The shape of input `index`; () if omitted or no tensor."""
         tensor = self.tensor(index)
         return () if tensor is None else tensor.shape
 
     def in_elements(self, index: int) -> int:
-        """Elements of input `index`; 0 where it is left out."""
+        """Elements of input `index`; 0 if omitted."""
         fact = self.inputs[index] if index < len(self.inputs) else None
         return 0 if fact is None else fact.elements
 
@@ -150,7 +150,7 @@ class NodeView:
         return 0 if output is None else output.elements
 
     def data(self, index: int) -> np.ndarray | None:
-        """The array of input `index`; None where it is not small and constant."""
+        """The array of input `index`; None unless small and constant."""
         return self.known[index] if index < len(self.known) else None
 
     def ints(self, attribute: str, index: int) -> list[int] | None:
@@ -175,7 +175,7 @@ def need(view: NodeView, index: int) -> Tensor:
 
 
 def bits(dtype: DataType) -> int:
-    """Bits of one element as it is stored."""
+    """Stored bits of one element."""
     if dtype.name == "STRING":
         return STRING_BITS
     return 0 if dtype.name == "UNDEFINED" else dtype.bitwidth

@@ -91,7 +91,7 @@ def _dynamic_flop(view: NodeView) -> Number:
 
 
 def _attention_flop(view: NodeView) -> Number:
-    """Keys are counted from `present` where it is made, else from the key itself."""
+    """Keys are counted from `present` if it is made, else from the key itself."""
     batch, queries, width = view.out_shape
     heads, key = int(view.attribute("num_heads", 1)), view.shape(1)
     present = view.outputs[1] if len(view.outputs) > 1 else None

@@ -44,7 +44,7 @@ class Shape:
 
     @property
     def nbytes(self) -> int:
-        """Bytes to read it once: of a broadcast view, at most what is stored."""
+        """Bytes of one read: of a broadcast view, at most its stored bytes."""
         dense = self.size * self.itemsize
         return dense if self.stored_bytes is None else min(dense, self.stored_bytes)
 

@@ -21,7 +21,7 @@ DEFAULTS = (
 
 
 def sequences_of(batched_tokens: int) -> int:
-    """Requests that run at once by default where so many tokens are computed at once.
+    """Default maximum number of concurrent requests at a token budget.
 
     >>> [sequences_of(n) for n in (64, 2048, 8192, 16384)]
     [64, 256, 1024, 1024]

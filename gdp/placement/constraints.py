@@ -226,7 +226,7 @@ def whole_borders(constraints: Constraints, graph: OpGraph) -> Int[np.ndarray, "
 
 
 def outermost(scope: str, roots: Collection[str]) -> str | None:
-    """The shortest of the module paths that a module lies in or is, None where there is none.
+    """The shortest of the module paths that contain or equal a module; None if there is none.
 
     >>> outermost("layers.1.mlp", {"layers.1", "layers.1.mlp", "layers"})
     'layers'

@@ -137,7 +137,7 @@ def _devices(
 
 
 def longest_holder(scope: str, paths: Collection[str]) -> str | None:
-    """The longest of some module paths that a scope lies in.
+    """The longest of some module paths that contain a scope.
 
     >>> longest_holder("layers.1.mlp", {"layers.1", "layers.1.m", "layers"})
     'layers.1'

@@ -81,7 +81,7 @@ class Split(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class DraftModel(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A small model beside the one that is placed, which drafts tokens for it."""
+    """Draft model of speculative decoding, placed with the target model."""
 
     model: str  # its configuration, with or without "hf:"
     tokens: _DraftTokens  # that it proposes in a pass
@@ -110,8 +110,7 @@ class QuestionRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True, om
 
     @property
     def draft_model(self) -> DraftModel | None:
-        """The small model that drafts; raises `PlacementError` where an older file's text of it is
-        malformed."""
+        """The draft model; raises `PlacementError` if an older file's text of it is malformed."""
         if not isinstance(self.draft, str):
             return self.draft
         if not self.draft:
@@ -195,7 +194,7 @@ def digest_of(path: str) -> str:
 
 
 def _found(spec: str, folder: Path) -> str:
-    """The spec, or with its path below a folder where it is found there and not here."""
+    """The spec, or with its path below a folder if only that file exists."""
     prefix = "hf:" if spec.startswith("hf:") else ""
     path, mark, options = spec.removeprefix(prefix).partition("?")
     if not path or is_there(path) or not is_there(folder / path):
@@ -501,7 +500,7 @@ def require(placement: Placement, graph: OpGraph, cluster: Cluster) -> None:
 
 
 def save_placement(placement: Placement, path: str | os.PathLike[str]) -> None:
-    """Write the JSON file; an interrupted write leaves what was there before."""
+    """Write the JSON file; an interrupted write leaves the previous file intact."""
     document = _File(
         schema=SCHEMA,
         graph_digest=placement.graph_digest,
@@ -520,7 +519,7 @@ def save_placement(placement: Placement, path: str | os.PathLike[str]) -> None:
 
 
 def read_placed(placed: Placed) -> Placement | DeviceMap:
-    """The placement or device map that a path, a placement, a result or a map stands for."""
+    """The placement or device map of a path, a placement, a result or a map."""
     if isinstance(placed, str | os.PathLike) and (entries := read_device_map(placed)) is not None:
         return entries
     return placed if isinstance(placed, Mapping) else load_placement(placed)

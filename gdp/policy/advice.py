@@ -48,7 +48,7 @@ def cost(problem: Problem, rated: RatedPlacements) -> Float[np.ndarray, "K"]:
 
 
 class Advice(NamedTuple):
-    """Placements with devices that are alike renamed by first use, and what they cost."""
+    """Baseline placements, interchangeable devices renamed by first use, and their costs."""
 
     device: Int[np.ndarray, "A N"]  # the incumbent, then one row per adviser
     cost_s: Float[np.ndarray, "A"]  # under the best priorities, raised where memory overflows
@@ -67,7 +67,7 @@ class Advice(NamedTuple):
 
 
 class Advisers:
-    """The heuristics of one problem, each run once, and what they advise."""
+    """The heuristics of one problem, each run once, and their placements."""
 
     def __init__(self, problem: Problem) -> None:
         self.problem = problem
@@ -148,7 +148,7 @@ def advice(problem: Problem) -> Advice:
 
 
 def incumbents(problem: Problem) -> Int[np.ndarray, "K N"]:
-    """The advisers' different placements, the best first: what a decode may start from."""
+    """The advisers' distinct placements, the best first: starts of decodes."""
     return _advisers(problem).advised[1]
 
 

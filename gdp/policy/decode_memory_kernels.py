@@ -12,7 +12,7 @@ from gdp.base.kernels.options import INNER
 @numba.njit(**INNER)
 @typing.no_type_check
 def held_bytes(p, s, t, i, copies):
-    """Bytes that a tensor takes on a device: so many copies, one more per later stage if kept.
+    """Bytes that `copies` of a tensor take on a device, one more per later stage if kept.
 
     Every device is taken to become one stage.
     """
@@ -152,7 +152,7 @@ def hold_outputs(p, s, op, i):
 @numba.njit(**INNER)
 @typing.no_type_check
 def read_inputs(p, s, op):
-    """Free what an op was the last to read."""
+    """Free tensors whose last reader was this op."""
     for k in range(p.in_start[op], p.in_start[op + 1]):
         t = p.in_tensor[k]
         s.uses_left[t] -= 1

@@ -293,7 +293,7 @@ def _polished(
 
 
 def coarse(problem: Problem) -> tuple[Problem, Widen]:
-    """The problem over groups of ops where it is too large, and the way back."""
+    """The problem over groups of ops if it is too large, and the function from groups to ops."""
     if problem.num_ops <= LARGEST:
         return problem, lambda device: device
     from gdp.graph.fuse import coarsen

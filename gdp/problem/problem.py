@@ -85,7 +85,7 @@ class Problem:
     _cache: dict[tuple, Any] = field(default_factory=dict, init=False, repr=False)
 
     def __getstate__(self) -> dict[str, Any]:
-        """The problem alone: what is derived from it is made again where it is unpickled."""
+        """The problem alone: derived values are computed again after unpickling."""
         return vars(self) | {"_cache": {}}
 
     @property
@@ -100,7 +100,7 @@ class Problem:
 
     @functools.cached_property
     def num_groups(self) -> int:
-        """G, an op that is free counting as a group of its own."""
+        """G; an op without a group counts as one."""
         return int(self.group.max()) + 1
 
     @functools.cached_property
@@ -146,7 +146,7 @@ class StoredBytes(NamedTuple):
 
     @property
     def is_cache(self) -> Bool[np.ndarray, "H"]:
-        """True for entries that are caches, which may lie on another device."""
+        """True for entries that are caches, which may be stored on another device."""
         return np.arange(len(self.op)) >= self.first_cache
 
     def on(self, problem: Problem, device: Int[np.ndarray, "N"]) -> Int[np.ndarray, "H"]:
@@ -158,8 +158,8 @@ class StoredBytes(NamedTuple):
 
 @cached_on_problem
 def stored_bytes(problem: Problem) -> StoredBytes:
-    """Weights and caches of a problem's ops, told apart where caches of some device lie on another.
-    O(N log N)."""
+    """Weights and caches of a problem's ops, separately if caches of some device are stored on
+    another. O(N log N)."""
     graph = problem.graph
     apart = problem.cluster.moves_caches and bool(graph.cache_bytes.any())
     cache = graph.cache_bytes if apart else np.zeros_like(graph.cache_bytes)

@@ -41,7 +41,7 @@ def classes_of(alike: Bool[np.ndarray, "D D"]) -> list[list[int]]:
 
 @cached_on_problem
 def links_alike(problem: Problem) -> Bool[np.ndarray, "D D"]:
-    """Pairs of devices whose exchange leaves links and homes of caches as they are and renames
+    """Pairs of devices whose exchange leaves links and homes of caches unchanged and renames
     channels.
 
     Both share their memory and their processor with each other, or with none.

@@ -214,8 +214,8 @@ def traced_model(spec: str) -> "str | JaxModel | TorchModel | OpGraph":
 
 
 def source_files(spec: Model) -> list[Path]:
-    """The files that a model is read from: with those of external weights, and the module of a
-    `python:` model that is loaded. Those that cannot be told are left out."""
+    """Files that a model is read from, including external weights and the module of a loaded
+    `python:` model; unknown ones are left out."""
     text = spec_of(spec)
     return importer_of(text).files(text) if text else []
 

@@ -102,7 +102,7 @@ def once_of(question: Question) -> OpGraph:
 
 
 def costs_of(question: Question) -> tuple[CostModel, str]:
-    """The cost model of a question on its machine, and a line that says which and why."""
+    """The cost model of a question on its machine, and a line with its name and reason."""
     from gdp.costs.default import resolve_costs
 
     parts = question.costs, question.cluster, question.graph
@@ -198,8 +198,8 @@ def _as_one_kernel(
 
 
 def requests_in_flight(graph: OpGraph, cluster: Cluster, objective: str) -> int:
-    """Requests whose caches a placement has room for: as many as were asked for, otherwise one, and
-    in a pipeline one for every device that computes."""
+    """Requests whose caches a placement has memory for: the requested number, otherwise one, and in
+    a pipeline one for every device that computes."""
     if graph.request is not None and graph.request.requests:
         return graph.request.requests
     if not find_objective(objective).pipelined:
@@ -222,7 +222,7 @@ def _with_all_caches(question: Question) -> OpGraph:
 def _all_runs(
     graph: OpGraph, cluster: Cluster, seconds: Float[np.ndarray, "M D"]
 ) -> tuple[Cluster, Float[np.ndarray, "M D"]]:
-    """Cluster and seconds with which every op stands for all of its runs in one sample.
+    """Cluster and seconds in which every op stands for all of its runs in one sample.
 
     An op takes the seconds and the dispatch of all runs. Links carry its tensors in all of them,
     by `OpGraph.sent_bytes`; memory holds those of one run. Every border between devices is crossed

@@ -30,7 +30,7 @@ class Counts(NamedTuple):
 
 
 def counts_of(question: Question, placement: Placement) -> Counts:
-    """Ops and kernels of each device, as runtimes fuse what is on one device."""
+    """Ops and kernels of each device, fused per device as in runtimes."""
     graph = question.graph
 
     def per_device(devices: Int[np.ndarray, "K"]) -> tuple[int, ...]:

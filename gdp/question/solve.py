@@ -202,7 +202,7 @@ def _trained(checkpoint: str | Path | None) -> dict[str, Method]:
 
 @functools.cache
 def start_up(objective: str) -> None:
-    """Import and compile once per process all that runs beside methods, so that no budget pays."""
+    """Import and compile once per process everything besides methods, outside of any budget."""
     from gdp.bounds.best import best_bound
     from gdp.methods.scoring import tiny_problem
     from gdp.methods.simplify import simpler
@@ -401,7 +401,7 @@ def evaluate(
 
 
 def proven(result: Result) -> Result:
-    """A result of `evaluate` that was left unproven, with its bound; others as they are."""
+    """A result of `evaluate` that was left unproven, with its bound; others unchanged."""
     if result.bound_by or result.placement.splits:
         return result
     return with_bound(result, *_bound_of_any(result.question, result.value_s))

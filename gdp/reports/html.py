@@ -111,13 +111,13 @@ def _environment() -> Any:
 
 @functools.cache
 def _asset(name: str) -> str:
-    """A file of `page/`, which is gdp's own and goes into the page as it is."""
+    """A file of `page/`, written by gdp and inserted unchanged."""
     return (files("gdp.reports") / "page" / name).read_text(encoding="utf-8")
 
 
 @functools.cache
 def _scripts() -> str:
-    """The page's script; its hash stands in the page's policy, which lets no other run."""
+    """The page's script; the page's policy holds its hash and allows no other."""
     return '"use strict";\n' + "\n".join(map(_asset, SCRIPTS))
 
 

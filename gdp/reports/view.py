@@ -86,7 +86,7 @@ class PlacementView:
 
 
 def op_label(graph: OpGraph, op: int) -> str:
-    """The module path of an op with its name, or the name alone where it says the path itself.
+    """The module path of an op with its name, or the name alone if it contains the path.
 
     Exporters name ops after their module (`/encoder/layer.0/MatMul`), or number them.
     """

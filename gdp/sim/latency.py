@@ -37,7 +37,7 @@ _IDLE: WeakKeyDictionary[Problem, list[Workspace]] = WeakKeyDictionary()
 
 
 def in_plain(problem: Problem, placements: int) -> bool:
-    """True if so many placements are to be simulated in plain Python, with equal answers: until the
+    """True if `count` placements are to be simulated in plain Python, with equal answers: until the
     process has simulated `PLAIN_OPS`, or loaded the kernels for a search."""
     global _plain_ops
     if "gdp.sim.kernels.evaluate" in sys.modules:
@@ -201,7 +201,7 @@ def rank_rows(
 
 
 def orders_of(rows: Int[np.ndarray, "K N"]) -> tuple[Int[np.ndarray, "K N"], Bool[np.ndarray, "K"]]:
-    """The ops by rank, ties by id; and whether some ranks differ, without which they say nothing.
+    """The ops by rank, ties by id; and whether some ranks differ.
 
     >>> orders_of(np.array([[3, 1, 1], [2, 2, 2]]))
     (array([[1, 2, 0],

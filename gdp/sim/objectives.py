@@ -40,7 +40,7 @@ class Score:
 
     @property
     def feasible(self) -> bool:
-        """True if every device can hold what it is given."""
+        """True if no device's memory overflows."""
         return self.overflow_bytes == 0
 
     def __str__(self) -> str:
@@ -57,7 +57,7 @@ EvaluateOne = Callable[[Problem, Int[np.ndarray, "N"], Rank], Score]
 
 @dataclass(frozen=True)
 class Objective:
-    """An objective: how it is evaluated, what methods depend on, and what only it has."""
+    """An objective: its evaluation, the facts that methods depend on, and its own programs."""
 
     values: EvaluateMany  # of many placements
     score: EvaluateOne  # all that is known of one

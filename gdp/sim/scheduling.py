@@ -20,7 +20,7 @@ class IterationBatch(NamedTuple):
 
 @dataclass(frozen=True)
 class Scheduler:
-    """Chunked prefill: prompts fill what decoding leaves of an iteration, cut where it is full."""
+    """Chunked prefill: prompts use the token budget that decoding leaves, cut at its end."""
 
     async_scheduling: bool = False  # a batch is chosen when the one before it starts
     request_s: float = 0.0  # of the host, before a request is in the queue of the engine

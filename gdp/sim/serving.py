@@ -50,8 +50,8 @@ MOST_PASSES = 2_000_000
 
 
 def written_in_a_pass(drafts: int, acceptance: float) -> float:
-    """Tokens of a pass that checks so many drafts, mean: (1 - a^(k+1)) / (1 - a) (Leviathan et al.,
-    ICML 2023, equation 1).
+    """Mean tokens of a pass that verifies `drafts` draft tokens: (1 - a^(k+1)) / (1 - a) (Leviathan
+    et al., ICML 2023, equation 1).
 
     >>> round(written_in_a_pass(4, 0.7), 3)
     2.773
@@ -289,7 +289,7 @@ class _Clients:
             yield self.asked[-1]
 
     def end(self, request: _Request, now: float) -> None:
-        """A request has all of its tokens; its client may ask again."""
+        """Finish a request; its client may send the next one."""
         request.ended_s = now
         heapq.heappush(self.free, now)
 
@@ -540,7 +540,7 @@ def _lanes(
 
 
 def _passes_in(seconds: float, first_s: float, grows_s: float) -> int:
-    """Number of iterations that take so many seconds, at least one."""
+    """Number of iterations that fit in `seconds`, at least one."""
     if first_s <= 0 or seconds <= first_s:
         return 1
     if grows_s <= 0:

@@ -115,7 +115,7 @@ def summary_of(rows: Sequence[ServedRequest], begin_s: float) -> ServedTraffic:
     seconds = until_s - begin_s
 
     def share(start_s: float, end_s: float) -> float:
-        """Part of a time that lies within those seconds."""
+        """Fraction of an interval that is inside those seconds."""
         inside = min(end_s, until_s) - max(start_s, begin_s)
         return max(0.0, inside / (end_s - start_s)) if end_s > start_s else 0.0
 

@@ -10,7 +10,7 @@ NOTHING = -1
 
 @no_type_check
 def fill_hops(start, reader, device, hops):
-    """The most changes of device on the way from each op to the exit; ops in topological order."""
+    """Maximum number of device changes from each op to the exit; ops in topological order."""
     for back in range(len(hops)):
         op = len(hops) - 1 - back
         for x in range(start[op], start[op + 1]):

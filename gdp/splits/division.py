@@ -145,8 +145,8 @@ def stepped_units(found: "_Search", graph: OpGraph) -> tuple[Unit, ...]:
 
 
 def alone(graph: OpGraph) -> Bool[np.ndarray, "N"]:
-    """Ops of parts of a GGUF graph that have a file of their own, and lie on one device: image
-    encoder and draft model."""
+    """Ops of parts of a GGUF graph with a separate file, each on one device: image encoder and
+    draft model."""
     parts = (PROJECTOR, DRAFT, f"{DRAFT}.token_embd") if graph.source == "gguf" else ()
     return np.array([scope in parts for scope in graph.scope], dtype=bool)
 
@@ -176,7 +176,7 @@ def _gguf_stacks(graph: OpGraph) -> Bool[np.ndarray, "N"]:
 
 
 class _Search:
-    """The roles of the ops of a graph as they are found."""
+    """The roles found so far of the ops of a graph."""
 
     def __init__(self, graph: OpGraph) -> None:
         self.graph = graph
@@ -273,8 +273,8 @@ class _Search:
             self.whole_keys.add(op)
 
     def divide_linear_attention(self, convolution: int) -> None:
-        """Linear attention behind a short convolution by heads, with the products of one input
-        before it and the one behind it; other uses of a convolution stay as they are."""
+        """Shard linear attention behind a short convolution by heads, with the products of its
+        input and the one behind it; other uses of a convolution stay whole."""
         rows = self.reach([convolution], backward=False)[1]
         if len(rows) != 1:
             return
@@ -352,8 +352,8 @@ class _Search:
                 self.assign([one], Role.ATTEND if one == op else Role.INNER, unit)
 
     def divide_mlp(self, row: int) -> None:
-        """A product by rows, if what it reads are products of one input with only elementwise ops
-        between, by columns."""
+        """Shard a product by rows if its inputs are products of one tensor with only elementwise
+        ops between, those by columns."""
         rows = self.sizes(row)[1]
         inside, columns, todo = set[int](), set[int](), [row]
         while todo:

@@ -88,8 +88,8 @@ def divided(
 
 
 def held_graphs(graph: OpGraph, placement: Placement) -> tuple[OpGraph, ...]:
-    """By device, the graph with the weights and caches that it holds: those of a member where ops
-    are divided. Devices that hold alike parts have one object."""
+    """By device, the graph with the weights and caches that it holds: those of a rank where ops are
+    sharded. Devices with identical parts share one object."""
     count = len(placement.device_names)
     if not placement.splits:
         return (graph,) * count

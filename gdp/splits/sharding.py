@@ -208,7 +208,7 @@ def _details(
     division: Division, role: Int[np.ndarray, "N"], unit: Int[np.ndarray, "N"],
     spans: Sequence[tuple[int, int, int]], cached: Float[np.ndarray, "N"],
 ) -> tuple[OpDetail, ...]:  # fmt: skip
-    """Shapes of the member's ops; ops of one detail that are divided alike share the new one."""
+    """Shapes of the rank's ops; ops of one detail with identical shards share the new one."""
     made: dict[tuple[int, ...], OpDetail] = {}
     details = []
     kinds = [own.kind for own in division.units]

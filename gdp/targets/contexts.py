@@ -80,7 +80,7 @@ def longest_of_plan(question: Question, placement: Placement, score: Score) -> i
 
 
 def _most(graph: OpGraph) -> int:
-    """The longest context that is looked at: that of the model, or what is asked for anyway."""
+    """Upper limit of the context search."""
     request = graph.request
     longest = (graph.growth.longest or UNKNOWN_LONGEST) // STEP * STEP
     return longest if request is None else max(longest, request.held)

@@ -19,7 +19,7 @@ from gdp.question.models import Model, spec_of
 
 
 class Needs(NamedTuple):
-    """NVIDIA's compute capability that something needs, at least, and the file that says so."""
+    """Minimum NVIDIA compute capability of a feature, and the source file that requires it."""
 
     capability: float
     file: str

@@ -81,7 +81,7 @@ def _input_shape(value: onnx.ValueInfoProto, graph: OpGraph) -> tuple[int, ...]:
 
 
 def _index_bounds(graph: onnx.GraphProto) -> dict[str, int]:
-    """Of each value that is used as an index, the smallest axis that it is looked up along."""
+    """Smallest axis that each index value is looked up along."""
     shapes = dict(_known_shapes(graph))
     bounds: dict[str, int] = {}
     nodes = list(_all_nodes(graph))

@@ -77,7 +77,7 @@ def _instead(result: Result, peer: Peer, placement: Placement, score: Score) -> 
 
 
 def _renamed(placement: Placement, cluster: Cluster) -> Placement:
-    """The placement with the devices of a cluster; as it is where it uses another device."""
+    """The placement with a cluster's device names; unchanged if it uses another device."""
     names = {name: d for d, name in enumerate(cluster.device_names)}
     strange = {placement.device_names[d] for d in np.unique(placement.device)} - set(names)
     if not strange:

@@ -40,7 +40,8 @@ class Asked(NamedTuple):
     requests_at_once: int | None  # None: vLLM's own default
 
     def question(self, prompt: int, new: int, batch: int) -> Question:
-        """That of so many requests; seconds of reading the model are its own phase."""
+        """The question of a batch of requests; the seconds of reading the model are a separate
+        phase."""
         self.parts["phases"].ended("planning")  # of the questions before this one
         return ask(Generation(self.model, prompt, new, batch), **self.parts)
 

@@ -86,7 +86,7 @@ def parse_draft(text: str) -> Draft:
 
 
 def with_draft(traffic: Traffic, plan: ServedPlan, draft: Draft) -> ServedPlan:
-    """The plan with a small model beside it: other seconds of a pass, and less room for caches.
+    """The plan with a draft model: other seconds of a pass, and less memory for caches.
 
     Args:
         traffic: Requests.

@@ -237,8 +237,8 @@ def model_bytes(graph: OpGraph) -> int:
 
 
 def require_context(longest: int, traffic: Traffic) -> None:
-    """Raise `ArgumentError` where a request has more tokens than the `longest` that the model was
-    made for (0: nothing says it); it names the line of the request's table."""
+    """Raise `ArgumentError` if a request has more tokens than the maximum context length (0:
+    unknown); it names the line of the request's table."""
     most = max(traffic.requests, key=lambda request: request.prompt + request.new)
     if refusal := beyond(longest, most.prompt + most.new):
         raise ArgumentError((f"line {most.line} of the table: " if most.line else "") + refusal)
@@ -247,7 +247,7 @@ def require_context(longest: int, traffic: Traffic) -> None:
 def engine_on(
     result: Result, requests_at_once: int | None = None
 ) -> tuple[GenerationAnswer, ServingEngine]:
-    """Seconds of the request of a plan, and its engine, with at most so many requests at once.
+    """Seconds of the request of a plan, and its engine, with at most `most` concurrent requests.
 
     Raises:
         ArgumentError: The plan is of no request or not for vLLM.

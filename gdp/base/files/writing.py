@@ -220,7 +220,7 @@ def replace_folder(folder: Path, target: Path, kind: str) -> None:
 
 
 def _keep_users_files(old: Path, new: Path) -> None:
-    """Copy what gdp did not write, or somebody has changed since, unless `new` has its name."""
+    """Copy files that gdp did not write or a user changed since, unless `new` has their names."""
     manifest = read_manifest(old)
     written = set() if manifest is None else {MANIFEST, *manifest.files}
     written -= set() if manifest is None else set(changed_files(old, manifest))

@@ -40,7 +40,7 @@ _temporary: str | None = None  # the folder that ends with the process
 
 @no_type_check  # numba asks for its file, and that of a wrapper is another
 def _probe() -> None:
-    """Compiled never; asked whether it could be kept."""
+    """A function that is never compiled; it tests whether a kernel could be cached."""
 
 
 def keeps_compiled() -> bool:
@@ -113,7 +113,7 @@ class _ByContent(_CacheLocator):
         return str(base / f"{self._name}-{self._stamp}")
 
     def get_source_stamp(self) -> str:  # pyright: ignore[reportIncompatibleMethodOverride]
-        """The stamp is in the name of the folder: whatever lies there is up to date."""
+        """A constant: the name of the folder holds the stamp, so its files are up to date."""
         return self._stamp
 
     def get_disambiguator(self) -> str:  # pyright: ignore[reportIncompatibleMethodOverride]
@@ -149,7 +149,7 @@ def _read_by(path: Path, known: set[Path]) -> set[Path]:
 
 
 def _drop_oldest(folder: Path, prefix: str) -> None:
-    """Delete the states of a file of kernels beyond `MOST_STATES`, those used longest ago."""
+    """Delete the least recently used states of a file of kernels beyond `MOST_STATES`."""
     states = []
     for each in folder.iterdir():
         if each.name.startswith(prefix):
@@ -169,7 +169,7 @@ class HealingCache(FunctionCache):
     _impl_class = _Implementation
 
     def load_overload(self, sig: Any, target_context: Any) -> Any:
-        """The compiled kernel; None where it is not kept, or is damaged and now deleted."""
+        """The compiled kernel; None if it is not cached, or was damaged and is now deleted."""
         try:
             return super().load_overload(sig, target_context)
         # A pickle that is cut or altered raises anything.

@@ -137,7 +137,7 @@ def _layout(context: Any, typ: Struct) -> tuple[list[int], int]:
 
 
 def _at(builder: Any, base: Any, offset: int, kind: Any) -> Any:
-    """A pointer to a value of a type, so many bytes after the base."""
+    """Pointer to a value of a type at an offset in bytes from the base."""
     return builder.bitcast(cgutils.pointer_add(builder, base, offset), kind.as_pointer())
 
 

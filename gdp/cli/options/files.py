@@ -21,7 +21,7 @@ from gdp.cli.show import AS_JSON
 
 @dataclass(frozen=True)
 class Outputs:
-    """Paths that a command writes, by kind; only those asked for."""
+    """Requested output paths of a command, by kind."""
 
     paths: Mapping[str, str]
     force: bool

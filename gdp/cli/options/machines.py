@@ -60,9 +60,9 @@ class ClusterOptions:
         return limited([cluster], self.max_memory, self.reserve, self.backend)[0]
 
     def of(self, placed: "Placement | DeviceMap") -> "Cluster":
-        """The cluster that a placement was made for, this machine where it does not say, under its
-        own limits and reserves unless `--max-memory` or `--reserve` set others; raises
-        `PlacementError` where another cluster is given."""
+        """The cluster of a placement, this machine if it names none, under its own limits and
+        reserves unless `--max-memory` or `--reserve` set others; raises `PlacementError` if another
+        cluster is given."""
         from gdp.cluster.types import Cluster
 
         question = getattr(placed, "question", None)

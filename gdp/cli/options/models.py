@@ -133,7 +133,7 @@ class ModelOptions:
         object.__setattr__(self, "spec", spec)
 
     def require_no_sizes(self, beside: str) -> None:
-        """Raise `UsageError` where an option says tokens or sequences that another one says."""
+        """Raise `UsageError` if two options set tokens or sequences."""
         given = ("task", "batch", "sequence", "decode", "generate", "context")
         if name := next((name for name in given if getattr(self, name)), None):
             raise click.UsageError(f"{beside} says all tokens and requests: leave out --{name}")

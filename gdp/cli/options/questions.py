@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Asking:
-    """Options of a question, apart from those of its search."""
+    """Options of a question, without those of its search."""
 
     model: ModelOptions
     cluster: ClusterOptions
@@ -61,7 +61,7 @@ class Asking:
 
     @property
     def files(self) -> tuple[str | None, ...]:
-        """Files that are read beside the model."""
+        """Files read in addition to the model."""
         trained = self.trained
         return (
             self.cluster.cluster, trained.checkpoint, trained.costs, self.constraints.constraints

@@ -72,7 +72,7 @@ class LoopOptions:
 
 @dataclass
 class TracedProgram(ProgramOps):
-    """A jaxpr as it is walked."""
+    """A jaxpr during its traversal."""
 
     options: LoopOptions = field(default_factory=LoopOptions)
     constants: dict[int, tuple[Value, Any]] = field(default_factory=dict)  # by id, kept alive
@@ -301,8 +301,8 @@ def _unrolls(options: LoopOptions, eqn: Any, ins: Sequence[Value | Stacked]) -> 
 
 
 def _over_layers(eqn: Any, ins: Sequence[Value | Stacked]) -> bool:
-    """True for a scan whose steps read rows of stacked weights, or rows that such a scan made: its
-    steps are layers, which may lie on different devices. A scan over time is one op."""
+    """True for a scan whose steps read rows of stacked weights, or rows made by such a scan: its
+    steps are layers, which may be on different devices. A scan over time is one op."""
     if eqn.params["length"] > MOST_LAYERS:
         return False
     rows = ins[sum(scan_parts(eqn)) :]

@@ -257,7 +257,7 @@ class JaxModel:
 
     def uncut(self) -> Callable[..., list[Any]]:
         """A function from `leaves` to the leaves of the results, in the order of
-        `TracedCall.outputs`: what a placement of the graph must compute."""
+        `TracedCall.outputs`: the reference for executed placements."""
         import jax
 
         if not self.trains:
@@ -487,7 +487,7 @@ def _input(program: TracedProgram, name: str, value: Value) -> Value:
 
 
 def _output(program: TracedProgram, name: str, value: Value | Stacked) -> Value:
-    """An output op; what no op makes (a constant, a weight passed through) needs none."""
+    """Add an output op, unless the result is a constant or a weight."""
     result = whole(program, value, "")
     if result.maker >= 0:
         add_op(program, OUTPUT, TraceContext(), [result], [])

@@ -20,8 +20,8 @@ _VIEWS = {"Identity", "Reshape", "Squeeze", "Unsqueeze", "Flatten", "Transpose"}
 
 
 def fold(facts: Facts) -> None:
-    """Turn what is computed from the shapes of activations into initialisers and drop what then
-    feeds nothing. Nodes that make graph outputs stay, but nothing else reads them.
+    """Replace values computed from shapes of activations by initialisers and drop nodes that then
+    feed nothing. Nodes that make graph outputs stay, unread by others.
 
     Such values are constants once the dimensions are bound; left in place, they would tie ops to
     tensors whose data they never read.

@@ -130,8 +130,8 @@ _SAYS_NOTHING = re.compile(
 
 
 def model_name(spec: str | os.PathLike[str], path: Path, graph_name: str) -> str:
-    """The name of a model: that of the graph in the file if it tells one model from another, else
-    the file's; of `onnx:NAME`, the name.
+    """Name of a model: that of the graph in the file if it is distinctive, else the file's; of
+    `onnx:NAME`, the name.
 
     >>> model_name("out/model.onnx", Path("out/model.onnx"), "resnet50")
     'resnet50'

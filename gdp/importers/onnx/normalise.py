@@ -138,8 +138,7 @@ def _sort(graph: ir.Graph, source: str) -> None:
 
 
 def _node_on_cycle(graph: ir.Graph) -> ir.Node:
-    """A node that reads, through others, what it makes: walk back through unsorted nodes until one
-    comes up again."""
+    """Find a node on a cycle by walking predecessors of the unsorted nodes."""
     nodes = list(graph)
     index = {node: i for i, node in enumerate(nodes)}
     edges = [

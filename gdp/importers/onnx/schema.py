@@ -116,7 +116,7 @@ def find_schema(op_type: str, version: int, domain: str) -> defs.OpSchema | None
 
 
 def _key(view: NodeView) -> tuple | None:
-    """Equal for nodes that must infer alike; None where attributes cannot be compared by value."""
+    """Key of nodes with equal inference results; None if attributes cannot be compared by value."""
     attributes = []
     for name, attribute in view.attributes.items():
         value = attribute.value

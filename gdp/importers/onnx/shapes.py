@@ -134,7 +134,7 @@ class Facts:
         return self.model.opset_imports.get(domain, 1)
 
     def fact(self, value: ir.Value, reader: ir.Node) -> Fact:
-        """Type and shape of a value; raises `ModelError` naming the reader where it is not made."""
+        """Type and shape of a value; raises `ModelError` naming the reader if it is never made."""
         fact = self.tensors.get(value)
         if fact is None:
             raise ModelError(
@@ -144,7 +144,7 @@ class Facts:
         return fact
 
     def bytes(self, value: ir.Value) -> int:
-        """Bytes of a value as it is stored, 0 for one that nobody made."""
+        """Stored bytes of a value; 0 if it has no producer."""
         if value in self.stored:
             return self.stored[value]
         fact = self.tensors.get(value)
@@ -483,7 +483,7 @@ def _scan(facts: Facts, node: ir.Node, view: NodeView) -> list[Inferred]:
 
 
 def _sequence_map(facts: Facts, node: ir.Node, view: NodeView) -> list[Inferred]:
-    """The body is visited once for each run of tensors that are alike in every sequence."""
+    """Visit the body once for each run of tensors that are identical in every sequence."""
     body, first = _body(node, "body"), view.inputs[0]
     count = first.count if isinstance(first, TensorList) else 0
     lists = [fact for fact in view.inputs if isinstance(fact, TensorList)]

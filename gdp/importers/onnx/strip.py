@@ -44,7 +44,7 @@ class TooDeepError(Exception):
 
 
 def read_stripped(path: Path, longer_than: int = STRIP_BYTES) -> bytes:
-    """The bytes of a model without tensor data of more than so many bytes."""
+    """Bytes of a model without tensor data above `limit` bytes."""
     with open_regular(path) as file:
         if os.fstat(file.fileno()).st_size == 0:
             return b""
@@ -56,7 +56,7 @@ def read_stripped(path: Path, longer_than: int = STRIP_BYTES) -> bytes:
 
 
 def _stripped(data: memoryview, fields: dict[int, Any], longer_than: int, depth: int) -> bytes:
-    """A message without its long tensor data; what is not tensor data is copied as it stands."""
+    """A message without its long tensor data; all else is copied unchanged."""
     if depth > PROTOBUF_DEPTH:
         raise TooDeepError
     parts: list[bytes] = []

@@ -76,7 +76,7 @@ def _check_graph(where: str, graph: onnx.GraphProto) -> None:
 def _checked_attributes(
     node: onnx.NodeProto, refers: bool
 ) -> Iterator[tuple[str, onnx.GraphProto]]:
-    """The graphs in a node's attributes, which are checked on the way."""
+    """Check a node's attributes; yield the graphs in them."""
     for attribute in node.attribute:
         where = f"attribute {attribute.name!r} of node {node.name!r} ({node.op_type})"
         if attribute.ref_attr_name and refers:

@@ -106,9 +106,8 @@ class StateGrowth(NamedTuple):
 
 
 def growth_of(full: Any, tokens: int, other: Mapping[str, int], at: int) -> dict[str, StateGrowth]:
-    """Growth of every state of a cache of so many tokens, from its bytes `at` another number. A
-    window keeps all of its tokens but one, as transformers does; once it is full, it is of a fixed
-    size."""
+    """Growth of every state of a cache of `tokens` tokens, from its bytes at another number. A
+    window keeps all of its tokens but one, as in transformers; once full, its size is fixed."""
     grown = {}
     for path, state, window in _tensors(full):
         if not state.dim():
@@ -193,7 +192,7 @@ def as_encoded(hidden: Any) -> Any:
 
 
 def refilled(cache: Any, tensors: Sequence[Any]) -> Any:
-    """A copy of a cache with other tensors, in the order of `states`, in the place of its own."""
+    """A copy of a cache with other tensors in the order of `states`."""
     fresh = iter(tensors)
     # Numbers on the meta device have no value, and no step reads them.
     memo = {id(old): next(fresh) if old.dim() else None for _, old, _ in _tensors(cache)}

@@ -49,8 +49,8 @@ LARGEST = (1 << 31) - 1
 
 
 def check_config(path: Path) -> dict[str, Any]:
-    """A configuration as it stands in its file; raises `ModelError` where it is no JSON object, or
-    names what cannot be built."""
+    """A configuration as read from its file; raises `ModelError` if it is no JSON object, or names
+    something that cannot be built."""
     data = read_bytes(path, _KIND, MOST_BYTES)
     try:
         # As transformers reads it: NaN and infinity stand in some of its configurations.
@@ -115,7 +115,7 @@ def _short(value: Any) -> str:
 
 
 def without_code(value: Any) -> Any:
-    """A configuration, and those within it, without what is `_REMOVED`."""
+    """A configuration, and those nested in it, without the keys in `_REMOVED`."""
     if isinstance(value, Mapping):
         kept = {k: v for k, v in value.items() if k not in _REMOVED}
         asked = next((value[k] for k in _ATTENTION_KEYS if k in value), None)
@@ -126,8 +126,8 @@ def without_code(value: Any) -> Any:
 
 
 def attention_of(given: Mapping[str, Any], path: Path) -> str | None:
-    """The implementation that a configuration asks for, None where it leaves that to transformers
-    or asks for one that is not ours."""
+    """Attention implementation named in a configuration; None if it names none or one that is not
+    supported."""
     asked = next((given[k] for k in _ATTENTION_KEYS if given.get(k) is not None), None)
     if asked is not None and asked not in ATTENTION:
         LOG.warning(

@@ -136,8 +136,8 @@ class HuggingFaceModel(Phase):
         return unread_of(self.model, read, self.options.get("stored", {}))
 
     def _storages_read(self) -> set[int]:
-        """The storages that a forward pass on the meta device reads; none where it fails, which
-        tracing then says better."""
+        """Storages read by a forward pass on the meta device; none if it fails, where tracing gives
+        the better error."""
         import torch
         from torch.utils._pytree import tree_map
 
@@ -338,8 +338,7 @@ _LONGEST = ("max_position_embeddings", "max_target_positions", "max_seq_len", "s
 
 
 def longest_of(text: Any) -> int:
-    """Tokens of the longest context that the configuration of a text model was made for, with its
-    scaling of rotations; 0 where it says none."""
+    """Maximum context of a text model's configuration, including RoPE scaling; 0 if unknown."""
     for name in _LONGEST:
         size = getattr(text, name, None)
         if isinstance(size, int) and is_whole(size) and 0 < size <= LARGEST:

@@ -46,7 +46,7 @@ class ConfigSpec:
 
     @property
     def request(self) -> Request:
-        """The request that is asked for, of no tokens for one phase."""
+        """The requested generation, without tokens for a single phase."""
         return Request(
             self.prompt, self.new, self.batch, self.requests, self.context,
             is_served=self.max_num_batched_tokens > 0,

@@ -107,7 +107,7 @@ def type_note(text: str) -> str:
 
 
 def _saved_type(document: Mapping[str, Any], path: Path) -> str:
-    """The type of a checkpoint; "" where neither its configuration nor its files say it."""
+    """Data type of a checkpoint; "" if neither its configuration nor its files name one."""
     return next(filter(None, map(_named, _parts(document))), "") or _type_of_files(path.parent)
 
 
@@ -156,7 +156,7 @@ def _header(path: Path) -> Mapping[str, Any]:
 
 
 def _presumed(document: Mapping[str, Any], spec: ConfigSpec) -> str:
-    """The type of a checkpoint of which nothing says it."""
+    """Assumed data type of a checkpoint without any type information."""
     parts = [part for part in _parts(document) if part.get("quantization_config")]
     asked = bool(spec.new or spec.decode or spec.task in GENERATES)
     if parts or asked or (not spec.task and may_generate(document.get("architectures"))):

@@ -28,7 +28,7 @@ _BEFORE = "the layer before"
 
 
 class UncuttableError(Exception):
-    """A model that must be traced whole; the message says why."""
+    """A model that must be traced whole; the message has the reason."""
 
 
 class _Of(NamedTuple):
@@ -41,7 +41,7 @@ class _Of(NamedTuple):
 
 @dataclass(eq=False)
 class Stack:
-    """A list of layers that are called in turn."""
+    """A list of layers that are called sequentially."""
 
     path: str  # of the list in the model
     layers: list[Any]
@@ -159,7 +159,7 @@ def _form(module: Any, index: int) -> Hashable:
 
 
 def _value(key: str, value: Any, index: int, depth: int) -> Hashable:
-    """An attribute, as far as a forward pass can tell it from another."""
+    """An attribute in a form that compares equal if a forward pass cannot distinguish them."""
     import torch
 
     if isinstance(value, _PLAIN):
@@ -324,7 +324,7 @@ def _watched(layer: Any, stack: Stack, index: int, seen: "_Seen") -> list[Any]:
 
 
 class _Seen:
-    """One run of a cut model: how each layer is called, and what is computed between layers."""
+    """One run of a cut model: the call of each layer, and the computation between layers."""
 
     def __init__(self, stacks: Sequence[Stack]) -> None:
         self.stacks = {stack.path: stack for stack in stacks}
@@ -371,7 +371,7 @@ class _Seen:
         return getattr(value, "__qualname__", None) or type(value).__name__
 
     def mode(self) -> Any:
-        """The mode that sees what is computed."""
+        """The mode that records the computation."""
         from torch.utils._python_dispatch import TorchDispatchMode
         from torch.utils._pytree import tree_leaves
 
@@ -441,7 +441,7 @@ def settle(stacks: list[Stack], make: Callable[[], Callable[[], object]]) -> lis
 
 
 def _refine(stack: Stack, seen: _Seen) -> None:
-    """Tell kinds apart by the calls of a run."""
+    """Distinguish kinds of layers by the calls of a run."""
     calls = seen.calls[stack.path]
     stack.is_called = bool(calls)
     if not calls:

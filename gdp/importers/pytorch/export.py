@@ -35,7 +35,7 @@ def exported(
     train: bool = False,
     notes: list[str] | None = None,
 ) -> Any:
-    """The module as an `ExportedProgram` of functional ATen ops; what was assumed goes to `notes`.
+    """The module as an `ExportedProgram` of functional ATen ops; assumptions are added to `notes`.
 
     Parameters and inputs may be real, fake, or on the meta device. Ops that write in place are
     replaced by ones that do not, and their results stand for the written tensors. Where the code

@@ -136,8 +136,8 @@ def loading_note(text: str, graph: OpGraph) -> str:
 
 
 def longest_named(text: str) -> int:
-    """Tokens of the longest context that the file of a spec says its model was made for; 0 where it
-    says none, which transformers may know. Takes neither torch nor transformers."""
+    """Maximum context length in the configuration file of a spec; 0 if absent, which transformers
+    may know. Loads neither torch nor transformers."""
     if not text.startswith(PREFIX):
         return 0
     document = loaded_config(text).document

@@ -253,7 +253,7 @@ def _sum_of(graphs: Iterable[Any]) -> OpCost:
 
 
 def _tensor_arguments(node: Any) -> list[Any]:
-    """In the order of the arguments: one that is given twice stands in both places."""
+    """Tensors in the order of the arguments; one that is given twice appears twice."""
     from torch.fx.node import map_arg
 
     sources: list[Any] = []

@@ -111,7 +111,7 @@ class TorchModel:
         return listing, results, program
 
     def listed_as_traced(self) -> tuple[ExportedOps, Results, Any]:
-        """The ops with all weights dense, what they are run for, and the exported program."""
+        """The ops with all weights dense, their results, and the exported program."""
         notes: list[str] = []
         program = exported(
             self.module, self.args, self.kwargs, self.options.get("dynamic_shapes"),
@@ -127,7 +127,7 @@ class TorchModel:
 def list_program(
     program: Any, label: str, held: Sequence[str] = (), prefix: str = ""
 ) -> tuple[ExportedOps, Results]:
-    """The ops of an exported program, and what it is run for."""
+    """The ops of an exported program, and its results."""
     signature = program.graph_signature
     nodes = {node.name: node for node in program.graph.nodes}
     listing = ExportedOps(prefix=prefix)
@@ -321,7 +321,7 @@ def _reported(model: TorchModel) -> OpGraph:
 
 
 def _as_module(value: Any) -> Any:
-    """A module as it is, a function as one that calls it."""
+    """A module unchanged, a function wrapped in a module."""
     torch = import_torch()
     if isinstance(value, torch.nn.Module):
         return value

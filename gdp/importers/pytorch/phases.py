@@ -106,7 +106,7 @@ class Phase(TorchModel):
         )
 
     def traces(self) -> Traces:
-        """The phase traced as its model stands."""
+        """The phase traced with its model unchanged."""
         listing, results, program = self.listed_as_traced()
         held = states_held(listing, program, self.options.get("held", ()), self.name)
         states = [*zip(self.cache_bytes, held, strict=True)] if self.cache_bytes else []

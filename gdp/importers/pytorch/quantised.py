@@ -370,8 +370,8 @@ def quantization_of(document: Config, quantize: str, where: str) -> Config | Non
 
 
 def cache_bits(document: Config) -> int:
-    """Bits of keys and values that a checkpoint is made for (`kv_cache_scheme`), which vLLM stores
-    its caches in; 0 where it says none."""
+    """Bits of keys and values in a checkpoint's `kv_cache_scheme`, which vLLM uses for its KV
+    cache; 0 if absent."""
     parts = (document, document.get("text_config"))
     configs = [part.get("quantization_config") for part in parts if isinstance(part, Mapping)]
     schemes = [c.get("kv_cache_scheme") for c in configs if isinstance(c, Mapping)]

@@ -113,7 +113,7 @@ class _Template(NamedTuple):
 
 
 class _Expansion:
-    """One listing of a cut model, on the way to that of the whole."""
+    """Expansion of one listing of a cut model to that of the whole."""
 
     def __init__(self, model: Any, stacks: Sequence[Stack], traces: Traces) -> None:
         self.old, self.traces = traces.listing, traces
@@ -157,15 +157,14 @@ class _Expansion:
         return _listed(self.traces, self.new, paths, sum(self.parameters.values()))
 
     def _as_it_is(self, positions: range) -> None:
-        """Ops outside of layers, which read of layers only what those kept have made."""
+        """Ops outside of layers, which read only results of kept layers."""
         for op in (self.old.ops[position] for position in positions):
             for value in op.ins:
                 self._require_kept(value)
             self._emit_kept(op)
 
     def _require_kept(self, value: Value, within: Stack | None = None) -> None:
-        """Refuse a result of a layer that is followed by skipped ones, where it is read outside of
-        its list: it may stand for theirs."""
+        """Refuse if an op outside the stack reads a kept layer that represents skipped ones."""
         for stack in (s for s in self.stacks if s is not within):
             kept = stack.kept
             for layer, (start, stop) in self.segments[stack.path].items():
@@ -206,13 +205,13 @@ class _Expansion:
                 self._note_kept(stack, layer, made)
 
     def _as_kept(self, stack: Stack, layer: int) -> None:
-        """A layer that is read from the trace as it stands there."""
+        """A layer read unchanged from the trace."""
         segment = self.segments[stack.path][layer]
         ops = self.old.ops[segment.start : segment.stop]
         self.made[stack.path, layer] = [self._emit_kept(op) for op in ops]
 
     def _note_kept(self, stack: Stack, layer: int, made: Sequence[Sequence[Value]]) -> None:
-        """Results of a kept layer stand for those in the trace, where others read them."""
+        """Map results of the trace to those of a kept layer for other readers."""
         segment = self.segments[stack.path][layer]
         for op, outs in zip(self.old.ops[segment.start : segment.stop], made, strict=True):
             for old, new in zip(op.outs, outs, strict=True):
@@ -326,7 +325,7 @@ class _Expansion:
         return exports
 
     def _of_layer(self, stack: Stack, layer: int, source: Source) -> Value:
-        """A weight of a layer, or what is one for all."""
+        """A weight of a layer, or one shared by all layers."""
         if isinstance(source, Value):
             self._require_kept(source, stack)
             return self._renewed(source)
@@ -390,7 +389,7 @@ class _Expansion:
         return outs
 
     def _emit_kept(self, op: Op) -> list[Value]:
-        """An op as it stands in the trace."""
+        """Emit an op unchanged from the trace."""
         outs = self._emit(op, [self._renewed(v) for v in op.ins], op.scope)
         self.renewed |= {id(old): new for old, new in zip(op.outs, outs, strict=True)}
         return outs
@@ -407,7 +406,7 @@ def _moved(path: str, layer: int, to: int) -> str:
 
 
 def _about(stack: Stack, layer: int, op: Op) -> tuple[Any, ...]:
-    """All of an op but what it reads, with its scope less the layer's index."""
+    """All of an op but its inputs, with its scope less the layer's index."""
     scope = stack.renamed(op.scope, 0) if stack.layer_of(op.scope) == layer else op.scope
     outs = tuple((v.dims, v.dtype, v.itemsize, v.out, v.backward, v.known) for v in op.outs)
     return (

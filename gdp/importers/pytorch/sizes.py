@@ -38,7 +38,7 @@ class UnscalableError(Exception):
 
 
 def sizes_traced(tokens: int) -> tuple[Sizes, ...]:
-    """The sizes that programs of so many tokens are scaled from; () for too few tokens.
+    """Sizes of the programs from which that of `tokens` tokens is scaled; () for too few tokens.
 
     >>> sizes_traced(1024)
     (Sizes(batch=1, tokens=1024), Sizes(batch=3, tokens=2597), Sizes(batch=1, tokens=4096))
@@ -60,7 +60,7 @@ class _Law(NamedTuple):
     asked: Sizes
 
     def of(self, values: Sequence[Any]) -> Any:
-        """A number, a text, or a tuple of them at the sizes that are asked for."""
+        """A number, a text, or a tuple of them at the requested sizes."""
         first = values[0]
         if all(value == first for value in values):
             return first
@@ -139,7 +139,7 @@ def scaled(programs: Sequence[Listed], traced: Sequence[Sizes], asked: Sizes) ->
 def with_growth(
     step: Listed, programs: Sequence[Listed], batch: int, tokens: int, longest: int
 ) -> Listed:
-    """A scaled step of decoding whose caches say their bytes by the context.
+    """A scaled decode step whose caches grow with the context.
 
     Args:
         step: The scaled program.
@@ -218,7 +218,7 @@ def _hashable(attributes: Mapping[str, Any]) -> tuple[Any, ...]:
 def _cost(
     rows: Sequence[Op], law: _Law
 ) -> tuple[tuple[tuple[Shape, ...], ...], dict[str, Any], float, float]:
-    """Shapes, attributes, FLOPs and traffic of an op at the sizes that are asked for."""
+    """Shapes, attributes, FLOPs and traffic of an op at the requested sizes."""
     attributes = {key: law.of([op.attributes[key] for op in rows]) for key in rows[0].attributes}
     shapes = tuple(
         tuple(_shape(each, law) for each in zip(*(op.shapes[side] for op in rows), strict=True))

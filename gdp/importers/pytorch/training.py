@@ -175,7 +175,7 @@ def _graph() -> Any:
 
 
 def _recorder(module: Any, of_tensor: Mapping[int, Any], marks: _Marks) -> Any:
-    """An interpreter of the module that marks what each of its nodes, and its gradient, calls."""
+    """An interpreter of the module that records the calls of each node and of its gradient."""
     import torch
 
     class Recorder(torch.fx.Interpreter):

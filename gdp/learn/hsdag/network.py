@@ -39,7 +39,7 @@ from gdp.problem.problem import Problem
 
 @dataclass(frozen=True)
 class HsdagConfig:
-    """The network and its training. `published()` is the paper's, as far as it says."""
+    """Network and training. `published()` has the paper's values, as far as it gives them."""
 
     width: int = 64
     gnn_layers: int = 2
@@ -120,7 +120,7 @@ def make_nodes(problem: Problem, config: HsdagConfig) -> ColocatedNodes:
 
 
 def colocated(problem: Problem) -> Int[np.ndarray, "N"]:
-    """The node of every op: chains of only children of only parents, and what must stay together.
+    """The node of every op: chains of only children of only parents, and colocated ops.
 
     Ops that may go to different devices are not joined, nor inputs and outputs of the model.
     """
@@ -161,7 +161,7 @@ def fractal_dimension(
 
 
 def sinusoids(position: Int[np.ndarray, "M"], size: int = SINUSOIDS) -> Float[np.ndarray, "M S"]:
-    """sin and cos of pos / 10000^(2i / size), in turn: equation 5."""
+    """Alternating sin and cos of pos / 10000^(2i / size): equation 5."""
     angle = position[:, None] / 10000.0 ** (np.arange(0, size, 2) / size)
     return np.stack([np.sin(angle), np.cos(angle)], axis=2).reshape(len(position), -1)
 

@@ -304,7 +304,7 @@ def pretrain(
     seed: int = 0,
     updates: int = 100,
 ) -> Params:
-    """Weights trained on several problems in turn, one update each; the paper trains on one.
+    """Weights trained round-robin on several problems, one update each; the paper trains on one.
 
     To pass to `train` as `params`, under the same configuration.
     """
@@ -326,7 +326,7 @@ def pretrain(
 
 
 def fitting(config: HsdagConfig, num_devices: int) -> HsdagConfig:
-    """The configuration with a head for at least so many devices."""
+    """The configuration with a head for at least `num_devices` devices."""
     if num_devices <= config.max_devices:
         return config
     return replace(config, max_devices=bucket(num_devices, DEVICE_SIZES))

@@ -68,7 +68,7 @@ NO_FIT = "no placement was found that fits the devices' memories; none is ruled 
 
 
 def exact(problem: Problem, search: Search) -> Answer:
-    """The best placement of the program's solver; the notes say how good it is proven to be."""
+    """The best placement of the program's solver; the notes give its proven gap."""
     if "exact" not in objective_of(problem).programs:
         known = [name for name, row in OBJECTIVES.items() if "exact" in row.programs]
         return refusal(problem, "exact", known)

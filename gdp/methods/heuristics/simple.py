@@ -25,7 +25,8 @@ from gdp.problem.problem import Problem
 
 
 def single(problem: Problem, search: Search) -> Answer:
-    """Everything on the one device where it runs best and fits; what may not run there, elsewhere.
+    """Everything on the one device where it is fastest and fits; ops that may not run there,
+    elsewhere.
 
     Ops that are pinned to or only supported by other devices go to the fastest of those.
     O(D) simulations.
@@ -43,14 +44,14 @@ def single(problem: Problem, search: Search) -> Answer:
 
 
 def single_assignments(problem: Problem) -> Iterator[Assignment]:
-    """Everything on each device in turn, as far as it may be there."""
+    """For each device, everything on it as far as allowed."""
     for d in range(problem.num_devices):
         wanted = np.full(problem.num_groups, d)
         yield Assignment(expand(problem, nearest_allowed(problem, wanted)))
 
 
 def round_robin(problem: Problem, search: Search) -> Answer:
-    """Ops (groups that must share a device) dealt to the devices round-robin, in topological order.
+    """Ops (groups that must share a device) assigned round-robin, in topological order.
 
     A device that a group may not use, or that its weights would overfill, is passed over. A
     baseline that ignores both work and traffic. O(N + G D).
@@ -60,7 +61,7 @@ def round_robin(problem: Problem, search: Search) -> Answer:
 
 
 def _deal(problem: Problem) -> Int[np.ndarray, "G"]:
-    """A device for every group: the next one that is allowed and has free memory."""
+    """A device for every group: the next one round-robin that is allowed and has memory."""
     a = arrays_of(problem)
     num_devices = problem.num_devices
     seconds = group_seconds(problem)

@@ -92,7 +92,7 @@ LEAST_BLOCK_LATENCY = ExactProgram(least_block_latency, "CP-SAT")
 
 
 def _everything_s(problem: Problem) -> float:
-    """Upper bound of a latency without idling: all work where it is slowest, all tensors twice."""
+    """Upper bound of a latency without idling: all work on slowest devices, all tensors twice."""
     compute_s = np.where(np.isfinite(problem.compute_s), problem.compute_s, 0.0).max(axis=1)
     sent = np.bincount(problem.graph.use_tensor, minlength=problem.graph.num_tensors)
     return float(compute_s.sum() + ((sent + 1.0) * sent_s(problem)).sum()) or 1.0

@@ -264,7 +264,7 @@ def _may_move(model: LoadHypergraph, v: int, into: int, spare_s: float, upper_s:
 
 @dataclass(frozen=True, eq=False)
 class _Network:
-    """The cut problem of a model as arcs; a hyperedge is an arc between two nodes of its own."""
+    """The cut problem of a model as arcs; a hyperedge is an arc between two additional nodes."""
 
     model: LoadHypergraph
     upper_s: float
@@ -420,7 +420,7 @@ def _join_dear(model: LoadHypergraph, upper_s: float, clock: Clock) -> LoadHyper
 
 
 def _spread(model: LoadHypergraph, upper_s: float, clock: Clock) -> LoadHypergraph:
-    """Rule 4: nodes that are pairwise apart, fixed to equal devices one by one."""
+    """Rule 4: pairwise separated nodes, fixed to identical devices one by one."""
     network = _network(model, upper_s)
     nothing = np.zeros(model.num_nodes, dtype=bool)
     work_s = model.work_s.copy()

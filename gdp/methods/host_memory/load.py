@@ -153,7 +153,7 @@ def block_arrays(problem: Problem) -> BlockArrays:
 def blocks(
     problem: Problem, device: Int[np.ndarray, "N"], rank: Rank = None
 ) -> Int[np.ndarray, "N"]:
-    """A block id 0..K-1 for every op; an op on a CPU is a block of its own.
+    """A block id 0..K-1 for every op; each op on a CPU is a separate block.
 
     Blocks of one accelerator are numbered in the order in which they run. O((N + E) S) for S
     distinct pairs of device and rank.

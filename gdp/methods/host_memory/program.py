@@ -93,7 +93,7 @@ LEAST_LOAD = ExactProgram(least_load, "HiGHS")
 def answered(
     best: Assignment | None, value_s: float, bound_s: float, by: str, complete: bool
 ) -> Answer:
-    """The answer of a solver of host loads, with a reason that says how certain it is."""
+    """The answer of a solver of host loads, with its certainty as the reason."""
     if best is None:
         if complete:
             return Answer(None, PROVEN_MISFIT, bound_by=by, proven_misfit=True)

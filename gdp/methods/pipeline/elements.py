@@ -63,7 +63,7 @@ def linear_orders(contraction: Contraction) -> list[Int[np.ndarray, "M"]]:
 
 
 def random_order(contraction: Contraction, rng: np.random.Generator) -> Int[np.ndarray, "M"]:
-    """A topological order, depth first: what became ready last goes first, ties at random."""
+    """A topological order, depth first: the most recently ready element next, ties at random."""
     m, name = contraction.num_elements, rng.permutation(contraction.num_elements)
     by_name = np.lexsort((name[contraction.dst], contraction.src))
     return _depth_first(m, contraction.src[by_name], contraction.dst[by_name], name)
@@ -160,7 +160,7 @@ def _depth_first(
     dst: Int[np.ndarray, "A"],
     name: Int[np.ndarray, "M"] | None = None,
 ) -> Int[np.ndarray, "M"]:
-    """A topological order in which the element that became ready last goes first.
+    """A topological order with the most recently ready element next.
 
     Elements that become ready together go in the reverse order of their arcs; those that are ready
     from the start in the order of `name`, or of their numbers.

@@ -121,7 +121,7 @@ def pipeline_dp(problem: Problem, search: Search) -> Answer:
 
 
 def replicated_pipeline(problem: Problem, search: Search, linear_only: bool = False) -> Answer:
-    """The best pipeline whose stages may have several devices, round-robin."""
+    """The best pipeline with replicated stages, whose devices take samples round-robin."""
     clock = search.budget()
     for share in (1.0, *MEMORY_SHARES):
         rest = dataclasses.replace(search, clock=clock)
@@ -327,14 +327,14 @@ def certainty(problem: Problem, pipeline: PipelineResult, value_s: float) -> str
 
 
 def _misfit(problem: Problem, pipeline: PipelineResult, **bound: Any) -> Answer:
-    """The answer without a pipeline, which says why."""
+    """The answer without a pipeline, with the reason."""
     if (proof := proven_misfit(problem)) is not None:
         return Answer(None, reason=f"infeasible: {proof}", proven_misfit=True, **bound)
     return no_pipeline(pipeline, **bound)
 
 
 def no_pipeline(pipeline: PipelineResult, **bound: Any) -> Answer:
-    """The answer without a pipeline, which says how certain it is that none fits."""
+    """The answer without a pipeline, with how certain it is that none fits."""
     reason = (
         "no contiguous pipeline was found that fits the devices' memories, but there may be one"
     )

@@ -234,7 +234,7 @@ def fill_windows(lat, win, chain):
 @numba.njit(**INLINE)
 @no_type_check
 def _grow_stage(lat, x, count, tail_in, paid):
-    """Add element x to a stage; what it pays follows."""
+    """Add element x to a stage and update its communication cost."""
     for k in range(lat.element_start[x], lat.element_start[x + 1]):
         edge = lat.element_edge[k]
         row = lat.row[edge]

@@ -52,7 +52,7 @@ class ReplicaGroup(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Hyperedge:
-    """A hyperedge of one row: elements, the one that makes the tensor, and what cutting costs."""
+    """A hyperedge of one row: elements, the producer of the tensor, and the cost of cutting."""
 
     row: int
     pins: tuple[int, ...]  # ascending

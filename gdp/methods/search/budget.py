@@ -51,7 +51,7 @@ class Budget:
         return self.clock.is_over() or self.left() == 0
 
     def report(self, best: Evaluated) -> None:
-        """Keep the best placement and tell whoever watches."""
+        """Keep the best placement and report it to the listener."""
         self.best = best
         if self.progress is None:
             return

@@ -44,14 +44,14 @@ _CHILD_HEAT = 0.1  # of the temperature that a fresh chain begins with
 
 @dataclass(frozen=True)
 class ChainLimits:
-    """At most so many chains, and so many in a row without a better placement."""
+    """Maximum number of chains, and of consecutive chains without an improvement."""
 
     chains: int = 8
     misses: int = 3
 
 
 def hot_configs(problem: Problem) -> tuple[AnnealConfig, ...]:
-    """Settings of the chains of `anneal_from_hot_starts`, used cyclically."""
+    """Settings of the chains of `anneal_from_hot_starts`, cyclically."""
     if not annealer_of(problem).simulates:
         return HOT_PERIOD
     n = problem.num_ops

@@ -77,7 +77,7 @@ def simple_assignments(problem: Problem) -> Iterator[Assignment]:
 
 
 def compile_for_large(problem: Problem) -> None:
-    """Compile what only large graphs need, where this is one: budgets start after compilation."""
+    """Compile kernels that only large graphs need, if this is one: before budgets start."""
     if problem.num_ops <= SearchConfig().windows_above or not WindowSearch.supports(problem):
         return
 

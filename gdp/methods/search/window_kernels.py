@@ -149,7 +149,7 @@ def keep_window(w, h, c):
 @numba.njit(**INNER)
 @no_type_check
 def use_kept(w, h, c):
-    """Go back to the best of the window."""
+    """Restore the best state of the window."""
     for x in range(h.number[OPS]):
         op = h.op[x]
         c.device[op] = h.best_device[x]
@@ -160,7 +160,7 @@ def use_kept(w, h, c):
 @numba.njit(**INNER)
 @no_type_check
 def keep_inside(s, h, p):
-    """Drop from the proposal what may not move here."""
+    """Drop ops from the proposal that are fixed here."""
     kept = 0
     for k in range(p.size[0]):
         if inside(s, h, p.group[k]):

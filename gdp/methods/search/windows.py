@@ -172,14 +172,14 @@ class WindowSearch:
             missed = 0 if searched else missed + 1
 
     def full_turn(self, clock: Clock, left: int | None) -> None:
-        """Steps that simulate everything: only they move what is spread over the schedule."""
+        """Annealing steps on the whole schedule, for moves that no window contains."""
         if left is not None:
             left = max(0, left - 1)  # the record takes one
         anneal(self.chain, TURN, WHOLE, clock, left)
         self._restart()
 
     def adopt(self, other: "WindowSearch") -> None:
-        """Go on from another search's best placement."""
+        """Continue from another search's best placement."""
         mine, best = self.chain.chain, other.chain.chain
         mine.best_device[:] = best.best_device
         mine.order[:] = best.order

@@ -92,7 +92,7 @@ class Network:
         return self.dense(p["combine"], self.xp.concatenate([h, pooled], axis=1))
 
     def directed(self, p: Params, h: Float[Any, "N F"]) -> Float[Any, "N F"]:
-        """One iteration with weights of its own for each direction of the edges."""
+        """One iteration with separate weights for each direction of the edges."""
         normed = self.norm(p["norm"], h)
         down, up = self.xp.split(self.relu(self.dense(p["message"], normed)), 2, axis=1)
         parts = [normed, self.into(down), self.out_of(up)]

@@ -67,7 +67,7 @@ def add_bit(bits, row, n, position):
 @numba.njit(**INNER_INLINE)
 @typing.no_type_check
 def pop_bit(bits, row, n):
-    """Remove and return the smallest position of set `row`; `NONE` where it is empty."""
+    """Remove and return the smallest position of set `row`; `NONE` if it is empty."""
     low, middle, top, end = level_starts(row, n)
     for k in range(top, end):
         top_word = bits[k]

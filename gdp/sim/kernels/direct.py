@@ -53,7 +53,7 @@ NEAR = np.uint64(32)  # places from the newest of the queue that an op is sorted
 @numba.njit(**INNER)
 @typing.no_type_check
 def run_latency(a, w, device, by_rank, record):
-    """Latency as of `run_events`, the faster way; what is recorded comes in another order."""
+    """Latency as of `run_events`, faster; it records in another order."""
     if a.direct:
         latency_s = _run_direct(a, w, device, by_rank, record)
         if latency_s == latency_s:
@@ -182,7 +182,7 @@ def _end(mark, n, d, i):
 @numba.njit(**INNER_INLINE)
 @typing.no_type_check
 def _is_later(other, now_s, op, ready_s):
-    """True where another op goes after one that is ready from `now_s` on."""
+    """True if another op runs after one that is ready from `now_s` on."""
     other_s = ready_s[other]
     return (other_s > now_s) | ((other_s == now_s) & (other > op))
 
@@ -242,7 +242,7 @@ def _rise(heap_s, heap_op, base, k, now_s, op):
 @numba.njit(**INNER_INLINE)
 @typing.no_type_check
 def _sink(heap_s, heap_op, base, last):
-    """Remove the first of a heap; its last entry, at place `last`, goes to where it belongs."""
+    """Remove the first entry of a heap and sift its last entry, at place `last`, down."""
     k, child = U0, U1
     while child + U1 < last:
         left_s, right_s = heap_s[base + child], heap_s[base + child + U1]

@@ -82,7 +82,7 @@ def set_order(w, order):
 @numba.njit(**INNER)
 @typing.no_type_check
 def run_until(a, w, by_rank, record, stop):
-    """Go on from the state in `w` until at least `stop` ops (uint64) are done; the time of it."""
+    """Continue from the state in `w` until at least `stop` ops (uint64) are done; the time."""
     clock_s, mark = w.clock_s, w.mark
     d = np.uint64(len(w.busy_s))
     latency_s = 0.0
@@ -197,7 +197,7 @@ def _make_ready(w, op, i, now_s, by_rank):
 @numba.njit(**INNER_INLINE)
 @typing.no_type_check
 def _arrivals(w, i, now_s, by_rank):
-    """Make present on device i what has arrived by now, in the order of arrival."""
+    """Make arrived tensors present on device i, in the order of arrival."""
     state, clock_s, mark, next_chunk = w.state, w.clock_s, w.mark, w.next_chunk
     d = np.uint64(len(w.busy_s))
     heads = HEAD * d + i * d

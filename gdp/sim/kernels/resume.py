@@ -155,7 +155,7 @@ def _save_lanes(w, s, k, d):
 @numba.njit(**INNER)
 @typing.no_type_check
 def restore(w, s, k):
-    """Make state k the state in `w`; what was recorded since stays as it is."""
+    """Make state k the state in `w`; later records stay."""
     d = np.uint64(len(w.busy_s))
     w.num_done[0] = s.done[k]
     w.num_sent[0] = s.sent[k]

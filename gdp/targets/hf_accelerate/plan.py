@@ -234,7 +234,7 @@ def _searched(question: Question, share: float) -> Result:
 
 
 def _resident_bytes(cluster: Cluster) -> int:
-    """Memory of the accelerators together, which hold what is not offloaded."""
+    """Total memory of the accelerators, which hold all weights that are not offloaded."""
     holds = ~np.array([is_offload(device) for device in cluster.devices])
     return sum(cluster.memory_bytes[cluster.computes & holds].tolist())
 

@@ -66,7 +66,7 @@ def place(model, plan, names):
 
 
 def target(output):
-    """Readers of an output, without results of the model: these follow what makes them."""
+    """Readers of an output, without results of the model, which follow their producers."""
     return [i for i in output.get_target_inputs() if i.get_node().get_type_name() != "Result"]
 
 
@@ -87,7 +87,7 @@ def prove(compiled, plan, names):
 
 
 def main():
-    """Compile, and say where it runs."""
+    """Compile, and print where each op runs."""
     if not 2 <= len(sys.argv) <= 3:
         sys.exit(__doc__)
     compiled = load(*sys.argv[1:])

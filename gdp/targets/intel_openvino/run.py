@@ -127,7 +127,7 @@ def _settings(cluster: Cluster, names: Sequence[str]) -> dict[str, dict[str, Any
 
 
 def _read(core: Any, source: Source, feeds: Arrays) -> Any:
-    """The model with shapes as they are fed."""
+    """The model with the shapes of the inputs."""
     model = onnx.ModelProto()
     model.CopyFrom(source.model)
     for tensor in model.graph.initializer:
@@ -167,7 +167,7 @@ def _placed(
 
 
 def _issued(compiled: Any, feeds: Arrays, slots: int) -> AsyncExecution:
-    """Requests that take samples in turn, as many as are on their way at once."""
+    """Requests that take samples round-robin, as many as are in flight."""
     turns = itertools.cycle([compiled.create_infer_request() for _ in range(slots)])
 
     def issue() -> Any:
@@ -179,7 +179,7 @@ def _issued(compiled: Any, feeds: Arrays, slots: int) -> AsyncExecution:
 
 
 def _check(source: Source, compiled: Mapping[str, Any], feeds: Arrays) -> OutputCheck:
-    """The outputs of the placed model beside those of the uncut one on the host."""
+    """Compare the outputs of the placed model with those of the uncut one on the host."""
     names = [value.name for value in source.model.graph.output]
 
     def outputs(model: Any) -> dict[str, np.ndarray]:

@@ -34,7 +34,7 @@ def placed_callable(
 
 
 class PlacedFunction:
-    """A JAX function whose weights lie on the devices of its placement.
+    """A JAX function whose weights are on the devices of its placement.
 
     Called with the arguments that are not weights, it returns the results of the function, on the
     device that is the host of the cluster. It does not wait: results may still be computed, as

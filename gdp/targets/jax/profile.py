@@ -27,7 +27,7 @@ _SIZES_BYTES = (1 << 10, 1 << 16, 1 << 20, 1 << 24, 1 << 26)
 
 @dataclass(frozen=True)
 class Segment:
-    """A run of equations as a function of its own, with the values it is called with."""
+    """Consecutive equations as a function, with its arguments."""
 
     name: str
     function: Callable[..., Any]
@@ -119,7 +119,7 @@ def materialise(tree: Any) -> Any:
 
 
 def cut(fn: Callable[..., Any], values: Sequence[Any], name: str, equations: int) -> list[Segment]:
-    """Runs of about so many equations, called with the values that the function itself computes."""
+    """Segments of about `size` equations, with the values that the function itself computes."""
     import jax
     from jax.extend import core
 

@@ -261,7 +261,7 @@ def _flat(outputs: Iterable[Value | Stacked]) -> list[Value]:
 
 
 def _leaving(recorded: RecordedJax) -> set[Value]:
-    """The results that go to the host: those that an Output op reads."""
+    """Results sent to the host: those read by an Output op."""
     src, dst = recorded.graph.edges
     types = recorded.graph.op_types
     makers = {int(a) for a, b in zip(src, dst, strict=True) if types[b] == OUTPUT}
@@ -453,8 +453,7 @@ def as_numpy(array: Any) -> np.ndarray:
 
 
 def whole_array(leaf: Any) -> np.ndarray:
-    """A result on the host; of a stacked one the rows, which may lie on different devices, as one
-    array."""
+    """A result on the host as one array; the rows of a stacked one may be on different devices."""
     return np.stack([as_numpy(row) for row in leaf]) if isinstance(leaf, list) else as_numpy(leaf)
 
 

@@ -154,7 +154,7 @@ class Uncut:
         return contenders
 
     def defaults(self, devices: Sequence[Any], *, trains: bool) -> dict[str, AsyncExecution]:
-        """JAX's own choice of device, and a copy on every device that takes samples in turn.
+        """JAX's own choice of device, and a copy on every device that takes samples round-robin.
         Copies of a training step would train several models, so there are none."""
         import jax
 

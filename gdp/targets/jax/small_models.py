@@ -208,7 +208,8 @@ def gates(rows: int, width: int, layers: int) -> tuple[Any, Any, Any]:
 
 
 def statistics(rows: int, width: int, layers: int) -> tuple[Any, Any, Any]:
-    """Rows and columns brought to mean zero and variance one in turn, transposed between."""
+    """Rows and columns alternately normalised to mean zero and variance one, with transposes
+    between."""
 
     def loss(params: Any, x: Any) -> Any:
         for by_row, by_column in params:

@@ -22,6 +22,9 @@ TARGET = Target(
         "llama.cpp", "llama-cpp-python", "gguf", "gdp.targets.llamacpp.run:run_llamacpp", _devices,
         planner=_PLANNER, scout="gdp.targets.llamacpp.plan:even_row",
     ),
-    Exporter("flags of llama.cpp", "gdp.targets.llamacpp.flags:export", splits=True, machines=True),
+    Exporter(
+        "flags of llama.cpp", "gdp.targets.llamacpp.flags:export", splits=True, machines=True,
+        commands="gdp.targets.llamacpp.flags:commands",
+    ),
     _PLANNER,
 )  # fmt: skip

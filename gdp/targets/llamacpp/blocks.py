@@ -101,7 +101,8 @@ class LlamaBlocks:
 
 
 def llama_blocks(question: Question, slots: Slots, homes: Sequence[int] = ()) -> LlamaBlocks:
-    """Seconds and bytes of the slots, beside parts on some devices, the CPU where none are told.
+    """Seconds and bytes of the slots, with separate parts (image encoder, draft model) on `homes`,
+    by default the CPU.
 
     Raises:
         PlacementError: There is no CPU, or it may not have the embedding.
@@ -287,7 +288,7 @@ def _stretches(
 
 
 def _least_to_free(needed_bytes: int, items: dict[int, tuple[float, int]]) -> list[int]:
-    """Items (seconds, bytes) that free at least so many bytes for few seconds.
+    """Items (seconds, bytes) that free at least `needed_bytes` for few seconds.
 
     Greedy for the covering knapsack, at most twice the least seconds: items of the fewest seconds
     per byte until they free enough, without those that are then superfluous; or the cheapest item

@@ -28,7 +28,7 @@ class FitPlan(NamedTuple):
 
 
 def fit_plan(sizes: FitSizes, margin_bytes: int = FIT_MARGIN_BYTES) -> FitPlan:
-    """The plan of llama.cpp's `--fit` at the context that was asked for.
+    """The plan of llama.cpp's `--fit` at the requested context.
 
     1. Everything on the GPUs, in proportion to their memory, where that keeps the margin on each.
     2. Else GPUs are filled from the last to the first with slots from the last to the first; in a

@@ -22,11 +22,12 @@ from gdp.cluster.machines import machine_of
 from gdp.cluster.types import Cluster
 from gdp.costs.op_offload import applies, is_sent, offloads
 from gdp.graph.op_graph import OpGraph
+from gdp.importers.spec import ModelSpec
 from gdp.ops.llamacpp import BATCH, DRAFT, PROJECTOR, UBATCH
 from gdp.placement.placement import DraftModel, Placement
 from gdp.splits.division import alone
 from gdp.targets.llamacpp.rules import MOST_GPUS, RPC_SERVER
-from gdp.targets.target import ExportJob
+from gdp.targets.target import ExportJob, StartCommand
 
 ARGUMENTS = "arguments.txt"
 _TOKENS, _TOKEN_BYTES = "tokens", 4  # the op of GGUF graphs that holds the tokens of a pass
@@ -158,7 +159,7 @@ class Flags:
             "leave it out there and set MTMD_BACKEND_DEVICE to the same name")]  # fmt: skip
 
     def _drafting(self) -> list[Option]:
-        """The options of a model that drafts."""
+        """The options of a draft model."""
         if self.draft is None:
             return []
         where = [Option("--device-draft", self.draft_device, "the GPU that has it")]
@@ -298,8 +299,7 @@ def _divided_flags(graph: OpGraph, placement: Placement, cluster: Cluster) -> Fl
 def _with_parts(
     flags: Flags, graph: OpGraph, device: Int[np.ndarray, "N"], slots: Slots, cluster: Cluster
 ) -> Flags:
-    """The flags with files and devices of the image encoder and the model that drafts, if there are
-    any."""
+    """The flags with files and devices of the image encoder and the draft model, if present."""
     used = [int(d) for d in device[~graph.is_io]]
 
     def home(part: Int[np.ndarray, "_"]) -> str:
@@ -319,7 +319,7 @@ def _with_parts(
 
 
 def draft_of(graph: OpGraph) -> DraftModel | None:
-    """The small model that drafts in a graph, if there is one."""
+    """The draft model of a graph, if there is one."""
     op = graph.op_index.get(_TOKENS)
     attributes = {} if op is None else graph.detail[op].attributes
     if "draft" not in attributes:
@@ -356,7 +356,7 @@ def _lent(cluster: Cluster, used: Collection[int]) -> dict[str, tuple[str, ...]]
 
 
 def _sends_weights(graph: OpGraph, device: Int[np.ndarray, "N"], cluster: Cluster) -> bool:
-    """False where weights on the CPU would go to a GPU for a prompt, and had better not."""
+    """False if llama.cpp would send CPU weights to a GPU for a prompt and staying is faster."""
     here = [d for d, own in enumerate(cluster.devices) if own.is_cpu]
     sent = np.isin(device, here) & is_sent(graph)
     return not (sent.any() and applies(cluster)) or offloads(graph, cluster)
@@ -374,7 +374,7 @@ def _planned(graph: OpGraph) -> tuple[str, int]:
 
 
 def _asked(graph: OpGraph) -> dict[str, Any]:
-    """Fields that the spec of the graph tells: sizes of a micro-batch, and flash attention."""
+    """Fields set by the graph's spec: micro-batch sizes and flash attention."""
     op = graph.op_index.get(_TOKENS)
     attributes = {} if op is None else graph.detail[op].attributes
     return {
@@ -420,8 +420,8 @@ def export_llamacpp(
     output: Path,
     overwrite: OverwritePolicy = OWN_FILES_ONLY,
 ) -> list[Path]:
-    """Write `llamacpp.json`, which says why each flag is there, and the flags as one line of
-    arguments for a shell."""
+    """Write `llamacpp.json`, with the reason of each flag, and the flags as one line of arguments
+    for a shell."""
     flags = flags_of(graph, placement, cluster)
     why = {option.flag: option.why for option in flags.options()}
     document = {"flags": flags, "arguments": flags.arguments(), "why": why}
@@ -429,6 +429,13 @@ def export_llamacpp(
         (folder / "llamacpp.json").write_bytes(indented_json(document) + b"\n")
         (folder / ARGUMENTS).write_text(shlex.join(flags.arguments()) + "\n")
     return [output / "llamacpp.json", output / ARGUMENTS]
+
+
+def commands(job: ExportJob) -> list[StartCommand]:
+    """llama.cpp's server with the flags of a placement."""
+    flags = flags_of(job.question.graph, job.placement, job.question.cluster)
+    file = ModelSpec.of(job.spec).path
+    return [StartCommand(shlex.join(["llama-server", "--model", file, *flags.arguments()]))]
 
 
 def export(job: ExportJob) -> list[Path]:

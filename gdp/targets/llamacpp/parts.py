@@ -41,7 +41,7 @@ def held_bytes(question: Question, part: Int[np.ndarray, "M"]) -> int:
 
 
 def told(best: Result, found: Sequence[Result], slots: Slots) -> str:
-    """The devices of the parts, in a sentence, beside the other ones."""
+    """The devices of the parts, compared with the alternatives, in a sentence."""
     names = (
         "the model that drafts" if best.question.graph.scope[part[0]] == DRAFT
         else "the image encoder" for part in slots.parts

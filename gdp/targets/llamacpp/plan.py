@@ -95,8 +95,8 @@ def _smaller_caches(result: Result) -> str:
 
 
 def _drafted(question: Question) -> Result:
-    """The best plan with a model that drafts, with a note of the seconds without it; the plan
-    without it where both have no room."""
+    """The best plan with a draft model, with a note of the seconds without it; the plan without it
+    if both do not fit."""
     pins = tuple(pin for pin in question.constraints.pins if not pin.match.startswith(DRAFT))
     forbid = tuple(pin for pin in question.constraints.forbid if not pin.match.startswith(DRAFT))
     others = replace(question, constraints=replace(question.constraints, pins=pins, forbid=forbid))
@@ -174,7 +174,7 @@ def with_settings(question: Question, **settings: str | None) -> Question | None
 
 
 def _of_size(question: Question) -> Result:
-    """The best plan with micro-batches of the size that the graph says."""
+    """The best plan with the graph's micro-batch size."""
     slots = slots_of(question.graph)
     question = replace(question, cluster=with_known_gpus(question.cluster))
     found, error = list[Result](), None
@@ -195,7 +195,7 @@ def _of_size(question: Question) -> Result:
 
 
 def _planned(question: Question, slots: Slots, blocks: LlamaBlocks) -> Result:
-    """The best plan, with the parts beside the blocks where these have them."""
+    """The best plan, with separate parts on the devices that `blocks` gives them."""
     graph, cluster = question.graph, question.cluster
     plans = _placements(graph, cluster, slots, blocks)
     reason = "a device is too small or forbidden"

@@ -66,7 +66,7 @@ def tokens_of(spec: GgufSpec) -> Tokens:
 
 
 class LayerPiece(NamedTuple):
-    """Layers, or parts of one, that llama.cpp computes on one device at one go."""
+    """Layers, or parts of one, that llama.cpp computes on one device without interruption."""
 
     device: int
     end: str  # node of its graph that ends the piece
@@ -294,7 +294,7 @@ def _require_package() -> None:
 
 
 def _compared(worker: Worker, tokens: Tokens) -> Any:
-    """The logits of the placed model beside those of the processor alone."""
+    """Compare the logits of the placed model with those of the processor alone."""
     values = {}
     for name in (SINGLE, PLACED):
         worker.ask("sample", name, tokens=tokens)

@@ -141,7 +141,7 @@ def _free_gpus(question: Question, slots: Slots) -> list[int]:
 
 
 def _sets(cluster: Cluster, gpus: Sequence[int]) -> Iterator[tuple[int, ...]]:
-    """Sets of at least two GPUs, in their order; one of those that are alike."""
+    """Sets of at least two GPUs, in their order; one of each class of interchangeable sets."""
     fastest = sorted(gpus, key=lambda d: -cluster.devices[d].bytes_per_s)
     seen = set[tuple[int, ...]]()
     for size in range(2, len(gpus) + 1):
@@ -172,8 +172,8 @@ def _proportions(
 
 
 def _rounded(rates: np.ndarray, steps: int) -> tuple[int, ...]:
-    """Whole parts of so many steps, each at least one, in proportion; () where there are fewer
-    steps than parts.
+    """Integer parts of `steps` steps in all, each at least one, in proportion; () if there are
+    fewer steps than parts.
 
     >>> _rounded(np.array([2.0, 1.0]), 8)
     (5, 3)

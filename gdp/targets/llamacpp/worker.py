@@ -93,8 +93,7 @@ def borrow(endpoint: str) -> None:
 
 
 def parse(arguments: list[str]) -> argparse.Namespace:
-    """The flags of llama.cpp that say where tensors lie; its defaults for flags that are left
-    out."""
+    """llama.cpp's flags of tensor placement, with its defaults for omitted flags."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--fit", default="off")
     parser.add_argument("--n-gpu-layers", type=int, default=-1)
@@ -112,7 +111,7 @@ def parse(arguments: list[str]) -> argparse.Namespace:
 
 
 def load_model(path: str, flags: argparse.Namespace) -> Any:
-    """The model as the flags say."""
+    """The model with the flags' settings."""
     parameters = llama_cpp.llama_model_default_params()
     parameters.n_gpu_layers = flags.n_gpu_layers if flags.n_gpu_layers >= 0 else 10_000
     shares = [float(x) for x in flags.tensor_split.split(",")] if flags.tensor_split else []
@@ -160,7 +159,7 @@ def type_of(name: str) -> int:
 
 
 def last_error(what: str) -> str:
-    """A failure, with the last line of llama.cpp's log that says so."""
+    """An error with the last line of llama.cpp's log about it."""
     lines = "".join(LOG).splitlines()
     faults = [line for line in lines if re.search(r"error|fail|cannot|unable", line, re.I)]
     return f"{what}: {(faults or lines or ['no reason given'])[-1].strip()}"
@@ -180,7 +179,7 @@ class NodeClock:
         self.callback = WATCHER(self.called)
 
     def called(self, tensor: int, ask: bool, _: int) -> bool:
-        """llama.cpp asks whether a node shall be told of, and tells of it when it is computed."""
+        """Callback of llama.cpp: whether to report a node, and the report when it is computed."""
         name = self.name(tensor)
         if ask:
             return name in self.ends

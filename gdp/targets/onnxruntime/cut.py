@@ -32,7 +32,7 @@ class SubModel:
 
 @dataclass(frozen=True)
 class Cut:
-    """The pieces in an order in which they can run, and what enters and leaves the whole."""
+    """The pieces in an executable order, and the inputs and outputs of the whole."""
 
     pieces: tuple[SubModel, ...]
     inputs: tuple[str, ...]  # graph inputs that a piece reads, in the model's order
@@ -157,7 +157,7 @@ class _Index:
             self.add_value(name, content)
 
     def add_value(self, name: str, content: _Content) -> None:
-        """Make a value available in a segment: from outside, or by copying what is constant."""
+        """Make a value available in a segment: as an input, or by copying a constant."""
         if name in self.initializer or name in self.sparse:
             content.initializers[name] = None
         elif name in self.maker_op or name in self.inputs:

@@ -111,7 +111,7 @@ def measure_cut_s(core: int, other: int, rounds: int = 5, samples: int = _SAMPLE
 
 
 def cut_chain(cores: Sequence[int], pieces: int) -> PipelineExecutor:
-    """`CUT_LAYERS` products of matrices, cut in pieces that the cores take in turn."""
+    """`CUT_LAYERS` matrix products, cut in pieces that the cores run round-robin."""
     layers, shape = CUT_LAYERS // pieces, (_CUT_ROWS, _CUT_WIDTH)
     # Random weights that keep the size of their input.
     rng, deviation = np.random.default_rng(0), 1 / np.sqrt(_CUT_WIDTH)

@@ -292,7 +292,7 @@ def _next_item(inbox: "queue.SimpleQueue[_Item | None]", heap: list[_Item]) -> _
 
 @dataclass(frozen=True)
 class SideBySide:
-    """Pipelines that run at once, each on samples of its own: one, or the replicas of a model."""
+    """Concurrent pipelines, each on separate samples: one, or the replicas of a model."""
 
     pipelines: tuple[PipelineExecutor, ...]
 

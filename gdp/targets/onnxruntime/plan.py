@@ -47,7 +47,7 @@ def _is_cuda(device: Device) -> bool:
 
 
 def _without_kernel(graph: OpGraph) -> dict[int, str]:
-    """Ops without a CUDA kernel, and what it is that has none."""
+    """Ops without a CUDA kernel, and the attribute that has none."""
     found: dict[int, str] = {}
     for i, (kind, detail) in enumerate(zip(graph.op_types, graph.detail, strict=True)):
         lacks = kind if kind in WITHOUT_CUDA else _lacking_attribute(kind, detail)
@@ -81,7 +81,7 @@ def _lacking_attribute(kind: str, detail: OpDetail) -> str:
 
 
 def _notes(graph: OpGraph, cluster: Cluster, without: dict[int, str]) -> list[str]:
-    """Ops without a kernel, and what was not checked, a sentence each."""
+    """Notes on ops without a kernel, and on checks that were not made."""
     notes = list[str]()
     if without:
         first = next(iter(without))

@@ -152,7 +152,7 @@ def profile_source(
 
 
 def _name(nodes: list[int], model: onnx.ModelProto, kernel: onnx.NodeProto) -> str:
-    """The name of the first node that a kernel stands for."""
+    """The name of the first node of a kernel."""
     return model.graph.node[nodes[0]].name if nodes else kernel.op_type
 
 
@@ -223,7 +223,7 @@ def tagged(model: onnx.ModelProto) -> onnx.ModelProto:
 
 
 def kernel_nodes(model: onnx.ModelProto, optimised: onnx.ModelProto) -> list[list[int]]:
-    """For every node of the optimised form, the nodes of the tagged model that it stands for.
+    """For every node of the optimised form, its nodes of the tagged model.
 
     A helper gets the nodes of the kernel it serves. Nodes folded away belong to no kernel.
     """
@@ -262,7 +262,7 @@ class _Matching:
         return [nodes or self._served(k, of_kernel) for k, nodes in enumerate(of_kernel)]
 
     def _ends(self, kernel: onnx.NodeProto) -> list[int]:
-        """The nodes that make what the kernel makes."""
+        """The nodes that make the kernel's outputs."""
         if kernel.op_type in HELPERS:
             return []
         # A kernel in a blocked layout is named after the tensor that it made before it was moved
@@ -272,8 +272,8 @@ class _Matching:
         return [self.maker[name] for name in names if name in self.maker]
 
     def _claim_behind(self, node: int, k: int, boundary: set[str]) -> None:
-        """Claim what leads to a node, as far back as the tensors that some kernel makes, or as the
-        node that gave the kernel its type."""
+        """Claim the predecessors of a node back to tensors made by other kernels, or to the node
+        that gave the kernel its type."""
         core = self.kernels[k].op_type.removeprefix("Fused")
         stack = [node]
         while stack:

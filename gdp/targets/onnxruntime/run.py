@@ -44,7 +44,7 @@ ONE, FULL = "the placement, one sample at a time", "the placement"
 
 @dataclass(frozen=True, eq=False)
 class CutPlan(ExecutionPlan):
-    """A plan with the model cut as it says; a segment may be several pieces."""
+    """A plan with its model cut; a segment may be several pieces."""
 
     cut: Cut
 

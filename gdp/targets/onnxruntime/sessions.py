@@ -116,7 +116,7 @@ def make_session(
 
 @functools.cache
 def versions() -> dict[str, str]:
-    """The libraries that decide what is executed."""
+    """Versions of the libraries that execute the model."""
     from gdp.targets.onnxruntime.telemetry import ort
 
     return {"onnxruntime": ort.__version__, "onnx": onnx.__version__, "numpy": np.__version__}

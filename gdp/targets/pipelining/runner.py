@@ -80,7 +80,8 @@ def microbatches(whole, count):
 
 
 def bind_to_device(rank, world, on_cpu):
-    """The device of this process; a core of its own where it is one and there are enough."""
+    """Select the device of this process; pin it to a core if the device is one and there are
+    enough."""
     if not on_cpu:
         return torch.device(STAGES[rank]["torch_device"])
     if hasattr(os, "sched_setaffinity"):

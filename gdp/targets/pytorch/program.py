@@ -107,7 +107,7 @@ class _Builder:
         return torch.fx.GraphModule(torch.nn.Module(), self.graph)
 
     def _read(self, node: Any) -> None:
-        """Placeholders come first: what is read from elsewhere, behind views, too."""
+        """Placeholders come first: tensors read from other devices, through views as well."""
         if node in self.own or node in self.reads:
             return
         element = _is_element(node, self.of_node)

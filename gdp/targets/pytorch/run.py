@@ -134,8 +134,8 @@ def _has_data(tensor: Any) -> bool:
 
 
 def _examples(program: Any) -> dict[str, Any]:
-    """The inputs that the module was traced with, by placeholder, where they are more than shapes:
-    what it does may depend on them."""
+    """The traced module's inputs, by placeholder, if they have values: its behaviour may depend on
+    them."""
     import torch
     from torch.utils._pytree import tree_leaves
 
@@ -230,7 +230,7 @@ def _segments(
 
 
 def _finished(module: Any, arguments: Sequence[Any], device: Any) -> Any:
-    """A call of a module that ends when the device has computed, not when it has been asked to."""
+    """A call of a module that returns when the device has computed, not when it was issued."""
     import torch
 
     def task() -> Any:

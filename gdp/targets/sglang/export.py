@@ -45,8 +45,8 @@ _CACHE_TYPES = {"fp8": "fp8_e4m3"}
 
 
 def export(job: ExportJob) -> list[Path]:
-    """Write `sglang.json`, which says why each option is there, and environment and arguments of
-    `python -m sglang.launch_server --model-path MODEL` as one line each for a shell.
+    """Write `sglang.json`, with the reason of each option, and environment and arguments of `python
+    -m sglang.launch_server --model-path MODEL` as one line each for a shell.
 
     Raises:
         PlacementError: The placement is no layout of vLLM.
@@ -67,7 +67,7 @@ def export(job: ExportJob) -> list[Path]:
 
 
 def require_legal(job: ExportJob) -> None:
-    """Raise `PlacementError` where SGLang refuses what was planned for vLLM."""
+    """Raise `PlacementError` if SGLang refuses a plan made for vLLM."""
     cluster, placement = job.question.cluster, job.placement
     kind = quantisation_of(job.spec)
     used = {int(d) for d in placement.device[job.question.graph.weight_bytes > 0]}
@@ -147,7 +147,7 @@ def _drafting(draft: DraftModel) -> list[str]:
 
 
 def _of_copy(options: VllmOptions) -> list[str]:
-    """Port of a server beside others."""
+    """Port of one of several servers."""
     return ["--port", str(options.port)] if options.port else []
 
 

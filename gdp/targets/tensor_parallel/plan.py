@@ -190,7 +190,7 @@ def _best_of_each(tried: Sequence[_Tried]) -> list[_Tried]:
 
 
 def _told(best: _Tried, alone: Sequence[_Tried], why: str) -> str:
-    """The answer beside the best of one device, in a sentence."""
+    """The answer compared with the best of one device, in a sentence."""
     if why:
         return f"ops stay whole on one device: {why}"
     if not best.placement.splits:

@@ -127,7 +127,7 @@ class Ranks:
 
 
 def run_divided(request: RunRequest) -> RunReport:
-    """Execute a placement with a split beside the uncut model on one member and on all cores.
+    """Execute a placement with a split, and the uncut model on one rank and on all cores.
 
     Raises:
         ModelError: The model is no configuration of transformers.
@@ -174,7 +174,7 @@ def run_divided(request: RunRequest) -> RunReport:
 def _exchange_told(
     cluster: Cluster, split: Split, plan: Mapping[str, Any], exchange_s: float
 ) -> str:
-    """Measured seconds of the collective behind a layer in a step, beside those of the links."""
+    """Measured seconds of a layer's collective in a decode step, compared with the links'."""
     size = plan["batch"] * plan["width"] * FLOAT32
     by_links_s = float(collective_s(cluster, split.devices, "all_reduce", size))
     return (
@@ -199,7 +199,7 @@ def _running(
     plan: dict[str, Any], config: dict[str, Any], cores: Sequence[Sequence[int]], best: int,
     *, baselines: bool,
 ) -> Iterator[dict[str, Ranks]]:  # fmt: skip
-    """The divided model and the uncut ones, each in processes of its own."""
+    """The tensor-parallel model and the uncut ones, each in separate processes."""
     with tempfile.TemporaryDirectory() as name:
         folder, count = Path(name), len(cores)
         write(folder, plan, config)
@@ -220,7 +220,7 @@ def _running(
 
 
 def _compared(contenders: dict[str, Ranks]) -> Any:
-    """Logits of the divided model beside the uncut one's, which reads the same tokens."""
+    """Compare logits of the tensor-parallel model with the uncut one's on the same tokens."""
     import torch
 
     from gdp.targets.tensor_parallel.runner import TOLERANCE

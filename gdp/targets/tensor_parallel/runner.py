@@ -99,7 +99,7 @@ def parameters_on_meta():
 
 
 def build():
-    """The model of config.json without weights. No code beside transformers is run."""
+    """The model of config.json without weights. Runs no code but that of transformers."""
     from transformers import AutoConfig, AutoModelForCausalLM
 
     config = AutoConfig.from_pretrained(FOLDER, local_files_only=True, trust_remote_code=False)
@@ -250,7 +250,7 @@ def finish(device):
 
 
 def bind(shards, rank, world, options):
-    """The device of this process; where it is a core, one of its own if there are enough."""
+    """The device of this process, pinned to a core if it is one and there are enough."""
     name = shards["ranks"][rank]["torch_device"]
     if options.device != "cpu" and name != "cpu":
         return torch.device(name)
@@ -305,7 +305,7 @@ def work(rank, world, init, options):
 
 
 def checked(shards, options, device, logits, taken):
-    """Logits beside those of the uncut model, which is fed the same tokens."""
+    """Compare logits with those of the uncut model on the same tokens."""
     whole = Rank(shards, options, 0, 1, device)
     wanted = whole.sample(taken)[0]
     scale = max(float(wanted.abs().max()), 1e-30)

@@ -76,7 +76,7 @@ def the_split(graph: OpGraph, placement: Placement, cluster: Cluster) -> Split:
 
 
 def cannot(why: str) -> PlacementError:
-    """An error with the reason and the way out."""
+    """An error with the reason and the remedy."""
     return PlacementError(
         f"modules of transformers cannot be divided so: {why}; place the model with --for "
         "tensor-parallel"
@@ -243,7 +243,7 @@ def tp_plan(shards: Shards) -> dict[str, str]:
 
 
 def divided_evenly(shards: Shards) -> bool:
-    """True where all ranks have equal parts, each of its own, as DTensor divides."""
+    """True if all ranks have equal, disjoint shards, as DTensor divides."""
     return all(_is_even(part) for part in shards.parameters.values())
 
 

@@ -279,8 +279,8 @@ class VllmOptions:
 
 
 def draft_name(draft: DraftModel) -> str:
-    """Name or path of a model that drafts, as an argument; raises `PlacementError` where it is no
-    word of its own."""
+    """Name or path of a draft model as an argument; raises `PlacementError` if it is not a single
+    word."""
     name = _DRAFT.fullmatch(draft.model)
     if name is None:
         raise PlacementError(
@@ -291,7 +291,7 @@ def draft_name(draft: DraftModel) -> str:
 
 
 def scheme_of(draft: DraftModel) -> str:
-    """Scheme that the weights of a model that drafts are stored in; "" for none."""
+    """Quantisation scheme of a draft model's weights; "" for none."""
     parts = (part.partition("=") for part in draft.model.partition("?")[2].split("&"))
     scheme = {name: value for name, _, value in parts}.get("quantize", "")
     return "" if scheme == "none" else scheme
@@ -497,9 +497,9 @@ def _cannot(why: str) -> PlacementError:
 def export_vllm(
     options: VllmOptions, output: Path, overwrite: OverwritePolicy = OWN_FILES_ONLY
 ) -> list[Path]:
-    """Write `vllm.json`, which says why each option is there, and environment and arguments as one
-    line each for a shell; a line for each copy that is a server of its own, and for each machine of
-    a server."""
+    """Write `vllm.json`, with the reason of each option, and environment and arguments as one line
+    each for a shell; a line for each copy with a separate server, and for each machine of a server.
+    """
     commands = [own.command() for own in options.commands]
     return write_commands("vllm", {"options": options}, commands, options.why(), output, overwrite)
 

@@ -28,8 +28,8 @@ class Arrangement(NamedTuple):
 
 
 def grouped(cluster: Cluster, gpus: Sequence[int], size: int) -> list[Group]:
-    """GPUs in groups of one size within a machine, alike ones together, those left over with each
-    other; where no machine has so many, one group over several."""
+    """GPUs in groups of one size within a machine, identical ones together, the remaining ones with
+    each other; if no machine has enough, one group over several."""
     at = machines(cluster)
     inside = [[d for d in gpus if at[d] == m] for m in dict.fromkeys(at[d] for d in gpus)]
     groups = [group for mine in inside for group in _of_machine(cluster, mine, size)]
@@ -62,7 +62,7 @@ def _over_machines(cluster: Cluster, inside: Sequence[Sequence[int]], size: int)
 def arrangements(
     cluster: Cluster, groups: Sequence[Group], copies: int, free: Sequence[int]
 ) -> Iterator[Arrangement]:
-    """Ways to put so many copies on groups of one size.
+    """Assignments of `copies` copies to groups of one size.
 
     Args:
         cluster: The machines.
@@ -90,7 +90,7 @@ def _like(cluster: Cluster, group: Group) -> Like:
 
 
 def _unlike(cluster: Cluster, sets: Iterable[Sequence[Group]]) -> Iterator[Sequence[Group]]:
-    """Sets of groups, one of those that are alike."""
+    """Sets of groups, one of each class of interchangeable sets."""
     seen = set[tuple[Like, ...]]()
     for own in sets:
         like = tuple(sorted(_like(cluster, group) for group in own))
@@ -120,8 +120,7 @@ def _in_equal_parts(
 def _in_turn(
     cluster: Cluster, inside: Sequence[Sequence[Group]], copies: int
 ) -> Iterator[Arrangement]:
-    """Copies alike, each within a machine, of as many groups as the machine that one is on can give
-    each."""
+    """Identical copies, each within a machine, with as many groups as every machine can give."""
     kinds = [Counter(_like(cluster, group) for group in own) for own in inside]
     seen = list[dict[Like, int]]()
     for counts in kinds:

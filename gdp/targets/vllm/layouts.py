@@ -101,8 +101,8 @@ class Simulated:
 
     @property
     def value_s(self) -> float:
-        """Value by which layouts are compared: collectives between machines, which nobody measured,
-        count twice."""
+        """Value by which layouts are compared: collectives between machines, which are not
+        measured, count twice."""
         doubt = (self.exchanged or 0.0) if self.machines > 1 else 0.0
         return self.score.value_s * (1 + doubt)
 
@@ -140,7 +140,7 @@ def simulated(
 
 
 def _is_plain(degrees: Degrees, question: Question) -> bool:
-    """True where each layer is whole on one GPU of each copy that is asked for."""
+    """True if each layer is whole on one GPU of each requested copy."""
     return degrees.tensor == 1 and degrees.data == max(1, question.copies)
 
 
@@ -164,7 +164,7 @@ def _first_fitting(question: Question, estimate: LayoutEstimate) -> list[Simulat
 
 
 def told_layout(question: Question, best: Simulated, fitting: Sequence[Simulated]) -> str:
-    """A layout in words, beside the best one of whole layers on one GPU each."""
+    """Describe a layout, compared with the best one of whole layers on one GPU each."""
     plain = [one for one in fitting if _is_plain(one.degrees, question)]
     if not plain:
         told = f"{best.degrees}: layers on one GPU each do not fit"
@@ -236,7 +236,7 @@ def _of_groups(
 
 
 def _copies(question: Question, groups: int) -> Sequence[int]:
-    """Numbers of copies to look at: that which is asked for, else for throughput all."""
+    """Numbers of copies to consider: the requested one, else all for throughput."""
     if question.copies:
         return range(question.copies, min(question.copies, groups) + 1)
     copied = find_objective(question.objective).pipelined and question.constraints.replicas

@@ -90,7 +90,7 @@ def kept_by_device(question: Question, cluster: Cluster, stages: int = 1) -> Int
 
 
 def without_kept(cluster: Cluster, question: Question, stages: int = 1) -> Cluster:
-    """The cluster whose GPUs have for plans in so many stages what vLLM leaves of its share."""
+    """The cluster whose GPUs have the memory that vLLM leaves for a plan of `stages` stages."""
     kept, devices = kept_by_device(question, cluster, stages).tolist(), list(cluster.devices)
     for d, device in enumerate(devices):
         less = min(kept[d], device.memory_bytes - 1)

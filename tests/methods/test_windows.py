@@ -134,7 +134,7 @@ def test_nothing_large_is_begun_when_the_seconds_are_over(monkeypatch) -> None:
     with monkeypatch.context() as patched:
         patched.setattr(local_search, "coarse_problem", never)
         patched.setattr(windows, "WindowSearch", never)
-        patched.setattr(local_search.WindowSearch, "serve", lambda *_args: True)
+        patched.setattr(local_search.WindowSearch, "supports", lambda *_args: True)
         best = improve(problem, [start], search, over, config)
     assert best.value_s == start.value_s
     asked = []

@@ -42,7 +42,7 @@ from gdp.cli.program import run
 from gdp.cluster.types import Cluster, Device, make_cluster
 from gdp.graph.op_graph import OpGraph
 from gdp.learn.instances import Instance, Problems, limit_memory, make
-from gdp.methods.annealing.move_score import moves_as_drawn
+from gdp.methods.annealing.annealer import moves_as_drawn
 from gdp.methods.base import Method, Search
 from gdp.methods.portfolio import HEURISTICS, auto
 from gdp.methods.priorities import evaluate_rules

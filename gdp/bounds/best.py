@@ -24,7 +24,6 @@ from gdp.bounds.loads import (
     NO_POINTS,
     build_loads,
     build_work,
-    least_program_size,
     load_program_size,
     machine_seconds,
     more_points,
@@ -111,8 +110,8 @@ def load_bounds(
     """Bounds from the busy times of devices and channels.
 
     Work and largest ops take O(N D); the linear program is built as far as the budget is likely to
-    solve it (`_entries_kept`), and then once more with whole placements (a mixed-integer program).
-    Where stages may be replicated, each sample has a placement of its own, and loads are means over
+    solve it, and then once more with whole placements (a mixed-integer program).
+    Where stages may be replicated, each sample has its own placement, and loads are means over
     the samples: linear arguments hold of their mean as well, and those that count whole ops on one
     device are left out (the largest op, and the mixed-integer program).
 
@@ -133,7 +132,10 @@ def load_bounds(
     unit_s = max(bound.value_s for bound in bounds)
     if problem.num_devices == 1 or unit_s <= 0.0 or unit_s >= found_s * (1.0 - _PROVEN):
         return bounds
-    most_entries = _entries_kept(problem, budget)
+    # For tensors, beside work and weights; of a part of them room is left for two more rounds.
+    most_entries = _KEPT_SHARE * budget.entries - 2 * problem.num_groups * problem.num_devices
+    if load_program_size(problem) <= budget.entries:
+        most_entries = np.inf
     if most_entries < 0 or budget.is_over():
         more = [] if only_memory else _work_in_memory(problem, budget, unit_s)
         return [*bounds, *more]
@@ -152,14 +154,6 @@ def load_bounds(
     return bounds
 
 
-def _entries_kept(problem: Problem, budget: WorkBudget) -> float:
-    """Entries for tensors in the program: all (inf), those that leave room for two more rounds of
-    memory, or below 0 where work and weights alone are too many."""
-    if load_program_size(problem) <= budget.entries:
-        return np.inf
-    return _KEPT_SHARE * budget.entries - least_program_size(problem)
-
-
 def _work(machines: Sequence[str], work_s: float, share: Float[np.ndarray, "M"]) -> Bound:
     parts = ", ".join(
         f"{part:.0%} {name}" for part, name in zip(share, machines, strict=True) if part > 0.005
@@ -171,8 +165,7 @@ def _work(machines: Sequence[str], work_s: float, share: Float[np.ndarray, "M"])
 
 
 def _work_in_memory(problem: Problem, budget: WorkBudget, known_s: float) -> list[Bound]:
-    """Busy times of devices that hold no more than their memory (`build_work`); empty where memory
-    cannot bind."""
+    """Bound of `build_work`; none where memory cannot bind."""
     d = problem.num_devices
     if d == 1 or known_s <= 0.0 or not memory_binds(problem):
         return []
@@ -182,20 +175,12 @@ def _work_in_memory(problem: Problem, budget: WorkBudget, known_s: float) -> lis
     solved, _ = _linear(program, budget, "linear program of work and of weights within memory")
     if solved is None:
         return []
-    streamed = _streamed_bytes(problem)
-    more = f"; {format_bytes(streamed)} of weights or more stream" if streamed else ""
-    return [Bound(solved.value_s, solved.argument + more)]
-
-
-def _streamed_bytes(problem: Problem) -> int:
-    """Bytes of weights that fit on no device at rest, so that offload devices hold them; 0 without
-    offload devices."""
-    rest = np.array([not is_offload(device) for device in problem.cluster.devices])
-    if rest.all():
-        return 0
-    usable = rest & problem.group_allowed.any(axis=0)
-    room = problem.cluster.room_bytes(usable)
-    return max(0, int(arrays_of(problem).weight_bytes.sum()) - room)
+    text, rest = solved.argument, np.array([not is_offload(d) for d in problem.cluster.devices])
+    room = problem.cluster.room_bytes(rest & problem.group_allowed.any(axis=0))
+    streamed = int(arrays_of(problem).weight_bytes.sum()) - room
+    if streamed > 0 and not rest.all():
+        text += f"; {format_bytes(streamed)} of weights or more stream"
+    return [Bound(solved.value_s, text)]
 
 
 def _crowd(op_s: Float[np.ndarray, "G M"], unit: TimeUnit) -> Bound:

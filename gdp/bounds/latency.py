@@ -61,10 +61,12 @@ def latency_bounds(problem: Problem, budget: WorkBudget, found_s: float = np.inf
     bounds.append(_window(arcs, head_s, tail_s, "", problem.unit))
     if len(spans.source):
         head_s, tail_s = heads_and_tails(arcs, spans)
-        bounds += [
-            _blocks(head_s, spans),
-            _window(arcs, head_s, tail_s, " over modules", problem.unit),
-        ]
+        text = (
+            f"critical path over modules: between a fork and its join, {len(spans.source)} times, "
+            "it takes as long as the best placement of what lies between"
+        )
+        bounds.append(Bound(float(head_s[-1].min()), text))
+        bounds.append(_window(arcs, head_s, tail_s, " over modules", problem.unit))
     priced = _memory(problem, arcs, spans, head_s, budget)
     bounds += [] if priced is None else [priced]
     known_s = max(bound.value_s for bound in bounds)
@@ -127,14 +129,6 @@ def _path(problem: Problem, arcs: Arcs, head_s: Float[np.ndarray, "V D"]) -> Bou
     )
 
 
-def _blocks(head_s: Float[np.ndarray, "V D"], spans: Spans) -> Bound:
-    return Bound(
-        float(head_s[-1].min()),
-        f"critical path over modules: between a fork and its join, {len(spans.source)} times, it "
-        "takes as long as the best placement of what lies between",
-    )
-
-
 def _window(
     arcs: Arcs,
     head_s: Float[np.ndarray, "V D"],
@@ -167,10 +161,7 @@ def _memory(
     head_s: Float[np.ndarray, "V D"],
     budget: WorkBudget,
 ) -> Bound | None:
-    """The bound of the path behind the largest head; None where its weights fit anywhere.
-
-    O(L D^2) a round.
-    """
+    """The bound of the path behind the largest head, if memory binds on it. O(L D^2) a round."""
     memory = problem.cluster.memory_bytes.astype(np.float64)
     if problem.graph.weight_bytes.sum() <= memory.min() or problem.num_ops > MAX_OPS:
         return None
@@ -221,7 +212,11 @@ def _longest_path(
         ops.append(v)
         longest_s, step_s, u = -1.0, np.tile(arcs.op_s[v], (num_devices, 1)), -1
         for k in range(arcs.first_input[v], arcs.first_input[v + 1]):
-            along_s = _along_s(arcs, k, v) + arcs.op_s[v]
+            along_s = send_s(arcs, np.array([k]))[0] + arcs.opens_s[v][None, :]
+            if arcs.group[arcs.source[k]] == arcs.group[v]:
+                along_s = np.full_like(along_s, np.inf)
+            np.fill_diagonal(along_s, 0.0)
+            along_s = along_s + arcs.op_s[v]
             end_s = float((head_s[arcs.source[k]][:, None] + along_s).min())
             if end_s > longest_s:
                 longest_s, step_s, u = end_s, along_s, int(arcs.source[k])
@@ -234,20 +229,10 @@ def _longest_path(
     return np.array(steps[::-1]), np.array(ops[::-1], dtype=np.int64)
 
 
-def _along_s(arcs: Arcs, k: int, v: int) -> Float[np.ndarray, "D D"]:
-    """Seconds of arc k into op v from device to device, dispatch included."""
-    along_s = send_s(arcs, np.array([k]))[0] + arcs.opens_s[v][None, :]
-    if arcs.group[arcs.source[k]] == arcs.group[v]:
-        along_s = np.full_like(along_s, np.inf)
-    np.fill_diagonal(along_s, 0.0)
-    return along_s
-
-
 def _weights(
     problem: Problem, path: Int[np.ndarray, "L"]
 ) -> tuple[Float[np.ndarray, "L"], Float[np.ndarray, "L"]]:
-    """(Bytes of weights, of caches that may lie on another device) of each op of the path; a weight
-    of several ops counts with the first of them."""
+    """(bytes of weights, of caches) of each op of the path; a shared weight counts once."""
     graph, stored = problem.graph, stored_bytes(problem)
     ops = path[:-1]  # the last one is the end of the run
     _, first = np.unique(graph.weight_id[ops], return_index=True)

@@ -57,8 +57,6 @@ from gdp.problem.problem import Problem, stored_bytes
 from gdp.problem.ticks import send_time
 from gdp.sim.objectives import memory_binds, objective_of
 
-Links = list[tuple[int, int]]
-
 
 class SeparationPoints(NamedTuple):
     """Ops at which the memory of a device is checked."""
@@ -78,6 +76,18 @@ class CutTensors(NamedTuple):
     maker: Int[np.ndarray, "K"]  # group
     use_cut: Int[np.ndarray, "U"]  # which of these tensors
     use_group: Int[np.ndarray, "U"]
+
+
+class Sends(NamedTuple):
+    """Columns y and seconds of each cut tensor on each link. Axes: K cut tensors, L links."""
+
+    source: Int[np.ndarray, "L"]
+    target: Int[np.ndarray, "L"]
+    y: Int[np.ndarray, "K L"]
+    seconds: Float[np.ndarray, "K L"]  # in the program's unit of time
+
+
+NO_SENDS = Sends(NO_POINTS.op, NO_POINTS.op, np.zeros((0, 0), np.int64), np.zeros((0, 0)))
 
 
 def cut_tensors(problem: Problem, most_entries: float = np.inf) -> CutTensors:
@@ -141,11 +151,6 @@ def load_program_size(problem: Problem) -> int:
     return problem.num_groups * d + problem.graph.num_uses * _entries_per_use(d)
 
 
-def least_program_size(problem: Problem) -> int:
-    """About how many entries it has without any tensor: work and weights."""
-    return 2 * problem.num_groups * problem.num_devices
-
-
 def _entries_per_use(d: int) -> int:
     return 4 if d == 2 else 2 * d * (d + 1)
 
@@ -174,23 +179,16 @@ def build_work(problem: Problem, unit_s: float) -> LinearProgram:
     seconds, of_group = _classes(problem)
     g, d = seconds.shape
     rows.columns(g * d)
-    finite = np.where(np.isfinite(seconds), seconds, 0.0) / unit_s
-    rows.add(np.tile(np.arange(d), g), np.arange(g * d), finite.reshape(-1), np.zeros(d))
-    names = [f"device {name}" for name in problem.cluster.device_names]
-    names += _add_processor_loads(rows, problem, np.arange(g * d), finite.reshape(-1))
-    num_loads = rows.count
+    finite = np.where(np.isfinite(seconds), seconds, 0.0).reshape(-1) / unit_s
+    names = _add_device_loads(rows, problem, np.arange(g * d), finite, NO_SENDS)
     if memory_binds(problem):
         weights = HeldWeights(rows, problem, of_group)
+        terms = [weights.terms(i) for i in range(d)]
         for i in range(d):
-            rows.add_row(*weights.terms(i), 1.0)
+            rows.add_row(*terms[i], 1.0)
             weights.add_ties(i)
-        _add_pools(rows, problem, weights, [weights.terms(i) for i in range(d)])
-    largest = rows.columns(1, np.inf)
-    rows.parts.append((np.arange(num_loads), np.full(num_loads, largest), -np.ones(num_loads)))
-    matrix, _, b = rows.matrix()
-    high = np.array(rows.limits)
-    high[: g * d] = np.isfinite(seconds).reshape(-1)
-    return LinearProgram(matrix, b, (g, d), largest, high, unit_s, tuple(names))
+        _add_pools(rows, problem, weights, terms)
+    return _largest_load(rows, seconds, unit_s, names)
 
 
 def _classes(problem: Problem) -> tuple[Float[np.ndarray, "Q D"], Int[np.ndarray, "G"]]:
@@ -232,107 +230,79 @@ def build_loads(
     rows = RowBuilder()
     rows.columns(g * d)
     cut = cut_tensors(problem, most_entries)
-    links = [(s, to) for s in range(d) for to in range(d) if s != to]
-    first_y = rows.columns(len(cut.tensor) * len(links))
+    source, target = np.nonzero(~np.eye(d, dtype=bool))
+    shape = len(cut.tensor), len(source)
+    first_y = rows.columns(shape[0] * shape[1])
+    size = a.sent_bytes[cut.tensor, None].astype(np.float64)
+    latency_s, speed = a.latency_s[source, target], a.bytes_per_s[source, target]
+    send_s = send_time(latency_s, size, speed, a.round_to) / unit_s
+    y = first_y + np.arange(shape[0] * shape[1]).reshape(shape)
+    sends = Sends(source, target, y, send_s)
     opens = _openings(problem) if np.isinf(most_entries) else NO_OPENINGS
     first_o = rows.columns(len(opens[0]) * d)
-    # Loads of devices, then of channels.
-    finite = np.where(np.isfinite(seconds), seconds, 0.0) / unit_s
-    columns = np.concatenate([np.arange(g * d), first_o + np.arange(len(opens[0]) * d)])
-    values = np.concatenate([finite.reshape(-1), np.tile(a.segment_s / unit_s, len(opens[0]))])
-    rows.add(np.tile(np.arange(d), g + len(opens[0])), columns, values, np.zeros(d))
-    names = [f"device {name}" for name in problem.cluster.device_names]
-    if links and len(cut.tensor):
-        names += _add_channel_loads(rows, problem, cut.tensor, links, first_y, unit_s)
-    inside = _sends_inside(problem, cut.tensor, links, first_y, unit_s)
-    names += _add_processor_loads(rows, problem, columns, values, inside)
-    num_loads = rows.count
-    _add_cuts(rows, cut, links, first_y, d)
-    _add_openings(rows, opens, first_o, d)
+    finite = np.where(np.isfinite(seconds), seconds, 0.0).reshape(-1) / unit_s
+    columns = np.append(np.arange(g * d), first_o + np.arange(len(opens[0]) * d))
+    values = np.append(finite, np.tile(a.segment_s / unit_s, len(opens[0])))
+    names = _add_device_loads(rows, problem, columns, values, sends)
+    _add_cuts(rows, cut, sends, d)
+    _, (position, maker), group = opens
+    one = np.ones(len(position))
+    for i in range(d if len(position) else 0):
+        opened = first_o + position * d + i
+        rows.add_rows([group[position] * d + i, maker * d + i, opened], [one, -one, -one])
     if memory_binds(problem):
-        _add_memory(rows, problem, cut, links, first_y, points)
+        _add_memory(rows, problem, cut, sends, points)
+    program = _largest_load(rows, seconds, unit_s, names)
+    program.high[first_y:first_o] = problem.group_allowed[cut.maker][:, source].reshape(-1)
+    return program
+
+
+def _add_device_loads(
+    rows: RowBuilder, problem: Problem, columns: Int[np.ndarray, "C"],
+    values: Float[np.ndarray, "C"], sends: Sends,
+) -> list[str]:  # fmt: skip
+    """Add a row of seconds for every device, channel that transfers queue on, and processor that
+    devices share; their names.
+
+    `columns` and `values` are those of seconds on devices, device by device.
+    """
+    d, own, (source, target, y, send_s) = problem.num_devices, problem.cluster.processor, sends
+    device = np.arange(len(columns)) % d
+    rows.add(device, columns, values, np.zeros(d))
+    names = [f"device {name}" for name in problem.cluster.device_names]
+    channel = arrays_of(problem).channel[source, target]
+    queues = channel >= 0
+    if queues.any() and len(y):
+        used, row = np.unique(channel[queues], return_inverse=True)
+        row = np.tile(row, len(y))
+        rows.add(row, y[:, queues].ravel(), send_s[:, queues].ravel(), np.zeros(len(used)))
+        names += [_channel_name(problem, int(c)) for c in used]
+    for k in range(int(own.max()) + 1):
+        mine, inside = own[device] == k, (own[source] == k) & (own[target] == k)
+        rows.add_row(
+            [columns[mine], y[:, inside].ravel()], [values[mine], send_s[:, inside].ravel()]
+        )
+        names.append(processor_name(problem, k))
+    return names
+
+
+def _largest_load(
+    rows: RowBuilder, seconds: Float[np.ndarray, "Q D"], unit_s: float, names: list[str]
+) -> LinearProgram:
+    """The program of all rows, of which the first, one for each name, are at most the objective."""
     largest = rows.columns(1, np.inf)
-    rows.parts.append((np.arange(num_loads), np.full(num_loads, largest), -np.ones(num_loads)))
+    rows.parts.append((np.arange(len(names)), np.full(len(names), largest), -np.ones(len(names))))
     matrix, _, b = rows.matrix()
     high = np.array(rows.limits)
-    high[: g * d] = np.isfinite(seconds).reshape(-1)
-    if links:
-        may = problem.group_allowed[cut.maker]
-        high[first_y:first_o] = np.stack([may[:, s] for s, _ in links], axis=1).reshape(-1)
-    return LinearProgram(matrix, b, (g, d), largest, high, unit_s, tuple(names))
-
-
-def _add_channel_loads(
-    rows: RowBuilder, problem: Problem, tensor: Int[np.ndarray, "T"],
-    links: Sequence[tuple[int, int]], first_y: int, unit_s: float,
-) -> list[str]:  # fmt: skip
-    """Add a row of seconds for every channel that something queues on; their names."""
-    a = arrays_of(problem)
-    loaded = [(k, *link) for k, link in enumerate(links) if a.channel[link] >= 0]
-    used, number = np.unique([a.channel[s, to] for _, s, to in loaded], return_inverse=True)
-    size = a.sent_bytes[tensor].astype(np.float64)
-    send_s = np.array(
-        [
-            send_time(a.latency_s[s, to], size, a.bytes_per_s[s, to], a.round_to)
-            for _, s, to in loaded
-        ]
-    )
-    column = first_y + np.arange(len(tensor))[:, None] * len(links)
-    column = (column + np.array([k for k, _, _ in loaded], dtype=np.int64)).reshape(-1)
-    rows.add(np.tile(number, len(tensor)), column, send_s.T.reshape(-1) / unit_s,
-             np.zeros(len(used)))  # fmt: skip
-    return [_channel_name(problem, int(c)) for c in used]
-
-
-def _sends_inside(
-    problem: Problem, tensor: Int[np.ndarray, "T"], links: Links, first_y: int, unit_s: float
-) -> list[tuple[int, Int[np.ndarray, "T"], Float[np.ndarray, "T"]]]:
-    """(processor, columns y, seconds) of each link between devices of one processor."""
-    a, own = arrays_of(problem), problem.cluster.processor
-    size = a.sent_bytes[tensor].astype(np.float64)
-    return [
-        (
-            int(own[s]),
-            first_y + np.arange(len(tensor)) * len(links) + k,
-            send_time(a.latency_s[s, to], size, a.bytes_per_s[s, to], a.round_to) / unit_s,
-        )
-        for k, (s, to) in enumerate(links)
-        if own[s] >= 0 and own[s] == own[to]
-    ]
-
-
-def _add_processor_loads(
-    rows: RowBuilder, problem: Problem, columns: Int[np.ndarray, "C"],
-    values: Float[np.ndarray, "C"],
-    inside: Sequence[tuple[int, np.ndarray, np.ndarray]] = (),
-) -> list[str]:  # fmt: skip
-    """Add a row of seconds for every processor that devices share; their names.
-
-    Args:
-        rows: Under construction.
-        problem: With the processors.
-        columns: Of seconds on devices, device by device for each group or opening.
-        values: Those seconds.
-        inside: Of copies between devices of a processor: (processor, columns, seconds).
-    """
-    own = problem.cluster.processor
-    device = np.arange(len(columns)) % problem.num_devices
-    for k in range(int(own.max()) + 1):
-        mine = own[device] == k
-        copies = [part for part in inside if part[0] == k]
-        rows.add_row(
-            [columns[mine], *(part[1] for part in copies)],
-            [values[mine], *(part[2] for part in copies)],
-        )
-    return [processor_name(problem, k) for k in range(int(own.max()) + 1)]
+    high[: seconds.size] = np.isfinite(seconds).reshape(-1)
+    return LinearProgram(matrix, b, seconds.shape, largest, high, unit_s, tuple(names))
 
 
 def _add_pools(
     rows: RowBuilder, problem: Problem, weights: "HeldWeights",
     terms: Sequence[tuple[list[Any], list[Any]]],
 ) -> None:  # fmt: skip
-    """Add a row for every memory that devices share; `terms` are each device's columns and shares
-    of its own memory."""
+    """Add a row for every shared memory, from the (columns, shares) of each device."""
     cluster = problem.cluster
     for k, size in enumerate(np.maximum(1.0, cluster.pool_bytes.astype(np.float64)).tolist()):
         members = np.flatnonzero(cluster.pool == k).tolist()
@@ -352,23 +322,19 @@ def _channel_name(problem: Problem, channel: int) -> str:
     return f"channel of {names[lanes[0][0]]} and {len(lanes) - 1} more"
 
 
-def _add_cuts(rows: RowBuilder, cut: CutTensors, links: Links, first_y: int, d: int) -> None:
+def _add_cuts(rows: RowBuilder, cut: CutTensors, sends: Sends, d: int) -> None:
     """Send a tensor to every device of a reader that is not its maker's."""
-    if len(cut.use_cut) == 0 or not links:
-        return
-    base = first_y + cut.use_cut * len(links)
-    one = np.ones(len(base))
-    for i in range(d):
-        into = [base + k for k, (_, to) in enumerate(links) if to == i]
-        out = [base + k for k, (s, _) in enumerate(links) if s == i]
+    used = sends.y[cut.use_cut]
+    one = np.ones(len(used))
+    for i in range(d if used.size else 0):
+        into, out = used[:, sends.target == i].T, used[:, sends.source == i].T
         reader, maker = cut.use_group * d + i, cut.maker[cut.use_cut] * d + i
         rows.add_rows([reader, maker, *into], [one, -one, *[-one] * len(into)])
         if d > 2:
             rows.add_rows([maker, reader, *out], [one, -one, *[-one] * len(out)])
-    tensors = np.arange(len(cut.tensor))
-    one = np.ones(len(tensors))
-    for k, (s, _) in enumerate(links if d > 2 else ()):
-        rows.add_rows([first_y + tensors * len(links) + k, cut.maker * d + s], [one, -one])
+    one = np.ones(len(cut.tensor))
+    for y, s in zip(sends.y.T, sends.source, strict=True) if d > 2 and used.size else ():
+        rows.add_rows([y, cut.maker * d + s], [one, -one])
 
 
 def _openings(
@@ -383,14 +349,6 @@ def _openings(
     ops, position = np.unique(dst[counts], return_inverse=True)
     pairs = np.unique(np.stack([position, problem.group[src[counts]]]), axis=1)
     return ops, pairs, problem.group[ops]
-
-
-def _add_openings(rows: RowBuilder, opens: tuple[Any, Any, Any], first_o: int, d: int) -> None:
-    ops, (position, maker), group = opens
-    one = np.ones(len(position))
-    for i in range(d if len(ops) else 0):
-        opened = first_o + position * d + i
-        rows.add_rows([group[position] * d + i, maker * d + i, opened], [one, -one, -one])
 
 
 class HeldWeights:
@@ -495,22 +453,27 @@ def _add_memory(
     rows: RowBuilder,
     problem: Problem,
     cut: CutTensors,
-    links: Links,
-    first_y: int,
+    sends: Sends,
     points: SeparationPoints,
 ) -> None:
     """The rows of memory of every device, of every pool, and of every separation point."""
     a = arrays_of(problem)
     buffers = objective_of(problem).memory == "pipeline"
     weights = HeldWeights(rows, problem)
-    first_sent = _sent_columns(rows, problem, cut) if len(points.op) and buffers else 0
+    d = problem.num_devices
+    first_sent, one = 0, np.ones(len(cut.use_cut))
+    if len(points.op) and buffers:  # columns sent(t, d), tensor by tensor, and rows that raise them
+        first_sent = rows.columns(len(cut.tensor) * d)
+        for i in range(d):
+            maker, sent = cut.maker[cut.use_cut] * d + i, first_sent + cut.use_cut * d + i
+            rows.add_rows([maker, cut.use_group * d + i, sent], [one, -one, -one])
     terms: list[tuple[list[Any], list[Any]]] = []
-    for i in range(problem.num_devices):
+    for i in range(d):
         columns, values = weights.terms(i)
-        if buffers and len(cut.tensor):
-            for k in (k for k, (_, to) in enumerate(links) if to == i):
-                columns.append(first_y + np.arange(len(cut.tensor)) * len(links) + k)
-                values.append(2.0 * a.held_bytes[cut.tensor] / weights.memory[i])
+        if buffers:
+            received = sends.y[:, sends.target == i].T
+            columns += [*received]
+            values += [2.0 * a.held_bytes[cut.tensor] / weights.memory[i]] * len(received)
         rows.add_row(columns, values, 1.0)
         terms.append((columns, values))
         for op in points.op[points.device == i].tolist() if buffers else ():
@@ -518,17 +481,6 @@ def _add_memory(
             rows.add_row([*columns, more], [*values, held / weights.memory[i]], 1.0)
         weights.add_ties(i)
     _add_pools(rows, problem, weights, terms)
-
-
-def _sent_columns(rows: RowBuilder, problem: Problem, cut: CutTensors) -> int:
-    """New columns sent(t, d), tensor by tensor, and the rows that raise them; the first of them."""
-    d = problem.num_devices
-    first = rows.columns(len(cut.tensor) * d)
-    one = np.ones(len(cut.use_cut))
-    for i in range(d):
-        maker, sent = cut.maker[cut.use_cut] * d + i, first + cut.use_cut * d + i
-        rows.add_rows([maker, cut.use_group * d + i, sent], [one, -one, -one])
-    return first
 
 
 def _held_at(

@@ -45,7 +45,7 @@ from gdp.bounds.paths import (
     send_s,
 )
 from gdp.graph.groups import distinct
-from gdp.problem.arrays import arrays_of
+from gdp.problem.arrays import arrays_of, touched_bytes
 from gdp.problem.problem import Problem
 from gdp.problem.ticks import send_time
 
@@ -97,7 +97,12 @@ def build_paths(problem: Problem, unit_s: float, timing: TimingGraph) -> LinearP
     builder.add_blocks()
     if rows_bind(problem):
         builder.add_memory()
-    return builder.program()
+    matrix, _, b = builder.rows.matrix()
+    high = np.ones(matrix.shape[1])
+    high[: problem.group_allowed.size] = problem.group_allowed.reshape(-1)
+    end = builder.first_e + problem.num_ops
+    high[builder.first_e : end + 1] = longest_s(timing.arcs) / unit_s
+    return LinearProgram(matrix, b, problem.group_allowed.shape, end, high, unit_s)
 
 
 class _Builder:
@@ -112,23 +117,21 @@ class _Builder:
         self.first_e = self.rows.columns(problem.num_ops + 1)
         op_s = timing.arcs.op_s[:-1]
         self.op = np.where(np.isfinite(op_s), op_s, 0.0) / unit_s
-        self.links = [(i, j) for i in range(self.d) for j in range(self.d) if i != j]
-        self.source, self.target = (np.array(x, np.int64) for x in zip(*self.links, strict=True))
+        self.source, self.target = np.nonzero(~np.eye(self.d, dtype=bool))  # of each link
+        first = timing.arcs.first_input
+        self.arc_target = np.repeat(np.arange(len(first) - 1), np.diff(first))
 
     def _ends(self, u: int, v: int) -> tuple[list[Any], list[Any]]:
         """Columns and values of e(u) - e(v), where u = -1 is the start."""
-        first = self.first_e
-        return (
-            ([[first + v], [first + u]], [[-1.0], [1.0]]) if u >= 0 else ([[first + v]], [[-1.0]])
-        )
+        columns, values = [[self.first_e + v], [self.first_e + u]], [[-1.0], [1.0]]
+        return (columns, values) if u >= 0 else (columns[:1], values[:1])
 
     def add_flows(self) -> None:
         """Columns y of each pair of groups between which there is an arc or a span."""
         n, groups = self.problem.num_ops, self.problem.num_groups
-        group, links = self.timing.arcs.group, len(self.links)
-        inner = self._targets() < n
-        u, v = group[self.timing.arcs.source[inner]], group[self._targets()[inner]]
-        spans = self.timing.spans
+        arcs, spans, links = self.timing.arcs, self.timing.spans, len(self.source)
+        group, inner = arcs.group, self.arc_target < n
+        u, v = group[arcs.source[inner]], group[self.arc_target[inner]]
         among = (spans.source >= 0) & (spans.target < n)
         jumps = group[spans.source[among]] * groups + group[spans.target[among]]
         self.keys = distinct(np.concatenate([u * groups + v, jumps]))
@@ -136,12 +139,11 @@ class _Builder:
         count = len(self.keys)
         self.first_y = self.rows.columns(count * links)
         tail, head = self.keys // groups * self.d, self.keys % groups * self.d
-        y = self.first_y + np.arange(count) * links
+        y = self.first_y + np.arange(count * links).reshape(count, links)
         one = np.ones(count)
         held = self.d > 2 or len(jumps) > 0
         for i in range(self.d if count else 0):
-            into = [y + k for k in np.flatnonzero(self.target == i)]
-            out = [y + k for k in np.flatnonzero(self.source == i)]
+            into, out = y[:, self.target == i].T, y[:, self.source == i].T
             # Over all devices these add up to 1 <= 1, so each of them is an equation.
             columns = [head + i, tail + i, *into, *out]
             values = [one, -one, *[-one] * len(into), *[one] * len(out)]
@@ -149,22 +151,18 @@ class _Builder:
             if held:
                 self.rows.add_rows([tail + i, *out], [-one, *[one] * len(out)])
 
-    def _targets(self) -> Int[np.ndarray, "P"]:
-        first = self.timing.arcs.first_input
-        return np.repeat(np.arange(len(first) - 1), np.diff(first))
-
     def _y(self, u: Any, v: Any) -> Int[np.ndarray, "..."]:
         """First column y of pairs of groups; negative where both are one."""
         groups = self.problem.num_groups
         if len(self.keys) == 0:
             return np.full(np.shape(u), -1)
         at = np.minimum(np.searchsorted(self.keys, u * groups + v), len(self.keys) - 1)
-        return np.where(u == v, -1, self.first_y + at * len(self.links))
+        return np.where(u == v, -1, self.first_y + at * len(self.source))
 
     def add_arcs(self) -> None:
         """Rows of arcs: an op ends its own time after the end of each of its inputs."""
         n, arcs = self.problem.num_ops, self.timing.arcs
-        u, v = arcs.source, self._targets()
+        u, v = arcs.source, self.arc_target
         works = np.flatnonzero(v < n)
         r, one = np.arange(len(u)), np.ones(len(u))
         row, column, value = [r, r], [self.first_e + v, self.first_e + u], [-one, one]
@@ -174,7 +172,7 @@ class _Builder:
             value.append(self.op[v[works], i])
         sent = works[arcs.group[u[works]] != arcs.group[v[works]]]
         y, along_s = self._y(arcs.group[u[sent]], arcs.group[v[sent]]), send_s(arcs, sent)
-        for k, (i, j) in enumerate(self.links):
+        for k, (i, j) in enumerate(zip(self.source, self.target, strict=True)):
             row.append(sent)
             column.append(y + k)
             value.append((along_s[:, i, j] + arcs.opens_s[v[sent], j]) / self.unit_s)
@@ -204,13 +202,13 @@ class _Builder:
             y = self._y(group[u], group[v]) if u >= 0 and v < n else -1
             if y >= 0:
                 across = span_s[self.source, self.target]
-                columns.append(y + np.arange(len(self.links)))
+                columns.append(y + np.arange(len(self.source)))
                 values.append(np.where(np.isfinite(across), across - by[self.source], 0.0))
             self.rows.add_row(columns, values)
 
     def add_sends(self) -> None:
         """Columns s: a tensor that several groups read is sent to each device once."""
-        cut, count = cut_tensors(self.problem), len(self.links)
+        cut, count = cut_tensors(self.problem), len(self.source)
         a = self.arrays
         readers = np.bincount(cut.use_cut, minlength=len(cut.tensor))
         y = self._y(cut.maker[cut.use_cut], cut.use_group)
@@ -257,20 +255,27 @@ class _Builder:
             self.rows.add_row(*row)
         if not uses:
             return
-        column = np.array([self._send_column(t, readers) for t, readers in uses.items()])
+        column = np.full(len(uses), -1)
+        for k, (t, readers) in enumerate(uses.items()):
+            maker = self.problem.group[a.producer[t]]
+            away = sorted(readers - {int(maker)})
+            # Sent to one of the groups if not to all.
+            if len(away) == self.readers[t]:
+                column[k] = self.sent[t]
+            elif away:
+                column[k] = self._y(maker, np.int64(away[0]))
         keep = column >= 0
         size, column = a.sent_bytes[list(uses)][keep], column[keep]
-        for channel in np.unique(a.channel[self.source, self.target]):
-            on = [k for k, link in enumerate(self.links) if a.channel[link] == channel >= 0]
-            seconds = [
-                send_time(
-                    a.latency_s[self.links[k]], size, a.bytes_per_s[self.links[k]], a.round_to
-                )
-                for k in on
-            ]
-            if on:
-                more = [column + k for k in on], [s / self.unit_s for s in seconds]
-                self.rows.add_row([*columns, *more[0]], [*values, *more[1]])
+        link = self.source, self.target
+        send_s = (
+            send_time(a.latency_s[link], size[:, None], a.bytes_per_s[link], a.round_to)
+            / self.unit_s
+        )
+        for channel in np.unique(a.channel[link]):
+            on = np.flatnonzero((a.channel[link] == channel) & (channel >= 0))
+            if len(on):
+                more = [column + k for k in on]
+                self.rows.add_row([*columns, *more], [*values, *send_s[:, on].T])
 
     def _add_visit(
         self,
@@ -279,8 +284,7 @@ class _Builder:
         least_bytes: int,
         row: tuple[list[Any], list[Any]],
     ) -> None:
-        """Add the cheapest transfer in and out of a block to its load on device i when its source
-        u or sink v is elsewhere."""
+        """Add the least transfers in and out of a block whose source or sink is not on device i."""
         a, group = self.arrays, self.timing.arcs.group
         seconds = send_time(a.latency_s, least_bytes, a.bytes_per_s, a.round_to) / self.unit_s
         into_s, out_s = np.delete(seconds[:, i], i).min(), np.delete(seconds[i], i).min()
@@ -291,14 +295,6 @@ class _Builder:
         u, v = group[block.source], group[block.target]
         row[0].append([used, u * self.d + i, v * self.d + i])
         row[1].append([into_s + out_s, -into_s, -out_s])
-
-    def _send_column(self, t: int, readers: set[int]) -> int:
-        """The first column for sending a tensor to groups: to one of them if not to all."""
-        maker = self.problem.group[self.arrays.producer[t]]
-        away = sorted(readers - {int(maker)})
-        if len(away) == self.readers[t]:
-            return int(self.sent[t])
-        return int(self._y(maker, np.int64(away[0]))) if away else -1
 
     def add_memory(self) -> None:
         """Limit a device's weights together with the inputs and outputs of an op there."""
@@ -315,23 +311,10 @@ class _Builder:
             value = np.concatenate([one, touched[busy, i] / weights.memory[i]])
             self.rows.add(np.tile(r, 2), column, value, one)
 
-    def program(self) -> LinearProgram:
-        matrix, _, b = self.rows.matrix()
-        high = np.ones(matrix.shape[1])
-        possible = self.problem.group_allowed.reshape(-1)
-        high[: len(possible)] = possible
-        end = self.first_e + self.problem.num_ops
-        high[self.first_e : end + 1] = longest_s(self.timing.arcs) / self.unit_s
-        return LinearProgram(matrix, b, self.problem.group_allowed.shape, end, high, self.unit_s)
-
 
 def _touched_bytes(problem: Problem) -> Float[np.ndarray, "G D"]:
     """The most that any op of each group reads and makes on a device on which it takes any time."""
-    a = arrays_of(problem)
-    size = np.zeros(problem.num_ops)
-    op = np.repeat(np.arange(problem.num_ops), np.diff(a.in_start))
-    np.add.at(size, op, a.held_bytes[a.in_tensor].astype(np.float64))
-    np.add.at(size, a.producer, a.held_bytes.astype(np.float64))
+    a, size = arrays_of(problem), touched_bytes(problem).astype(np.float64)
     takes = np.isfinite(a.compute_s) & (a.compute_s > 0.0)
     most = np.zeros((problem.num_groups, problem.num_devices))
     np.maximum.at(most, problem.group, np.where(takes, size[:, None], 0.0))

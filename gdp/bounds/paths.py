@@ -265,7 +265,9 @@ def find_blocks(arcs: Arcs, head_s: Float[np.ndarray, "V D"]) -> list[SeriesPara
     blocks = []
     for v in range(count):
         for u in (gate[v], -1) if partial[v] and gate[v] >= 0 else (gate[v],):
-            inner = _members(above[v] & below[u] if u >= 0 else above[v], count)
+            between = above[v] & below[u] if u >= 0 else above[v]
+            bits = np.frombuffer(between.to_bytes((count + 7) // 8, "little"), np.uint8)
+            inner = np.flatnonzero(np.unpackbits(bits, bitorder="little"))
             busy = inner[~is_idle[inner]]
             if len(busy) > 1 and (u == gate[v] or len(busy) <= _MAX_INNER):
                 blocks.append(SeriesParallelBlock(u, v, busy))
@@ -310,12 +312,6 @@ def _gates(
         gate[v] = common
         depth[v] = depth[common] + 1 if common >= 0 else 0
     return gate, partial
-
-
-def _members(bits: int, count: int) -> Int[np.ndarray, "I"]:
-    """The set bits of a set of `count` ops, ascending."""
-    packed = np.frombuffer(bits.to_bytes((count + 7) // 8, "little"), np.uint8)
-    return np.flatnonzero(np.unpackbits(packed, bitorder="little"))
 
 
 def _part(problem: Problem, arcs: Arcs, u: int, v: int, inner: Int[np.ndarray, "I"]) -> Part | None:

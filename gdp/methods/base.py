@@ -33,7 +33,7 @@ class Search:
     # `gdp.question.solve.solve` applies it to a method's answer; methods know nothing of it.
     # None: that of the question (`gdp.question.question.Question.simplicity`).
     simplicity: float | None = None
-    # Searches side by side, each on a core of its own, that exchange the best. None: where a clock
+    # Concurrent searches, one core each, that exchange the best. None: where a clock
     # ends the search one a core, at most `MOST_CHAINS`; else one, so that answers know no machine.
     chains: int | None = None
     prior_answers: Mapping[str, "Answer"] = field(default_factory=dict)  # by method
@@ -55,7 +55,7 @@ class Search:
 
     @property
     def num_chains(self) -> int:
-        """Searches side by side."""
+        """Number of concurrent searches."""
         if self.chains is not None:
             return self.chains
         if self.evaluations is not None:

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 import numpy as np
-from jaxtyping import Bool, Int
+from jaxtyping import Int
 
 from gdp.base.clock import Clock
 from gdp.base.errors import MissingExtraError
@@ -51,7 +51,7 @@ from gdp.methods.shares import (
     TEAMS_BEHIND_SHARE,
     TIGHT_CANDIDATE_SHARE,
 )
-from gdp.problem.arrays import arrays_of
+from gdp.problem.arrays import arrays_of, touched_bytes
 from gdp.problem.problem import Problem
 from gdp.sim.objectives import Score, memory_binds, objective_of
 from gdp.sim.score import may_replicate, score
@@ -174,13 +174,9 @@ def candidate_share(problem: Problem) -> float:
 
 def memory_fill(problem: Problem) -> float:
     """Share of all devices' memory that the weights and the largest op take."""
-    a = arrays_of(problem)
-    touched = np.zeros(problem.num_ops)
-    graph = problem.graph
-    np.add.at(touched, graph.use_op, graph.held_bytes[graph.use_tensor])
-    np.add.at(touched, graph.producer, graph.held_bytes)
-    held = float(a.weight_bytes.sum()) + float(touched.max(initial=0.0))
-    return held / float(_room_bytes(problem, np.ones(problem.num_devices, dtype=bool)))
+    largest = float(touched_bytes(problem).max(initial=0))
+    held = float(arrays_of(problem).weight_bytes.sum()) + largest
+    return held / float(problem.cluster.room_bytes(np.ones(problem.num_devices, dtype=bool)))
 
 
 def quick_fill(problem: Problem) -> float:
@@ -195,13 +191,9 @@ def quick_fill(problem: Problem) -> float:
     slowest_s = work_s.max(axis=1, initial=0.0)[:, None]
     whole_s = np.where(runs, work_s, 2.0 * _QUICK * slowest_s).sum(axis=0)
     quick = runs.any(axis=0) & (whole_s <= _QUICK * whole_s.min(initial=np.inf))
-    everything = np.ones(problem.num_devices, dtype=bool)
-    room = _room_bytes(problem, everything) / max(1.0, _room_bytes(problem, quick))
-    return memory_fill(problem) * float(room)
-
-
-def _room_bytes(problem: Problem, devices: Bool[np.ndarray, "D"]) -> float:
-    return float(problem.cluster.room_bytes(devices))
+    room_bytes = problem.cluster.room_bytes
+    room = float(room_bytes(np.ones_like(quick))) / max(1.0, float(room_bytes(quick)))
+    return memory_fill(problem) * room
 
 
 def _latency_pays(problem: Problem) -> bool:
@@ -230,7 +222,7 @@ def _run_all(
     """Run all candidates, those that are not cheap as far as the time goes, or until one proves
     that nothing fits; heuristics that are not quick only where a short search does not gain more.
 
-    They are run in turn; what they leave in `pool` and for those that start from the others'
+    They are run sequentially; what they leave in `pool` and for those that start from the others'
     answers is in the order of the rows, which so decides between equal ones.
     """
     order = [name for name, _ in (*others, *planned)]
@@ -283,11 +275,9 @@ def _search_early(
     ends far ahead of them in the same work.
     """
     trade = TRADES[annealer_of(problem).simulates]
-    if search.evaluations is None or not clock.is_counted:
+    if search.evaluations is None or not clock.is_counted or problem.num_ops >= _TRADED_OPS:
         return
     if search.evaluations >= trade.more or memory_binds(problem):
-        return
-    if problem.num_ops >= _TRADED_OPS:
         return
     few = replace(search, seed=inner_seed(search.seed, 1), evaluations=trade.short, progress=None)
     early = improve(problem, [replace(start, evaluations=0)], few, clock, raises=True)
@@ -300,8 +290,7 @@ def _search_early(
 def _repaired(
     problem: Problem, closest: list[Assignment], search: Search, clock: Clock
 ) -> Evaluated:
-    """The first that fits of some placements, repaired in turn: the one that overflows least comes
-    first, as it is nearest to one that fits. Each has half of the time left."""
+    """The first feasible repair of some placements, in order of their overflow."""
     over = sorted(score_all(problem, closest))
     best, count = over[0], len(over)
     if proven_misfit(problem) is not None:
@@ -413,8 +402,7 @@ def _without(name: str, seconds: float, reason: str) -> Candidate:
 
 
 def _improved(problem: Problem, search: Search, clock: Clock, pool: Pool) -> Answer:
-    """Local search from the two best distinct candidates, or from anywhere where none fits; where
-    it gained from the quick ones already, from there alone."""
+    """Local search from the best two candidates; after a gain of the early search from one."""
     began_s = time.perf_counter()
     if not pool.fitting:
         answer = local_search(problem, replace(search, clock=clock))
@@ -427,8 +415,7 @@ def _improved(problem: Problem, search: Search, clock: Clock, pool: Pool) -> Ans
     starts = [replace(start, evaluations=0) for start in starts]
     best = improve(problem, starts, search, clock)
     judged = score_of(problem, best.assignment)
-    took_s = time.perf_counter() - began_s
-    pool.tried.append(_candidate("local_search", judged, took_s))
+    pool.tried.append(_candidate("local_search", judged, time.perf_counter() - began_s))
     answer = as_answer(problem, best, "auto")
     return replace(answer, evaluations=answer.evaluations + pool.spent)
 

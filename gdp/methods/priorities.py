@@ -108,13 +108,11 @@ def squash(ratio: Float[np.ndarray, "..."] | float) -> Float[np.ndarray, "..."] 
 
 def mean_link(problem: Problem) -> tuple[float, float]:
     """(seconds per byte, latency in seconds), averaged over ordered pairs of devices."""
-    cluster = problem.cluster
     off = ~np.eye(problem.num_devices, dtype=bool)
     if not off.any():
         return 0.0, 0.0
-    return float((1.0 / cluster.link_bytes_per_s[off]).mean()), float(
-        cluster.link_latency_s[off].mean()
-    )
+    latency_s, s_per_byte = links(problem)
+    return float(s_per_byte[off].mean()), float(latency_s[off].mean())
 
 
 @cached_on_problem
@@ -140,9 +138,7 @@ def pairs(problem: Problem) -> tuple[Int[np.ndarray, "P"], Int[np.ndarray, "P"]]
 
 def links(problem: Problem) -> tuple[Float[np.ndarray, "D D"], Float[np.ndarray, "D D"]]:
     """(latency, seconds per byte) of each ordered pair of devices."""
-    cluster = problem.cluster
-    s_per_byte = np.where(np.isinf(cluster.link_bytes_per_s), 0.0, 1.0 / cluster.link_bytes_per_s)
-    return np.array(cluster.link_latency_s), s_per_byte
+    return np.array(problem.cluster.link_latency_s), 1.0 / problem.cluster.link_bytes_per_s
 
 
 def down(
@@ -231,14 +227,9 @@ class RatedPlacements(NamedTuple):
 
 def concatenated(parts: Sequence[RatedPlacements]) -> RatedPlacements:
     """All placements of all parts, in order."""
-    device, seconds, overflow, rule, evaluations = zip(*parts, strict=True)
-    return RatedPlacements(
-        np.concatenate(device),
-        np.concatenate(seconds),
-        np.concatenate(overflow),
-        np.concatenate(rule),
-        sum(evaluations),
-    )
+    *arrays, evaluations = zip(*parts, strict=True)
+    device, seconds, overflow, rule = map(np.concatenate, arrays)
+    return RatedPlacements(device, seconds, overflow, rule, sum(evaluations))
 
 
 def evaluate_rules(

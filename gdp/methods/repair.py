@@ -79,23 +79,17 @@ def repair(
 
     Annealing, the last resort, simulates at most `annealed` placements.
     """
-    best = start
-    count = start.evaluations
+    best, count = start, start.evaluations
     for proposals in _stages(problem, start):
         for batch in proposals:
             candidate = best_of(problem, batch, clock)
             count += candidate.evaluations
-            if candidate.key < best.key:
-                best = candidate
+            best = min(best, candidate)
             if best.overflow_bytes == 0 or clock.is_over():
-                return Evaluated(best.assignment, best.overflow_bytes, best.value_s, count)
+                return replace(best, evaluations=count)
     most = min(annealed, max(1, _ANNEALED_OPS // problem.num_ops))
     candidate = anneal_to_fit(problem, best.assignment, clock, seed, most)
-    if candidate.key < best.key:
-        best = candidate
-    return Evaluated(
-        best.assignment, best.overflow_bytes, best.value_s, count + candidate.evaluations
-    )
+    return replace(min(best, candidate), evaluations=count + candidate.evaluations)
 
 
 def _stages(problem: Problem, start: Evaluated) -> Iterator[Iterator[list[Assignment]]]:
@@ -112,8 +106,7 @@ def _stages(problem: Problem, start: Evaluated) -> Iterator[Iterator[list[Assign
 def _together(
     problem: Problem, group_device: Int[np.ndarray, "G"], ranks: list[Int[np.ndarray, "N"] | None]
 ) -> Iterator[list[Assignment]]:
-    """Put on one device all that devices of its memory hold, as far as it may be there: it holds no
-    copies of the tensors that they would send to each other."""
+    """Put all that devices of one memory hold on one of them, which saves copies between them."""
     pool, groups = problem.cluster.pool, np.arange(problem.num_groups)
     for to in np.flatnonzero(pool >= 0).tolist():
         moves = (pool[group_device] == pool[to]) & problem.group_allowed[groups, to]
@@ -134,7 +127,7 @@ def _shedding(
     for rank in ranks[:2]:
         now = group_device.copy()
         for attempt in range(_ROUNDS):
-            peak = _peaks(problem, Assignment(expand(problem, now), rank))
+            peak = peaks(problem, expand(problem, now), rank).astype(float)
             # Every attempt sheds more than is strictly over: what moves brings copies with it.
             more = 1.0 + 0.1 * attempt
             excess = np.maximum(peak - capacity, 0.0) * more
@@ -169,7 +162,7 @@ def _packing(
         for _ in range(_ROUNDS // 2):
             device = expand(problem, pack(a, order, room, shared))
             yield [Assignment(device, rank) for rank in ranks]
-            peak = _peaks(problem, Assignment(device, ranks[-1]))
+            peak = peaks(problem, device, ranks[-1]).astype(float)
             other = peak - weights_held(problem, device)
             room = np.maximum(capacity - other, 0.05 * capacity)
             others = np.bincount(a.pool[shares], other[shares], len(a.pool_bytes))
@@ -177,13 +170,8 @@ def _packing(
 
 
 def _group_bytes(problem: Problem) -> Float[np.ndarray, "G"]:
-    """Bytes that moving each group frees at least: its weights and outputs, without caches stored
-    on another device."""
+    """Bytes freed at least by moving each group: its weights and outputs, no remote caches."""
     a = arrays_of(problem)
     size = (group_weight_bytes(problem) - group_cache_bytes(problem)).astype(float)
     np.add.at(size, a.group[a.producer], a.held_bytes)
     return size
-
-
-def _peaks(problem: Problem, assignment: Assignment) -> Float[np.ndarray, "D"]:
-    return peaks(problem, assignment.device, assignment.rank).astype(float)

@@ -4,6 +4,7 @@ A method proposes assignments and hands them to `repair_and_select`, which has t
 evaluate them and, where memory overflows, repairs the best one (`gdp.methods.repair`).
 """
 
+import itertools
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
@@ -17,7 +18,7 @@ from gdp.graph.groups import distinct
 from gdp.graph.op_graph import OpGraph, make_graph
 from gdp.methods.base import Answer, Assignment, Method, Search
 from gdp.methods.priorities import RULES, rank_under
-from gdp.problem.arrays import arrays_of
+from gdp.problem.arrays import arrays_of, touched_bytes
 from gdp.problem.problem import Problem, cached_on_problem, make_problem
 from gdp.sim.objectives import general_objectives, objective_of
 from gdp.sim.score import score_of
@@ -99,36 +100,23 @@ def best_two(
     problem: Problem, assignments: Iterable[Assignment], clock: Clock | None = None
 ) -> tuple[Evaluated, Evaluated | None]:
     """(`best_of`, with the evaluations of all; the least overflowing one, if the best fits)."""
-    at_once = max(1, _OPS_PER_LOOK // problem.num_ops)
+    at_once, clock = max(1, _OPS_PER_LOOK // problem.num_ops), clock or Clock(None)
     best: Evaluated | None = None
     over: Evaluated | None = None
-    count = 0
-    waiting: list[Assignment] = []
-
-    def flush() -> None:
-        nonlocal best, over, count
+    count, rest = 0, iter(assignments)
+    while waiting := list(itertools.islice(rest, at_once)):
         for scored in score_all(problem, waiting):
-            count += 1
-            if best is None or scored.key < best.key:
+            if best is None or scored < best:
                 best = scored
-            if scored.overflow_bytes > 0 and (over is None or scored.key < over.key):
+            if scored.overflow_bytes > 0 and (over is None or scored < over):
                 over = scored
-        if clock is not None:
-            clock.charge(OP_S * problem.num_ops * len(waiting))
-        waiting.clear()
-
-    for assignment in assignments:
-        waiting.append(assignment)
-        if len(waiting) >= at_once:
-            flush()
-            if clock is not None and clock.is_over():
-                break
-    if waiting:
-        flush()
+        count += len(waiting)
+        clock.charge(OP_S * problem.num_ops * len(waiting))
+        if clock.is_over():
+            break
     if best is None:
         raise ValueError("best_of needs at least one assignment")
-    chosen = Evaluated(best.assignment, best.overflow_bytes, best.value_s, count)
-    return chosen, None if best.overflow_bytes > 0 else over
+    return replace(best, evaluations=count), None if best.overflow_bytes > 0 else over
 
 
 def expand(problem: Problem, group_device: Int[np.ndarray, "G"]) -> Int[np.ndarray, "N"]:
@@ -221,12 +209,9 @@ def proven_misfit(problem: Problem) -> str | None:
     """
     graph, cache = problem.graph, group_cache_bytes(problem)
     held = group_weight_bytes(problem) - cache
-    touched = np.zeros(problem.num_ops, dtype=np.int64)
-    np.add.at(touched, graph.use_op, graph.held_bytes[graph.use_tensor])
-    np.add.at(touched, graph.producer, graph.held_bytes)
     may_use = problem.group_allowed[problem.group]
     at_once = (may_use & (problem.compute_s == 0.0)).any(axis=1)
-    need = held[problem.group] + np.where(at_once, 0, touched)
+    need = held[problem.group] + np.where(at_once, 0, touched_bytes(problem))
     own = problem.cluster.cache_home == np.arange(problem.num_devices)
     memory, beside = problem.cluster.memory_bytes, np.where(own, cache[:, None], 0)
     left = np.where(problem.group_allowed, memory - beside, np.iinfo(np.int64).min // 2)

@@ -14,7 +14,7 @@ Axes: N ops, T tensors, D devices, K moves.
 import itertools
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 from jaxtyping import Int
@@ -40,6 +40,7 @@ _LEAST, _MOST = 64, 2000
 _FRONT = 5  # moves kept of one island towards one device
 _AT_ONCE = 256
 _ROUNDS = 8  # of moves off the fullest device
+Option = TypeVar("Option")
 _NOTABLY_EMPTIER = 0.002  # of the memory
 
 
@@ -85,7 +86,7 @@ def simpler(
     clock: Clock | None = None,
 ) -> Answer:
     """A method's answer, or the simplest placement within a share `simplicity` of it, with a note
-    of its cost; of those looked at before the clock is over, or, where a search has `evaluations`,
+    of its cost; of those tried before the clock is over, or, where a search has `evaluations`,
     by counted work."""
     best = answer.assignment
     # Of an objective with programs of its own nothing is given away: optima are compared.
@@ -130,11 +131,11 @@ def _complexity(plan: Evaluated) -> tuple[int, float]:
     return plan.transfers + plan.pieces, plan.value_s
 
 
-def _counted(problem: Problem, assignment: Assignment, value_s: float) -> Evaluated:
-    """A placement that fits, and how complicated it is."""
-    transfers = count_transfers(problem, assignment.device)
-    pieces = count_pieces(problem, assignment.device)
-    return Evaluated(assignment, 0, value_s, transfers=transfers, pieces=pieces)
+def _counted(problem: Problem, plan: Evaluated) -> Evaluated:
+    """The placement with its transfers and pieces."""
+    device = plan.assignment.device
+    transfers, pieces = count_transfers(problem, device), count_pieces(problem, device)
+    return replace(plan, transfers=transfers, pieces=pieces)
 
 
 class _Budget:
@@ -176,7 +177,7 @@ def _fitting(
     scored = score_all(problem, list(kept.values())[: max(1, budget.left)])
     budget.used += len(scored)
     return [
-        _counted(problem, entry.assignment, entry.value_s)
+        _counted(problem, entry)
         for entry in scored
         if entry.overflow_bytes == 0 and entry.value_s <= most_s
     ]
@@ -204,8 +205,15 @@ def _walk(problem: Problem, start: Evaluated, most_s: float, budget: _Budget) ->
         options = list(_moves(problem, device, budget))[: budget.left]
         if not options:
             break
-        rate = _rated(problem, now, options, most_s, budget)
-        for _, k in rate:
+        # By seconds lost per transfer saved.
+        rated: list[tuple[float, int]] = []
+        for first in range(0, len(options), _AT_ONCE):
+            some = options[first : first + _AT_ONCE]
+            rated += [
+                (max(0.0, plan.value_s - now.value_s) / some[i].saved, first + i)
+                for i, plan in _simulated(problem, now, some, most_s, budget)
+            ]
+        for _, k in sorted(rated):
             if budget.left <= 0:
                 break
             now = _moved(problem, now, options[k], most_s, budget)
@@ -223,24 +231,17 @@ class _Move(NamedTuple):
     saved: int  # transfers
 
 
-def _rated(
-    problem: Problem, now: Evaluated, options: list[_Move], most_s: float, budget: _Budget
-) -> list[tuple[float, int]]:
-    """(seconds lost per transfer saved, move) of the moves that fit, the cheapest first."""
-    rated: list[tuple[float, int]] = []
-    for first in range(0, len(options), _AT_ONCE):
-        some = options[first : first + _AT_ONCE]
-        devices = np.repeat(now.assignment.device[None], len(some), axis=0)
-        for row, move in zip(devices, some, strict=True):
-            row[move.ops] = move.target
-        value_s, overflow = values(problem, devices, now.assignment.rank)
-        budget.used += len(some)
-        rated += [
-            (max(0.0, float(value_s[i]) - now.value_s) / move.saved, first + i)
-            for i, move in enumerate(some)
-            if overflow[i] == 0 and value_s[i] <= most_s
-        ]
-    return sorted(rated)
+def _simulated(
+    problem: Problem, now: Evaluated, moves: list[_Move], most_s: float, budget: _Budget
+) -> Iterator[tuple[int, Evaluated]]:
+    """(number of a move, the plan with it) for the moves that fit and take at most `most_s`."""
+    devices = np.repeat(now.assignment.device[None], len(moves), axis=0)
+    for row, move in zip(devices, moves, strict=True):
+        row[move.ops] = move.target
+    value_s, overflow = values(problem, devices, now.assignment.rank)
+    budget.used += len(moves)
+    for i in np.flatnonzero((overflow == 0) & (value_s <= most_s)).tolist():
+        yield i, Evaluated(Assignment(devices[i], now.assignment.rank), 0, float(value_s[i]))
 
 
 def _moved(
@@ -253,13 +254,10 @@ def _moved(
     device[move.ops] = move.target
     if count_transfers(problem, device) >= now.transfers:
         return now
-    rank = now.assignment.rank
-    value_s, overflow = values(problem, device[None], rank)
-    budget.used += 1
-    if overflow[0] > 0 or value_s[0] > most_s:
-        return now
-    moved = _counted(problem, Assignment(device, rank), float(value_s[0]))
-    return moved if moved.pieces <= now.pieces else now
+    for _, plan in _simulated(problem, now, [move], most_s, budget):
+        moved = _counted(problem, plan)
+        return moved if moved.pieces <= now.pieces else now
+    return now
 
 
 def _fullest(problem: Problem, plan: Evaluated) -> tuple[float, int]:
@@ -270,8 +268,7 @@ def _fullest(problem: Problem, plan: Evaluated) -> tuple[float, int]:
 
 
 def _emptied(problem: Problem, plan: Evaluated, most_s: float, budget: _Budget) -> Evaluated:
-    """The plan with ops moved off its fullest device while that is nearly full: no more transfers
-    or pieces, within the limit, the least full first."""
+    """The plan after moves off its nearly full device that add no transfers or pieces."""
     now, (share, fullest) = plan, _fullest(problem, plan)
     for _ in range(_ROUNDS):
         if share <= NEARLY_FULL or budget.left <= 0 or not budget.lists_ops(problem):
@@ -281,16 +278,9 @@ def _emptied(problem: Problem, plan: Evaluated, most_s: float, budget: _Budget) 
         options = _spread(options, min(_AT_ONCE, budget.left))
         if not options:
             break
-        devices = np.repeat(device[None], len(options), axis=0)
-        for row, move in zip(devices, options, strict=True):
-            row[move.ops] = move.target
-        value_s, overflow = values(problem, devices, now.assignment.rank)
-        budget.used += len(options)
         tried = []
-        for i in np.flatnonzero((overflow == 0) & (value_s <= most_s)).tolist():
-            moved = _counted(
-                problem, Assignment(devices[i], now.assignment.rank), float(value_s[i])
-            )
+        for i, plan in _simulated(problem, now, options, most_s, budget):
+            moved = _counted(problem, plan)
             if _no_more(moved, now):
                 budget.used += 1
                 tried.append((*_fullest(problem, moved), i, moved))
@@ -300,8 +290,8 @@ def _emptied(problem: Problem, plan: Evaluated, most_s: float, budget: _Budget) 
     return now
 
 
-def _spread(options: list[_Move], most: int) -> list[_Move]:
-    """At most `count` of the options, evenly over their order."""
+def _spread(options: list[Option], most: int) -> list[Option]:
+    """At most so many of the options, evenly over their order."""
     if len(options) <= most:
         return options
     return [options[i] for i in np.linspace(0, len(options) - 1, most).round().astype(int)]
@@ -378,12 +368,9 @@ class _Counting:
         for g in reversed(groups):
             for op in reversed(self.group_ops[g]):
                 self._move(op, target, source)
-        if saved > 0 and len(front) > _FRONT:
-            steps = np.linspace(0, len(front) - 1, _FRONT).round().astype(int)
-            front = [front[i] for i in steps]
-        for k, saved in front:
+        for k, fewer in _spread(front, _FRONT) if saved > 0 else front:
             ops = [op for g in groups[:k] for op in self.group_ops[g]]
-            yield _Move(np.array(ops, dtype=np.int64), source, target, saved)
+            yield _Move(np.array(ops, dtype=np.int64), source, target, fewer)
 
     def _move(self, op: int, source: int, target: int) -> int:
         """Moves an op; how many transfers there are more."""

@@ -106,6 +106,14 @@ def arrays_of(problem: Problem) -> Arrays:
     )
 
 
+def touched_bytes(problem: Problem) -> Int[np.ndarray, "N"]:
+    """Bytes of the inputs and outputs of each op."""
+    graph, touched = problem.graph, np.zeros(problem.num_ops, dtype=np.int64)
+    np.add.at(touched, graph.use_op, graph.held_bytes[graph.use_tensor])
+    np.add.at(touched, graph.producer, graph.held_bytes)
+    return touched
+
+
 def _int(values: np.ndarray) -> Int[np.ndarray, "..."]:
     """A writable, contiguous copy: kernels compile once, for one type."""
     return np.array(values, dtype=np.int64, order="C")
@@ -114,10 +122,7 @@ def _int(values: np.ndarray) -> Int[np.ndarray, "..."]:
 def _weights(
     problem: Problem,
 ) -> tuple[Int[np.ndarray, "W"], int, Int[np.ndarray, "L"], Int[np.ndarray, "M"]]:
-    """(bytes of each distinct weight, the first that is a cache, distinct weights of each group).
-
-    Ops that share an id hold one weight; where they disagree on its size the largest counts.
-    """
+    """(largest bytes by weight id, first cache, start and ids of the weights of each group)."""
     stored = stored_bytes(problem)
     ids, of_op = np.unique(problem.graph.weight_id, return_inverse=True)
     weight = of_op[stored.op] + len(ids) * stored.is_cache

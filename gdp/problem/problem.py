@@ -79,7 +79,7 @@ class Problem:
     # Time to move a tensor, whatever the devices, where the objective's row states it
     # (`Objective.sent_s`) instead of the cluster's links.
     sent_s: Float[np.ndarray, "T"] | None = None
-    replicas: bool = False  # whether devices may take samples in turn; see gdp.sim.score
+    replicas: bool = False  # whether devices may take samples round-robin; see gdp.sim.score
     unit: TimeUnit = SECONDS
     # By `cached_on_problem`.
     _cache: dict[tuple, Any] = field(default_factory=dict, init=False, repr=False)

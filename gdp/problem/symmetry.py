@@ -1,6 +1,6 @@
-"""Devices that may change places, because exchanging them changes nothing that is looked at.
+"""Interchangeable devices.
 
-What is looked at differs: a stage of a pipeline sees less of a device than the simulator. So a
+What must agree differs: a stage of a pipeline depends on less of a device than the simulator. So a
 caller names the traits that must agree; whether links agree is asked in one way. All relations are
 equivalences, given as matrices. Axes: N ops, D devices.
 """

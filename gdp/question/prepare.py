@@ -113,8 +113,7 @@ def _apart(
     question: Question, allowed: Bool[np.ndarray, "N D"],
     keep_apart: Int[np.ndarray, "N"] | None = None,
 ) -> Int[np.ndarray, "N"]:  # fmt: skip
-    """Labels of ops, of which those of different ones are not merged: by the devices that they may
-    have, by the modules that stay whole, and as the caller wants it."""
+    """Labels of ops that are not merged across: allowed devices, whole modules, `keep_apart`."""
     whole = question.constraints.whole
     # Ops fused across the border of two such modules would tie the modules together.
     borders = whole_borders(question.constraints, question.graph) if whole else None
@@ -166,8 +165,7 @@ def fused_of(question: Question, graph: OpGraph, labels: Int[np.ndarray, "N"]) -
 def _fused_seconds(
     question: Question, model: CostModel, fused: Fused
 ) -> Float[np.ndarray, "M D"]:  # fmt: skip
-    """Seconds of fused ops. A learned model knows what a runtime fuses and reads the model's own
-    ops; a roofline is right for a fused op as a whole, whose inner tensors cost no traffic."""
+    """Seconds of fused ops: sums of learned times of the parts, a roofline of the whole."""
     graph, cluster = fused.of, question.cluster
     if not getattr(model, "reads_unfused", False):
         return model(fused.graph, cluster)

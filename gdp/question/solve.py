@@ -176,25 +176,19 @@ def methods(
 
     def with_policy(problem: Problem, search: Search) -> Answer:
         extra: list[tuple[str, Method]] = []
+        seconds = search.budget().seconds if search.evaluations is None else None
+        greedy_s = GREEDY_S + GREEDY_OP_S * problem.num_ops
         if trained and (checkpoint is not None or problem.num_ops >= POLICY_OPS):
             from gdp.policy.method import policy_candidate
 
             extra = [("policy", policy_candidate(checkpoint))]
-        elif trained and _decodes_quickly(problem, search):
+        elif trained and (seconds is None or greedy_s <= GREEDY_SHARE * seconds):
             extra = [("policy", trained["policy_greedy"])]
         for name, method in extra:
             compile_once(name, method, problem.objective)
         return auto(problem, search, extra=extra, planned=planned)
 
     return METHODS | for_general(trained | {"hsdag": later(HSDAG), "auto": with_policy})
-
-
-def _decodes_quickly(problem: Problem, search: Search) -> bool:
-    """True if a greedy decode takes at most `GREEDY_SHARE` of the seconds, or work is counted."""
-    seconds = search.budget().seconds
-    if search.evaluations is not None or seconds is None:
-        return True
-    return GREEDY_S + GREEDY_OP_S * problem.num_ops <= GREEDY_SHARE * seconds
 
 
 def _trained(checkpoint: str | Path | None) -> dict[str, Method]:
@@ -238,8 +232,7 @@ DRAWS, LEAST_DRAWS = 8, 4
 def _deviation_s(
     question: Question, problem: Problem, assignment: Assignment, value_s: float, clock: Clock
 ) -> float | None:
-    """Standard deviation of a value over draws of the costs that were learned of the machine; None
-    where nothing was."""
+    """Standard deviation of a value over draws of learned costs; None without learned costs."""
     from gdp.sim.score import score_of
 
     costs = problem.origin.model
@@ -269,8 +262,7 @@ def methods_of(
 def _recorded(
     search: Search, curve: list[tuple[float, float]], started_s: float, value_unit: float
 ) -> Search:
-    """A search that also appends (seconds, value) to `curve` at each improvement; its methods
-    report values in units of `value_unit`."""
+    """A search that appends (seconds, value) to `curve` at each improvement."""
 
     def record(fraction: float, value: float) -> None:
         value_s = value * value_unit
@@ -286,8 +278,7 @@ def _fitting(
     executed: Callable[[Assignment], Score], answer: Answer, question: Question,
     spent_s: Mapping[str, float],
 ) -> tuple[Score, Assignment]:  # fmt: skip
-    """The score of an answer and its assignment; `InfeasibleError` where it does not fit, which
-    says whether none does or none was found."""
+    """The score and assignment of a feasible answer; `InfeasibleError` for any other."""
     method, search = question.method, question.search
     if answer.assignment is None and answer.proven_misfit:
         raise InfeasibleError(answer.reason)
@@ -343,8 +334,7 @@ def _nearly_full(cluster: Cluster, scored: Score) -> list[str]:
 def _bound(
     problem: Problem, answer: Answer, clock: Clock, found_s: float, result_s: float = 0.0
 ) -> tuple[float, str]:
-    """The better of the method's own bound and those of `gdp.bounds.best`, which leave `result_s`
-    of the clock."""
+    """The better of the method's bound and `best_bound`, which leaves `result_s` of the clock."""
     from gdp.bounds.best import best_bound
 
     seconds, cap_s = COUNTED_BOUND_S, math.inf

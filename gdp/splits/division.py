@@ -162,8 +162,7 @@ def linear_products(graph: OpGraph) -> Bool[np.ndarray, "N"]:
 
 
 def _gguf_stacks(graph: OpGraph) -> Bool[np.ndarray, "N"]:
-    """Products of experts of a GGUF file; raises `ModelError` for matrices of each head, which
-    latent attention has and llama.cpp does not divide."""
+    """Products of experts of a GGUF file; `ModelError` for latent attention."""
     stacks = graph.has_kernel(PRODUCT) & np.array([
         len(detail.input_shapes) > 1 and len(detail.input_shapes[1]) == 3 for detail in graph.detail
     ])  # fmt: skip
@@ -294,8 +293,7 @@ class _Search:
         self.of_states |= inside
 
     def _state_heads(self, inside: Collection[int], widths: Sequence[int]) -> tuple[int, int]:
-        """(heads of values, heads of keys), as the recurrence says, or where an engine does not
-        compute it twice the number that divides all columns."""
+        """(value heads, KV heads) of the recurrence, or the common divisor of all columns."""
         for op in inside:
             attributes: Mapping[str, Any] = self.graph.detail[op].attributes
             if KEY_HEADS in attributes:

@@ -78,10 +78,10 @@ def divided(
     held = _held(graph, splits, where)
     others = {d: held(d) for d in _further(graph, splits, where)}
     exchange_s = np.zeros((n, cluster.num_devices))
-    told = exchanges(division)
+    collectives = exchanges(division)
     engine = ENGINES.get(graph.source, "vllm")
     for split in splits:
-        exchange_s[:, split.devices[0]] = _exchange_s(cluster, split, told, n, engine)
+        exchange_s[:, split.devices[0]] = _exchange_s(cluster, split, collectives, n, engine)
         if graph.request is not None and graph.request.is_served:
             exchange_s[:, split.devices[0]] += ranks_s(graph, len(split.devices))
     return Divided(held(splits[0].devices[0]), tuple(splits), exchange_s, others)
@@ -112,9 +112,11 @@ def _further(
 def _held(
     graph: OpGraph, splits: Sequence[Split], device: Int[np.ndarray, "N"]
 ) -> Callable[[int], OpGraph]:
-    """The graph as a device holds its part of each split that it is in, and as the first members
-    hold the others."""
+    """Function from a device to the graph with its shard of each of its splits."""
     division = known_division(graph)
+    # A device that neither computes nor holds any of it.
+    fields = ("flop", "weight_bytes", "cache_bytes", "memory_traffic_bytes")
+    nothing = {name: np.zeros_like(getattr(graph, name)) for name in fields}
 
     def held(d: int) -> OpGraph:
         graphs, which = [graph], np.zeros(graph.num_ops, dtype=np.int64)
@@ -125,19 +127,10 @@ def _held(
             graphs.append(_member(division, shares, 0 if split.is_even else rank))
             if rank:
                 which[alone(graph) & (device == split.devices[0])] = len(graphs)
-                graphs.append(_nothing(graph))
+                graphs.append(replace(graph, **nothing))
         return _picked(graphs, which)
 
     return held
-
-
-def _nothing(graph: OpGraph) -> OpGraph:
-    """The graph as a device has it that neither computes nor holds any of it."""
-    zero = np.zeros_like(graph.weight_bytes)
-    return replace(
-        graph, flop=np.zeros_like(graph.flop), weight_bytes=zero, cache_bytes=zero,
-        memory_traffic_bytes=np.zeros_like(graph.memory_traffic_bytes),
-    )  # fmt: skip
 
 
 @functools.lru_cache(maxsize=32)
@@ -151,12 +144,12 @@ def _member(division: Division, shares: Shares, rank: int) -> OpGraph:
 
 
 def _exchange_s(
-    cluster: Cluster, split: Split, told: Sequence[Exchange], num_ops: int, engine: str
+    cluster: Cluster, split: Split, collectives: Sequence[Exchange], num_ops: int, engine: str
 ) -> Float[np.ndarray, "N"]:
     """Seconds of the collectives behind one run of each op."""
     seconds = np.zeros(num_ops)
-    for operation in {exchange.operation for exchange in told}:
-        mine = [exchange for exchange in told if exchange.operation == operation]
+    for operation in {exchange.operation for exchange in collectives}:
+        mine = [exchange for exchange in collectives if exchange.operation == operation]
         parts = np.array([exchange.parts for exchange in mine])
         sizes = np.array([exchange.size_bytes for exchange in mine]) / parts
         each = collective_s(cluster, split.devices, operation, sizes, engine)

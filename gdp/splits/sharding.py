@@ -75,7 +75,10 @@ def member_graph(division: Division, shares: Shares, rank: int) -> OpGraph:
     part = (stop - start) / count
     role = plan.role
     held = graph.weight_bytes - graph.cache_bytes
-    of_keys = (span_of(i, _keys_of(unit)) for i, unit in enumerate(division.units))
+    of_keys = (
+        span_of(i, Unit(Pieces.KEYS, u.keys, u.keys) if u.kind in _OF_HEADS else u)
+        for i, u in enumerate(division.units)
+    )
     keys = np.array([*((last - first) / all_ for first, last, all_ in of_keys), 1.0])[plan.unit]
     keys[list(division.whole_keys)] = 1.0
     cached = np.where(np.isin(role, (Role.ATTEND, Role.INNER)), keys, 1.0)
@@ -110,7 +113,7 @@ def exchanges(division: Division) -> tuple[Exchange, ...]:
 def unit_span(unit: Unit, shares: Shares, rank: int) -> tuple[int, int, int]:
     """(first piece of a member, the one behind its last, pieces in all)."""
     kind, count, keys, together = unit
-    if kind in (Pieces.HEADS, Pieces.KEYS, Pieces.BOTH):
+    if kind in _OF_HEADS:
         heads = count if kind == Pieces.HEADS else count - 2 * keys if kind == Pieces.BOTH else keys
         own = {
             Pieces.KEYS: _heads(keys, keys, shares, rank),
@@ -144,8 +147,7 @@ def _whole_blocks(
 
 
 def _heads(heads: int, keys: int, shares: Shares, rank: int) -> tuple[int, int]:
-    """Heads of a member: those of whole groups with one head of keys, or where the members are
-    more than such heads a part of a group, with a copy of its head of keys."""
+    """Heads of a rank: whole groups of one KV head, or part of a group with a copy of its head."""
     if shares.size <= keys:
         if shares.is_even and keys % shares.size:
             raise _undivided(shares, f"{keys} heads of keys")
@@ -176,21 +178,11 @@ def _undivided(shares: Shares, what: str) -> ModelError:
     return ModelError(f"{shares.size} GPUs do not divide {what} evenly")
 
 
-def _keys_of(unit: Unit) -> Unit:
-    """The heads of keys of a unit that has heads; itself of others."""
-    return (
-        Unit(Pieces.KEYS, unit.keys, unit.keys)
-        if unit.kind in (Pieces.HEADS, Pieces.KEYS, Pieces.BOTH)
-        else unit
-    )
-
-
 def _traffic(
     graph: OpGraph, role: Int[np.ndarray, "N"], part: Float[np.ndarray, "N"],
     keys: Float[np.ndarray, "N"],
 ) -> Float[np.ndarray, "N"]:  # fmt: skip
-    """Bytes that a member moves: everything that columns read and that rows make, its part of the
-    rest."""
+    """Bytes moved by a rank: all inputs of columns, all outputs of rows, its share of the rest."""
     n, whole = graph.num_ops, graph.memory_traffic_bytes
     read = np.bincount(graph.use_op, graph.tensor_bytes[graph.use_tensor], n)
     made = np.bincount(graph.producer, graph.tensor_bytes, n)
@@ -203,9 +195,7 @@ def _traffic(
     )
     kept = np.minimum(kept, whole)
     moved = kept + (whole - kept) * part
-    moved[np.isin(role, (Role.WHOLE, Role.LOOK_UP))] = whole[
-        np.isin(role, (Role.WHOLE, Role.LOOK_UP))
-    ]
+    moved = np.where(np.isin(role, (Role.WHOLE, Role.LOOK_UP)), whole, moved)
     for op in np.flatnonzero(role == Role.ATTEND).tolist():
         detail = graph.detail[op]
         item = made[op] / max(math.prod(detail.output_shapes[0]), 1)

@@ -8,8 +8,7 @@ from tiny import plain_graph, random_problem, unit_cluster, with_memory
 
 from gdp.base.clock import Clock
 from gdp.methods.annealing import move_score_kernels as rows
-from gdp.methods.annealing.annealer import AnnealConfig, LatencyAnnealer, anneal
-from gdp.methods.annealing.move_score import moves_as_drawn
+from gdp.methods.annealing.annealer import AnnealConfig, LatencyAnnealer, anneal, moves_as_drawn
 from gdp.methods.base import Assignment, Search
 from gdp.methods.scoring import score_all
 from gdp.methods.search.local_search import improve, local_search

@@ -18,8 +18,8 @@ from gdp.methods.annealing.annealer import (
     anneal,
     anneal_to_fit,
     make_annealer,
+    moves_as_drawn,
 )
-from gdp.methods.annealing.move_score import moves_as_drawn
 from gdp.methods.base import Assignment, Search
 from gdp.methods.heuristics.multilevel import coarse_problem
 from gdp.methods.scoring import score_all

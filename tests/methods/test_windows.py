@@ -8,7 +8,7 @@ from tiny import cpu, plain_graph, random_devices, random_problem, unit_cluster
 
 from gdp.base.clock import Clock
 from gdp.cluster.types import make_cluster
-from gdp.methods.annealing.move_score import moves_as_drawn
+from gdp.methods.annealing.annealer import moves_as_drawn
 from gdp.methods.base import Assignment, Search
 from gdp.methods.scoring import Evaluated, score_all
 from gdp.methods.search import local_search, windows
@@ -134,7 +134,7 @@ def test_nothing_large_is_begun_when_the_seconds_are_over(monkeypatch) -> None:
     with monkeypatch.context() as patched:
         patched.setattr(local_search, "coarse_problem", never)
         patched.setattr(windows, "WindowSearch", never)
-        patched.setattr(local_search.WindowSearch, "serve", lambda *_args: True)
+        patched.setattr(local_search.WindowSearch, "supports", lambda *_args: True)
         best = improve(problem, [start], search, over, config)
     assert best.value_s == start.value_s
     asked = []

@@ -5,8 +5,10 @@ Steps are deterministic: how they are cut into calls, and so the clock, changes 
 """
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -16,7 +18,6 @@ from jaxtyping import Int
 from gdp.base.clock import Clock
 from gdp.base.rows import imported
 from gdp.graph.groups import inverse
-from gdp.methods.annealing.move_score import new_scorer, restart_scorer
 from gdp.methods.base import Assignment
 from gdp.methods.scoring import OP_S, Evaluated, score_all
 from gdp.problem.arrays import arrays_of
@@ -26,11 +27,16 @@ from gdp.sim.score import values
 
 if TYPE_CHECKING:  # the kernels load numba
     from gdp.methods.annealing.annealer_kernels import CoolingSchedule
+    from gdp.methods.annealing.move_score_kernels import Scorer
 
 # Seconds between two looks at the clock, at most: what Ctrl-C waits for.
 _SLICE_S = 0.05
 # Of an idle core, for a step that costs what its move changes, and for each op where memory binds.
 _MOVE_S, _PEAK_S = 1.5e-6, 1.2e-8
+_BUCKET_OPS, _BUCKETS = 4, (64, 1024)  # ops a bucket of time, and how few and many buckets
+_REJECTED = 1 << 12  # rejected moves remembered
+
+_SCORED: ContextVar[bool] = ContextVar("moves are scored", default=True)
 
 
 @dataclass(frozen=True)
@@ -189,38 +195,30 @@ def anneal(
 ) -> bool:
     """One round; True where it ended early, by the clock, the budget or the first fit."""
     annealer.restart()
-    before = annealer.evaluations
+    before, done, at_once = annealer.evaluations, 0, 1
     try:
-        return _anneal(annealer, steps, config, clock, evaluations)
+        while done < steps:
+            left = steps - done
+            if evaluations is not None:
+                left = min(left, evaluations - (annealer.evaluations - before))
+            if left <= 0 or clock.is_over():
+                return True
+            count = min(at_once, left)
+            began_s = time.perf_counter()
+            if annealer.run(count, steps, config):
+                return True
+            took_s = time.perf_counter() - began_s
+            done += count
+            slice_s = min(_SLICE_S, max(clock.remaining_s(), 0.0))
+            at_once = max(1, min(4 * at_once, int(count * slice_s / max(took_s, 1e-9))))
+        return False
     finally:
         # At once: how steps are cut into calls depends on time, what is counted must not.
         clock.charge((annealer.evaluations - before) * annealer.step_s)
 
 
-def _anneal(
-    annealer: Annealer, steps: int, config: AnnealConfig, clock: Clock, evaluations: int | None
-) -> bool:
-    before = annealer.evaluations
-    done, at_once = 0, 1
-    while done < steps:
-        left = steps - done
-        if evaluations is not None:
-            left = min(left, evaluations - (annealer.evaluations - before))
-        if left <= 0 or clock.is_over():
-            return True
-        count = min(at_once, left)
-        began_s = time.perf_counter()
-        if annealer.run(count, steps, config):
-            return True
-        took_s = time.perf_counter() - began_s
-        done += count
-        slice_s = min(_SLICE_S, max(clock.remaining_s(), 0.0))
-        at_once = max(1, min(4 * at_once, int(count * slice_s / max(took_s, 1e-9))))
-    return False
-
-
 def side_by_side(calls: Sequence[Callable[[Clock], None]], clock: Clock) -> None:
-    """Make calls at once, each in a thread of its own; an interrupt ends them at their next look.
+    """Make calls concurrently, one thread each; an interrupt ends them at their next clock check.
 
     Kernels hold no lock, so that each has a core.
     """
@@ -280,7 +278,8 @@ class SimulatingAnnealer(Annealer):
 class LatencyAnnealer(Annealer):
     """Every step is one exact simulation, with priorities where the start has some.
 
-    Which move a step makes is chosen by a score, see `gdp.methods.annealing.move_score`.
+    Which move a step makes is chosen by a score, see
+    `gdp.methods.annealing.move_score_kernels`.
     """
 
     def __init__(self, problem: Problem, start: Evaluated, seed: int) -> None:
@@ -324,16 +323,12 @@ class PeriodAnnealer(Annealer):
         super().__init__(problem, start, seed)
         self._loads = new_loads(self.methods)
         make_loads(self.methods, self._loads, self.chain.device)
-        self._guides = np.full(2, self._guide_s())
-        self._order = np.arange(problem.num_ops)
-
-    def _guide_s(self) -> float:
-        """The guide of `anneal_period` at the start."""
         total = 0.0  # in this order, as the kernel sums: the search must not depend on rounding
         for seconds in (*self._loads.busy_s.tolist(), *self._loads.channel_s.tolist()):
             total += seconds * seconds
         value0_s = self.plan(1, AnnealConfig()).value0_s
-        return total / (value0_s * len(self._loads.busy_s))
+        self._guides = np.full(2, total / (value0_s * problem.num_devices))  # of `anneal_period`
+        self._order = np.arange(problem.num_ops)
 
     def run(self, steps: int, of: int, config: AnnealConfig) -> bool:
         """Do some of a round of `of` steps; True where the search is over before that."""
@@ -352,3 +347,50 @@ class PeriodAnnealer(Annealer):
         super().restart()
         make_loads(self.methods, self._loads, self.chain.device)
         self._guides[0] = self._guides[1]
+
+
+@contextmanager
+def moves_as_drawn() -> Iterator[None]:
+    """Let searches inside the block simulate every move they draw, without a score."""
+    token = _SCORED.set(False)
+    try:
+        yield
+    finally:
+        _SCORED.reset(token)
+
+
+def new_scorer(problem: Problem) -> "Scorer":
+    """A scorer that has seen no schedule."""
+    from gdp.methods.annealing import move_score_kernels as rows
+
+    n, d, groups = problem.num_ops, problem.num_devices, problem.num_groups
+    buckets = int(np.clip(n // _BUCKET_OPS, *_BUCKETS))
+    scorer = rows.Scorer(
+        draws=rows.DRAWS if _SCORED.get() else 1,
+        unscored=rows.UNSCORED,
+        start_s=np.zeros(n),
+        finish_s=np.zeros(n),
+        latest_s=np.zeros(n),
+        busy_until_s=np.zeros((d, buckets + 1)),
+        next_s=np.zeros(d),
+        number=np.zeros(6, np.int64),
+        span_s=np.zeros(2),
+        best_score=np.zeros(1),
+        group=np.zeros(groups, np.int64),
+        device=np.zeros(groups, np.int64),
+        new_device=np.zeros(groups, np.int64),
+        stamp=np.zeros(groups, np.int64),
+        rejected=np.zeros(_REJECTED, np.uint64),
+        mark=np.zeros(1, np.uint64),
+    )
+    restart_scorer(scorer)
+    return scorer
+
+
+def restart_scorer(scorer: "Scorer") -> None:
+    """Take note that the placement at hand is another: its schedule is not known."""
+    from gdp.methods.annealing.move_score_kernels import ACCEPTED, RENEW, USABLE, VERSION
+
+    scorer.number[ACCEPTED] = RENEW
+    scorer.number[USABLE] = 0
+    scorer.number[VERSION] += 1

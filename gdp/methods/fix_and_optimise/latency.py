@@ -93,7 +93,10 @@ def _improved(problem: Problem, first: Evaluated, seed: int, clock: Clock) -> Ev
     spans = WorkBudget(_SPANS_S, np.inf if clock.is_counted else None)
     timing = timing_graph(problem, spans)
     program = build_paths(problem, first.value_s / UNIT, timing)
-    least_s = _least_s(program, clock)
+    seconds = clock.limit_s()
+    solved = dual_weights(program, seconds and max(0.2, seconds))
+    clock.charge(solve_s(program.size, 0))
+    least_s = 0.0 if solved is None else dual_value_s(program, solved[0])
     if first.overflow_bytes == 0 and least_s >= target_s(first):
         return first
     best = anneal_from_hot_starts(problem, first, seed, clock.part(LATENCY_HOT_SHARE), _HOT_CHAINS)
@@ -117,21 +120,12 @@ def _by_regions(
             if solved.is_infeasible and free.sum() == problem.group_allowed.sum() and not tried:
                 break  # nothing is better
             continue
-        shares = solved.values[: free.size].reshape(free.shape)
-        tried.append(shares.argmax(axis=1))
-        device, own = expand(problem, tried[-1]), inner_seed(seed, k, _ROUNDS)
-        polished = _polished(problem, device, own, clock)
+        tried.append(solved.values[: free.size].reshape(free.shape).argmax(axis=1))
+        own = inner_seed(seed, k, _ROUNDS)
+        polished = _polished(problem, expand(problem, tried[-1]), own, clock)
         count += polished.evaluations
         best = min(best, polished)
     return replace(best, evaluations=count)
-
-
-def _least_s(program: LinearProgram, clock: Clock) -> float:
-    """A lower bound of any placement, by the program in shares."""
-    seconds = clock.limit_s()
-    solved = dual_weights(program, seconds and max(0.2, seconds))
-    clock.charge(solve_s(program.size, 0))
-    return 0.0 if solved is None else dual_value_s(program, solved[0])
 
 
 def region(

@@ -141,13 +141,12 @@ def solve_rounds(
         return PeriodRounds(best, points, PlacementSolution(None, 0.0, True))
     for _ in range(_ROUNDS):
         solved = solve_period(problem, upper_s, clock, points, limits, may=may)
-        bound_s = max(solution.bound_s, solved.bound_s)
-        solution = PlacementSolution(solved.device, bound_s, solved.is_complete)
+        solution = replace(solved, bound_s=max(solution.bound_s, solved.bound_s))
         if solved.device is None:
             break
         placed = best_of(problem, [Assignment(solved.device[problem.group])])
         fits = placed.overflow_bytes == 0
-        solution = PlacementSolution(solved.device, bound_s, fits and solved.is_complete)
+        solution = replace(solution, is_complete=fits and solved.is_complete)
         fixed = placed if fits else repair(problem, placed, clock, limits.seed)
         count = best.evaluations + fixed.evaluations
         best = replace(min(best, fixed), evaluations=count)
@@ -223,8 +222,7 @@ def _by_pairs(
 
 
 def _busy_s(problem: Problem, assignment: Assignment) -> Float[np.ndarray, "D"]:
-    """Seconds of a sample's ops on each device, or of its transfers either way if these are
-    more."""
+    """Busy seconds of each device per sample: the largest of its ops, transfers in, and out."""
     a, device = arrays_of(problem), assignment.device
     busy_s = np.bincount(
         device, a.compute_s[np.arange(problem.num_ops), device], problem.num_devices

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from jaxtyping import Bool, Float, Int
 
+from gdp.bounds.work import earliest_ends
 from gdp.cluster.types import pool_excess_bytes
 from gdp.graph.groups import inverse
 from gdp.methods.base import Answer, Assignment, Search
@@ -24,7 +25,7 @@ TRIALS = 60
 PLACED = 60_000
 """Ops placed by all schedules together, at most."""
 PRICES = (0.0, 0.1, 0.3, 1.0)
-"""Penalty weights for communication time, tried in turn: transfers also delay other ops."""
+"""Penalty weights for communication time, tried cyclically: transfers also delay other ops."""
 ROUNDS = 12
 """Schedules under lowered memory limits, at most."""
 _LEAST = 0.02  # share of its memory that is left to a device
@@ -121,7 +122,7 @@ def critical_path_assignments(
 
     a, n = arrays_of(problem), problem.num_ops
     left_s = longest_s(a, mean_compute_s(a), mean_send_s(a))
-    depth, waits = _depth(problem), _waiting(problem)
+    depth, waits = earliest_ends(problem, np.ones(n, dtype=np.int64)), _waiting(problem)
     rng = np.random.default_rng([seed, n])
     for k in range(max(len(PRICES), min(trials, PLACED // n))):
         order = _drawn_order(left_s, depth, rng)
@@ -145,16 +146,6 @@ def _drawn_order(
     A reader's path is never longer than its maker's, so the order is topological.
     """
     return np.lexsort((rng.random(len(left_s)), depth, -left_s))
-
-
-def _depth(problem: Problem) -> Int[np.ndarray, "N"]:
-    """The most edges on a path to each op. O(N + E)."""
-    depth = np.zeros(problem.num_ops, dtype=np.int64)
-    src, dst = problem.graph.edges
-    by_reader = np.argsort(dst, kind="stable")
-    for u, v in zip(src[by_reader].tolist(), dst[by_reader].tolist(), strict=True):
-        depth[v] = max(depth[v], depth[u] + 1)
-    return depth
 
 
 def _waiting(problem: Problem) -> Bool[np.ndarray, "N"]:

@@ -15,7 +15,7 @@ import numpy as np
 from gdp.base.kernels.options import BARE, INNER, INNER_INLINE
 from gdp.base.kernels.struct import as_struct
 from gdp.problem.arrays import Arrays
-from gdp.problem.weights_kernels import added_bytes, holder
+from gdp.problem.weights_kernels import added_bytes, hold_weights
 from gdp.sim.kernels.events import sending_s
 
 MAX_GAPS = 512  # idle gaps remembered per device; the earliest are forgotten first
@@ -272,12 +272,7 @@ def take_memory(a, plan, i, d, finish):
     g = a.group[i]
     if plan.group_device[g] != d:
         plan.group_device[g] = d
-        for x in range(a.group_weight_start[g], a.group_weight_start[g + 1]):
-            w = a.group_weight[x]
-            at = holder(a, w, d)
-            if not plan.holds[w, at]:
-                plan.holds[w, at] = True
-                plan.weight_bytes[at] += a.weight_bytes[w]
+        hold_weights(a, plan.holds, plan.weight_bytes, g, d, 1)
     for x in range(a.out_start[i], a.out_start[i + 1]):
         t = a.out_tensor[x]
         plan.arrival_s[t, d] = finish
@@ -295,28 +290,15 @@ def take_memory(a, plan, i, d, finish):
 
 @numba.njit(**INNER)
 @no_type_check
-def waiting_seconds(a, plan, i, d):
-    """Seconds of the ops that wait for their first reader, where that is op i on device d."""
-    seconds = 0.0
+def waiting(a, plan, i, d):
+    """(seconds, bytes of weights) that ops waiting for op i as first reader add on device d."""
+    seconds, held = 0.0, 0
     for x in range(a.in_start[i], a.in_start[i + 1]):
         source = a.producer[a.in_tensor[x]]
         if plan.device[source] == a.compute_s.shape[1]:
             seconds += a.compute_s[source, d]
-    return seconds
-
-
-@numba.njit(**INNER)
-@no_type_check
-def waiting_bytes(a, plan, i, d):
-    """Bytes of weights that the ops waiting for op i would add on device d."""
-    held = 0
-    for x in range(a.in_start[i], a.in_start[i + 1]):
-        source = a.producer[a.in_tensor[x]]
-        if plan.device[source] < a.compute_s.shape[1]:
-            continue
-        g = a.group[source]
-        held += added_bytes(a, plan.holds, g, d, d)
-    return held
+            held += added_bytes(a, plan.holds, a.group[source], d, d)
+    return seconds, held
 
 
 @numba.njit(**INNER)
@@ -347,8 +329,8 @@ def best_device(a, plan, rule, i):
     for d in range(num_devices):
         if not a.group_allowed[g, d]:
             continue
-        excess = excess_bytes(a, plan, i, d, waiting_bytes(a, plan, i, d))
-        before_s = waiting_seconds(a, plan, i, d)
+        before_s, held = waiting(a, plan, i, d)
+        excess = excess_bytes(a, plan, i, d, held)
         ready_s = ready_seconds(a, plan, i, d, rule.queues, rule.channel_s)
         seconds = run_seconds(a, plan, i, d)
         start_s = max(ready_s, plan.free_s[d] + before_s)

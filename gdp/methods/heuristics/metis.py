@@ -61,7 +61,10 @@ def metis_assignments(problem: Problem, library: Any, seed: int) -> Iterator[Ass
     finite = np.where(np.isfinite(seconds), seconds, 0.0)[movable]
     held = group_weight_bytes(problem)
     work = finite.mean(axis=1)
-    speed = _speeds(finite)
+    # Relative speeds: one over the time for all that a device can run.
+    total, speed = finite.sum(axis=0), np.ones(problem.num_devices)
+    if total.max() > 0:
+        speed = 1.0 / np.where(total > 0, total, total.max() * 1e3)
     memory = problem.cluster.divided_bytes.astype(float)
     by_speed = np.argsort(-speed, kind="stable")
     by_memory = np.argsort(-memory, kind="stable")
@@ -80,14 +83,6 @@ def metis_assignments(problem: Problem, library: Any, seed: int) -> Iterator[Ass
         yield Assignment(device)
         if rank is not None:
             yield Assignment(device, rank)
-
-
-def _speeds(seconds: Float[np.ndarray, "M D"]) -> Float[np.ndarray, "D"]:
-    """Relative speeds: one over the time for all that a device can run."""
-    total = seconds.sum(axis=0)
-    if total.max() == 0:
-        return np.ones(len(total))
-    return 1.0 / np.where(total > 0, total, total.max() * 1e3)
 
 
 def _adjacency(

@@ -1,4 +1,4 @@
-"""Whole modules: layers of the model by their module paths, in stretches and in turn."""
+"""Whole modules: layers of the model by their module paths, in stretches and round-robin."""
 
 from collections.abc import Iterator
 from dataclasses import replace
@@ -49,8 +49,8 @@ def modules(problem: Problem, search: Search) -> Answer:
     many parts are read; each of at most `MOST` modules is tried, from the coarsest. On D, D / 2,
     ... 2 devices: stretches of modules of most equal seconds (the least sum of squares: exact,
     O(M^2 D)), over the whole model or over the members of each larger module apart (an encoder's
-    layers and a decoder's, side by side); and modules in turn. A short annealing at each level goes
-    on from the best. Where layers run at once, as in recurrent models, this is what people place.
+    layers and a decoder's, side by side); and modules round-robin. A short annealing of each level
+    follows from the best. Where layers run concurrently, as in recurrent models, people place so.
     """
     if not levels(problem):
         return Answer(None, reason=f"the model has no level of 2 to {MOST} modules")
@@ -68,21 +68,14 @@ def _searched(
 ) -> Evaluated:
     """The best of a short annealing that moves modules of one level; at worst the start."""
     steps = min(STEPS, PLACED // problem.num_ops)
-    tied = tied_by(problem, level)
-    if tied is None or steps < FEWEST:
+    tied = replace(problem, group=merge_ids(problem.group, level.module))
+    may = tied.group_allowed.sum(axis=1)
+    if not may.all() or (may <= 1).all() or steps < FEWEST:
         return start
     chain = make_annealer(tied, start, seed)
     anneal(chain, steps, AnnealConfig(), clock, steps)
     best = min(start, chain.best())
     return replace(best, evaluations=start.evaluations + chain.evaluations)
-
-
-def tied_by(problem: Problem, level: Level) -> Problem | None:
-    """The problem with the ops of a module on one device; None where a module may be on none."""
-    group = merge_ids(problem.group, level.module)
-    tied = replace(problem, group=group)
-    may = tied.group_allowed.sum(axis=1)
-    return tied if may.all() and (may > 1).any() else None
 
 
 def module_assignments(problem: Problem) -> Iterator[Assignment]:

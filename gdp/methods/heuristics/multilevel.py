@@ -198,10 +198,7 @@ def _assignments(problem: Problem, seed: int) -> Iterator[Assignment]:
 
 
 def _rated(problem: Problem, devices: Int[np.ndarray, "K N"]) -> list[Evaluated]:
-    """Placements, each under its best rule, which `repair_and_select` finds again.
-
-    The first bears the evaluations of all.
-    """
+    """Placements under their best rules, the first with the evaluations of all."""
     best = evaluate_rules(problem, devices)
     rows = zip(devices, best.overflow.tolist(), best.seconds.tolist(), strict=True)
     evaluated = [Evaluated(Assignment(device), over, value_s, 0) for device, over, value_s in rows]

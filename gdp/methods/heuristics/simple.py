@@ -1,4 +1,4 @@
-"""Placements that need no search: one device, and dealing ops out in turn.
+"""Placements that need no search: one device, and round-robin.
 
 The contiguous blocks of the human-expert rule are in `gdp.methods.heuristics.blocks`.
 """

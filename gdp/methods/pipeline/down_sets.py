@@ -24,8 +24,8 @@ from gdp.methods.pipeline.stage_costs import StageCosts
 _log = logging.getLogger(__name__)
 
 _WALK_STEPS = 20_000_000  # between two looks at the clock, in prices of states
-_PAIR_STEPS = 50_000_000  # the same, in pairs that are looked at
-_PAIR_S, _SET_S = 5e-9, 5e-7  # of an idle core, counted: a pair that is looked at, a down-set
+_PAIR_STEPS = 50_000_000  # the same, in pairs that are evaluated
+_PAIR_S, _SET_S = 5e-9, 5e-7  # of an idle core, counted: a pair that is evaluated, a down-set
 _MOST_KEPT = 400_000  # their pairs take minutes
 
 
@@ -53,7 +53,6 @@ class DownSetsAnswer:
     stages: list[PipelineStage] | None  # stages below the target, first to last; None: none found
     is_certain: bool  # no limit was met: None means that there are none, and the best is the best
     seen: int  # down-sets
-    pairs: int  # stages whose cost was computed
 
 
 def cost_of(stages: list[PipelineStage] | None) -> float:
@@ -72,7 +71,7 @@ def best_chain(program: StageProgram, target_s: float, limits: Limits) -> DownSe
     sets, collected = _collect(program, target_s, limits)
     if sets is None:
         return collected
-    n, pairs, is_certain = len(sets.bits), 0, True
+    n, is_certain = len(sets.bits), True
     opened, room = open_edges_scratch(lat), pair_scratch(lat, n)
     best = np.full((n, len(lat.following)), np.inf)
     best[0, 0] = 0.0
@@ -81,13 +80,13 @@ def best_chain(program: StageProgram, target_s: float, limits: Limits) -> DownSe
         if limits.clock.is_over():
             is_certain = False
             break
-        pairs += push_values(lat, sets, opened, room, target_s, first, first + at_once, best)
+        push_values(lat, sets, opened, room, target_s, first, first + at_once, best)
         limits.clock.charge(min(at_once, n - first) * n * _PAIR_S)
     least_s = float(best[-1].min())
     if not least_s < target_s:
-        return DownSetsAnswer(None, is_certain, collected.seen, pairs)
+        return DownSetsAnswer(None, is_certain, collected.seen)
     stages = _trace(lat, sets, room, float(np.nextafter(least_s, np.inf)), best)
-    return DownSetsAnswer(stages, is_certain, collected.seen, pairs)
+    return DownSetsAnswer(stages, is_certain, collected.seen)
 
 
 def _collect(
@@ -111,24 +110,18 @@ def _collect(
         seen, room = int(walk.at[2]), len(kept.size)
         given_up = limits.clock.is_over() or seen > limits.most_seen
         if given_up or (status == FULL and room >= most_kept):
-            return None, DownSetsAnswer(None, False, seen, 0)
+            return None, DownSetsAnswer(None, False, seen)
         if status == FULL:
+            more = min(most_kept, max(1024, 2 * room)) - room
             kept = KeptSets(
-                *(_longer(array, min(most_kept, max(1024, 2 * room))) for array in kept)
+                *(np.append(x, np.zeros((more, *x.shape[1:]), x.dtype), axis=0) for x in kept)
             )
         status = walk_on(lat, windows, walk, kept, at_once)
         limits.clock.charge((int(walk.at[2]) - seen) * _SET_S)
     count, seen = int(walk.at[3]), int(walk.at[2])
     sets = _sort(lat, costs, *(array[:count] for array in kept))
     _log.debug("target %.6g s: %d of %d down-sets", target_s, count, seen)
-    return sets, DownSetsAnswer(None, True, seen, 0)
-
-
-def _longer(array: np.ndarray, length: int) -> np.ndarray:
-    """A copy with room for more rows."""
-    longer = np.zeros((length, *array.shape[1:]), dtype=array.dtype)
-    longer[: len(array)] = array
-    return longer
+    return sets, DownSetsAnswer(None, True, seen)
 
 
 def _sort(

@@ -239,11 +239,11 @@ def extent(sets, wanted):
 @numba.njit(**BARE)
 @no_type_check
 def push_values(lat, sets, opened, room, target_s, first, end, best):
-    """Push the values of the down-sets first..end-1 to those that contain them; the pairs costed.
+    """Push the values of the down-sets first..end-1 to those that contain them.
 
     best [n, S] holds the least dearest stage so far, inf where nothing below the target is known.
     """
-    n, pairs = best.shape[0], 0
+    n = best.shape[0]
     for j in range(first, min(end, n - 1)):
         for s in range(best.shape[1]):  # what is known of the whole is a target for the rest
             target_s = min(target_s, best[n - 1, s])
@@ -260,12 +260,10 @@ def push_values(lat, sets, opened, room, target_s, first, end, best):
             lat, j, room.found, count, room.moves, num_moves, sets.window, sets.work_s, best,
             target_s,
         )  # fmt: skip
-        pairs += count
         if count:
             num_open = open_edges(lat, sets.bits[j], opened)
             stage_rows(opened, num_open, sets.bits, sets.base, room.found, count, room.paid)
             _push(lat, sets, best, j, room, count, num_moves, target_s)
-    return pairs
 
 
 @numba.njit(**BARE)

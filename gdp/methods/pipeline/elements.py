@@ -40,25 +40,26 @@ def contract(problem: Problem) -> Contraction:
     Groups that hold a graph input or output are no elements: these are fixed to the host, which
     feeds the first stage and reads the last one.
     """
+    from scipy.sparse import coo_array
+    from scipy.sparse.csgraph import connected_components
+
     graph = problem.graph
     outside = np.zeros(problem.num_groups, dtype=bool)
     outside[problem.group[graph.is_io]] = True
     group_src, group_dst = _forward_arcs(problem)
     inside = ~outside[group_src] & ~outside[group_dst]
-    merged = _merge_cycles(problem.num_groups, group_src[inside], group_dst[inside])
-    merged = _merge_idle(problem, merged, merged[group_src[inside]], merged[group_dst[inside]])
-    return _number(problem, merged, outside, group_src[inside], group_dst[inside])
+    src, dst = group_src[inside], group_dst[inside]
+    arcs = coo_array((np.ones(len(src)), (src, dst)), shape=(problem.num_groups,) * 2)
+    merged = connected_components(arcs, directed=True, connection="strong")[1].astype(np.int64)
+    merged = _merge_idle(problem, merged, merged[src], merged[dst])
+    return _number(problem, merged, outside, src, dst)
 
 
 def linear_orders(contraction: Contraction) -> list[Int[np.ndarray, "M"]]:
     """Some topological orders of the elements: as given, depth first, depth first from the end."""
     m, src, dst = contraction.num_elements, contraction.src, contraction.dst
     orders = [np.arange(m), _depth_first(m, src, dst), _depth_first(m, dst, src)[::-1]]
-    different: list[Int[np.ndarray, "M"]] = []
-    for order in orders:
-        if not any(np.array_equal(order, other) for other in different):
-            different.append(np.ascontiguousarray(order))
-    return different
+    return list({order.tobytes(): np.ascontiguousarray(order) for order in orders}.values())
 
 
 def random_order(contraction: Contraction, rng: np.random.Generator) -> Int[np.ndarray, "M"]:
@@ -80,17 +81,6 @@ def _forward_arcs(problem: Problem) -> tuple[Int[np.ndarray, "A"], Int[np.ndarra
     a = np.concatenate([group[src[forward]], group[dst[backward]]])
     b = np.concatenate([group[dst[forward]], group[src[backward]]])
     return a[a != b], b[a != b]
-
-
-def _merge_cycles(
-    num_groups: int, src: Int[np.ndarray, "A"], dst: Int[np.ndarray, "A"]
-) -> Int[np.ndarray, "G"]:
-    from scipy.sparse import coo_array
-    from scipy.sparse.csgraph import connected_components
-
-    arcs = coo_array((np.ones(len(src)), (src, dst)), shape=(num_groups, num_groups))
-    labels = connected_components(arcs, directed=True, connection="strong")[1]
-    return labels.astype(np.int64)
 
 
 def _merge_idle(

@@ -24,7 +24,7 @@ from jaxtyping import Bool, Float, Int, UInt
 from gdp.bounds.loads import owned_weights
 from gdp.graph.groups import lists, starts
 from gdp.methods.pipeline.elements import Contraction
-from gdp.methods.pipeline.stage_costs import Lane, ReplicaGroup, StageCosts, largest_groups
+from gdp.methods.pipeline.stage_costs import Lane, StageCosts, largest_groups
 from gdp.problem.problem import Problem
 
 _RATIOS = (0.0, 0.1, 0.5, 0.9, 1.0)  # quantiles of the classes' relative speeds to price at
@@ -132,7 +132,12 @@ def make_lattice(problem: Problem, contraction: Contraction, costs: StageCosts) 
     counts = [len(devices) for devices in costs.devices]
     groups = costs.groups
     following, previous = state_moves(counts, [group.counts for group in groups])
-    lanes = [_group_lanes(costs, group) for group in groups]
+    # (lane, share of the samples that it sees) of the devices of each group, each once.
+    lanes: list[list[tuple[Lane, float]]] = []
+    for group in groups:
+        own = [lane for c, count in enumerate(group.counts) if count for lane in costs.lanes[c]]
+        shares = [(lane, 1.0 if lane.shared else 1.0 / group.size) for lane in own]
+        lanes.append(list(dict.fromkeys(shares)))
     every = [lane for own in lanes for lane in own]
     held, shared = owned_weights(problem, contraction.element, m)
     holds = np.zeros((len(shared), m), dtype=bool)
@@ -174,14 +179,6 @@ def make_lattice(problem: Problem, contraction: Contraction, costs: StageCosts) 
         following=following,
         previous=previous,
     )
-
-
-def _group_lanes(costs: StageCosts, group: ReplicaGroup) -> list[tuple[Lane, float]]:
-    """The lanes of the devices of a group, and the share of the samples that each of them sees."""
-    members = [c for c, count in enumerate(group.counts) if count]
-    shares = [(lane, 1.0 if lane.shared else 1.0 / group.size) for c in members
-              for lane in costs.lanes[c]]  # fmt: skip
-    return list(dict.fromkeys(shares))
 
 
 def state_moves(

@@ -9,16 +9,14 @@ down-sets are too many, the same program runs along some linear orders of the el
 DPL).
 
 The best linear order gives a first pipeline, whose cost is the target: few down-sets can lie
-between stages below it, and only pairs of those are looked at.
+between stages below it, and only pairs of those are evaluated.
 """
 
 import dataclasses
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from jaxtyping import Int
 
 from gdp.base.clock import Clock
 from gdp.base.rows import imported
@@ -44,13 +42,7 @@ from gdp.methods.pipeline.stage_costs import (
     with_few_states,
 )
 from gdp.methods.repair import repair_and_select
-from gdp.methods.scoring import (
-    Evaluated,
-    proven_misfit,
-    score_all,
-    score_of,
-    tiny_problem,
-)
+from gdp.methods.scoring import best_of, proven_misfit, score_of, tiny_problem
 from gdp.methods.shares import DOWN_SETS_SHARE, REPLICATED_SHARE
 from gdp.problem.problem import Problem
 from gdp.sim.latency import shares_processor
@@ -80,7 +72,6 @@ class PipelineResult:
     bound_s: float  # no placement at all has a lower value: work over speed
     costs_bound: bool  # the dearest stage never exceeds the objective's value
     down_sets: int  # of the contracted graph; those counted so far where a limit was met
-    pairs: int  # stages whose cost was computed over down-sets
     num_left_out: int  # devices that no pipeline was allowed, as their unlikeness has a price
     has_all_groups: bool = True  # groups of every size were tried
 
@@ -117,7 +108,7 @@ def pipeline_dp(problem: Problem, search: Search) -> Answer:
     plain = _plain_pipeline(problem, dataclasses.replace(search, clock=clock))
     if plain.assignment is None:
         return best
-    value_s = _evaluated(problem, plain.assignment).value_s
+    value_s = best_of(problem, [plain.assignment]).value_s
     if best.assignment is not None and score_of(problem, best.assignment).value_s <= value_s:
         return best
     # What bounds plain pipelines does not bound those with replicated stages.
@@ -191,7 +182,7 @@ def best_pipeline(
         search: Its seconds end it with the best pipeline by then.
         linear_only: Look along a few linear orders alone.
         memory_share: Share of the devices' memory that weights may fill.
-        replicas: Several devices may serve a stage in turn.
+        replicas: Several devices may serve a stage round-robin.
         costs_of: The costs of stages over the contracted graph.
     """
     from gdp.methods.pipeline.orders import best_linear
@@ -201,7 +192,7 @@ def best_pipeline(
     orders = linear_orders(task.contraction)
     most = _LINEAR_STEPS if linear_only and clock.left_s() is None else np.inf
     stages = best_linear(task.program, orders, task.pipeline_bound_s, clock, whole_steps=most)
-    uncertain = DownSetsAnswer(stages, False, 0, 0)
+    uncertain = DownSetsAnswer(stages, False, 0)
     if linear_only:
         return _pipeline(task, uncertain)
     limits = Limits(clock.part(DOWN_SETS_SHARE), _MOST_SEEN, _MOST_BYTES)
@@ -211,8 +202,9 @@ def best_pipeline(
         if stages is None:
             raise
         return _pipeline(task, uncertain)
-    if not answer.is_certain:
-        more = _random_orders(task.contraction, search.seed, clock)
+    if not answer.is_certain and not clock.is_over():
+        rng = np.random.default_rng(search.seed)
+        more = (random_order(task.contraction, rng) for _ in range(_MOST_ORDERS))
         best = best_linear(task.program, more, task.pipeline_bound_s, clock, answer.stages)
         answer = dataclasses.replace(answer, stages=best)
     return _pipeline(task, answer)
@@ -220,24 +212,19 @@ def best_pipeline(
 
 def _best_exact(task: _Task, stages: list[PipelineStage] | None, limits: Limits) -> DownSetsAnswer:
     """The best stages over all down-sets, or those given where none are better."""
-    known_s, seen, pairs = cost_of(stages), 0, 0
+    known_s, seen = cost_of(stages), 0
     if known_s <= task.pipeline_bound_s:
-        return DownSetsAnswer(stages, True, 0, 0)
-    for target_s in _targets(task, known_s):
+        return DownSetsAnswer(stages, True, 0)
+    # The last target decides; a low one leaves few down-sets.
+    low = [f * task.pipeline_bound_s for f in _TARGETS]
+    for target_s in [*(target_s for target_s in low if target_s < 0.97 * known_s), known_s]:
         if 0 < seen <= _FEW_SETS and target_s < known_s:
             continue
         answer = best_chain(task.program, target_s, limits)
-        seen, pairs = answer.seen, pairs + answer.pairs
+        seen = answer.seen
         if answer.stages is not None or not answer.is_certain:
-            return dataclasses.replace(answer, stages=answer.stages or stages, pairs=pairs)
-    return DownSetsAnswer(stages, True, seen, pairs)
-
-
-def _targets(task: _Task, known_s: float) -> list[float]:
-    """Targets to try, the last of which decides: a low one leaves few down-sets."""
-    low = [f * task.pipeline_bound_s for f in _TARGETS]
-    low = [target_s for target_s in low if target_s < 0.97 * known_s]
-    return [*low, known_s]
+            return dataclasses.replace(answer, stages=answer.stages or stages)
+    return DownSetsAnswer(stages, True, seen)
 
 
 def _prepare(
@@ -264,7 +251,6 @@ def _pipeline(task: _Task, answer: DownSetsAnswer) -> PipelineResult:
         bound_s=task.bound_s,
         costs_bound=costs.is_bound,
         down_sets=answer.seen,
-        pairs=answer.pairs,
         num_left_out=left_out,
         has_all_groups=costs.has_all_groups,
     )
@@ -285,17 +271,6 @@ def _placed(task: _Task, stages: list[PipelineStage]) -> Assignment:
     return Assignment(of_element[task.contraction.element], None, tuple(sorted(teams)))
 
 
-def _random_orders(
-    contraction: Contraction, seed: int, clock: Clock
-) -> Iterator[Int[np.ndarray, "M"]]:
-    """Random topological orders, depth first, for as long as there is time."""
-    rng = np.random.default_rng(seed)
-    for _ in range(_MOST_ORDERS):
-        if clock.is_over():
-            return
-        yield random_order(contraction, rng)
-
-
 def _simulated(problem: Problem, search: Search, clock: Clock, pipeline: PipelineResult) -> Answer:
     """The pipeline as the event simulator sees it, with less memory for stages if it must be."""
     tries = _with_less_memory(problem, search, clock, pipeline)
@@ -305,7 +280,7 @@ def _simulated(problem: Problem, search: Search, clock: Clock, pipeline: Pipelin
     if answer.assignment.device is not tries[0].device:
         why = "heuristic: stages of less memory than devices have, as activations take the rest"
         return dataclasses.replace(answer, reason=why)
-    value_s = _evaluated(problem, tries[0]).value_s
+    value_s = best_of(problem, [tries[0]]).value_s
     optimal = objective_of(problem).pipelined and value_s <= pipeline.bound_s * SAME
     return dataclasses.replace(
         answer, reason=certainty(problem, pipeline, value_s), proven_optimal=optimal
@@ -319,7 +294,7 @@ def _with_less_memory(
     tries = [pipeline]
     for share in MEMORY_SHARES:
         placed = tries[-1].assignment
-        if placed is None or _evaluated(problem, placed).overflow_bytes == 0:
+        if placed is None or best_of(problem, [placed]).overflow_bytes == 0:
             break
         if clock.is_over() and len(tries) > 1:
             break
@@ -327,11 +302,6 @@ def _with_less_memory(
         quick = not objective_of(problem).pipelined or clock.is_over()
         tries.append(best_pipeline(problem, rest, linear_only=quick, memory_share=share))
     return [p.assignment for p in tries if p.assignment is not None]
-
-
-def _evaluated(problem: Problem, assignment: Assignment) -> Evaluated:
-    """A pipeline of single devices, by the problem's own evaluator."""
-    return score_all(problem, [assignment])[0]
 
 
 def certainty(problem: Problem, pipeline: PipelineResult, value_s: float) -> str:
@@ -369,10 +339,8 @@ def no_pipeline(pipeline: PipelineResult, **bound: Any) -> Answer:
         "no contiguous pipeline was found that fits the devices' memories, but there may be one"
     )
     if pipeline.is_optimal:
-        reason = (
-            "infeasible: no contiguous pipeline fits the devices' memories, proven over all "
-            f"{pipeline.down_sets} down-sets"
-        )
+        proof = f"proven over all {pipeline.down_sets} down-sets"
+        reason = f"infeasible: no contiguous pipeline fits the devices' memories, {proof}"
     return Answer(None, reason=reason, **bound)
 
 

@@ -110,7 +110,10 @@ class _Order:
         every = np.arange(len(self.order) + 1)
         if self._steps(len(every)) <= _QUICK_STEPS:
             return self._search(every, best)
-        few = self._cuts_for(_QUICK_STEPS)
+        few = _FEWEST_CUTS
+        while 2 * few <= len(self.order) and self._steps(2 * few) <= _QUICK_STEPS:
+            few *= 2
+        few = min(few, len(self.order))
         best = self._search(self._even(few), best)
         for _ in range(_REFINEMENTS):
             if self.clock.is_over() or best is None:
@@ -129,13 +132,6 @@ class _Order:
         degree = len(self.lat.element_edge) / max(1, m)
         num_classes = len(self.lat.count)
         return num_cuts * (m * (degree + num_classes) + num_cuts / 2 * num_states * num_groups)
-
-    def _cuts_for(self, steps: float) -> int:
-        """The most cuts that stay within these steps, but at least a few."""
-        few = _FEWEST_CUTS
-        while 2 * few <= len(self.order) and self._steps(2 * few) <= steps:
-            few *= 2
-        return min(few, len(self.order))
 
     def _even(self, few: int) -> Int[np.ndarray, "X"]:
         """Cuts spread evenly, half of them by work and half by length."""

@@ -9,7 +9,7 @@ lanes are parts of one channel each. It is exact where a tensor has readers on o
 most, or channels belong to readers. An objective with another `Pricing` has its own program
 (`Objective.programs`).
 
-A stage has one device, or a group of like devices that take samples in turn. Tarnawski et al.,
+A stage has one device, or a group of identical ones, round-robin by sample. Tarnawski et al.,
 NeurIPS 2020, arXiv 2006.16423, extend the program over down-sets to such replicated stages, as
 PipeDream does (Narayanan et al. 2019, doi 10.1145/3341301.3359646): each of r devices of a class
 serves every r-th sample, so that it is busy for 1 / r of the time of one device.
@@ -93,7 +93,7 @@ Pricing = Callable[[Problem, Contraction, bool], StageCosts]
 def stage_costs(problem: Problem, contraction: Contraction, replicas: bool = False) -> StageCosts:
     """The costs of a problem's stages on links; a latency gets those of the matching pipeline.
 
-    With `replicas` a stage may be given several devices of a class, which take samples in turn.
+    With `replicas` a stage may be given several devices of a class, round-robin by sample.
     """
     classes = device_classes(problem)
     lanes, rows, edges, is_bound = _pipeline_edges(problem, contraction, classes)
@@ -141,8 +141,14 @@ def with_few_states(costs: StageCosts) -> StageCosts:
     slow = np.argsort(-np.where(costs.barred, costs.work_s.max(initial=0.0), costs.work_s).sum(1))
     while math.prod(len(devices) + 1 for devices in classes) > _MOST_STATES:
         next(classes[c] for c in slow if classes[c]).pop()
-    left = tuple(tuple(devices) for devices in classes)
-    return replace(costs, devices=left, groups=fitting(costs.groups, left))
+    have = np.array([len(devices) for devices in classes])
+    # Single devices stay, first and in order.
+    groups = tuple(
+        group
+        for k, group in enumerate(costs.groups)
+        if k < len(classes) or (group.counts <= have).all()
+    )
+    return replace(costs, devices=tuple(map(tuple, classes)), groups=groups)
 
 
 def _work(
@@ -151,10 +157,7 @@ def _work(
     num_owners: int,
     classes: tuple[tuple[int, ...], ...],
 ) -> tuple[Float[np.ndarray, "C M"], Bool[np.ndarray, "C M"]]:
-    """(seconds of each owner's ops on each class, 0 where barred; whether it is barred).
-
-    Ops of an owner that is no element (`num_owners`) count nowhere.
-    """
+    """(seconds of the ops of each owner below `num_owners`, 0 where barred; barred) by class."""
     work_s = np.zeros((len(classes), num_owners + 1))
     barred = np.zeros((len(classes), num_owners + 1), dtype=bool)
     cluster, opens = problem.cluster, _always_opens(problem)
@@ -348,7 +351,7 @@ def find_replica_groups(
 
     The host is a class of its own where the graph has inputs or outputs, as these stay there; it
     serves in groups of devices that are like it otherwise. Of many devices only groups of 2, 4, 8,
-    ... and of the whole class are looked at, so that the ways through the groups repeat soon.
+    ... and of the whole class are considered, so that the ways through the groups repeat soon.
     """
     alike = _alike(problem)
     # An op with work may have to be where an input or output of the graph is.
@@ -361,21 +364,11 @@ def find_replica_groups(
         kin = [k for k in kin if alike[devices[0], classes[k][0]]]
         for size in range(2, len(devices) + len(kin) + 1):
             if every or size.bit_count() == 1 or size >= len(devices):
-                if size <= len(devices):
-                    groups.append(_group_of(len(classes), c, {c: size}))
-                for k in kin:
-                    groups.append(_group_of(len(classes), c, {c: size - 1, k: 1}))
+                members = [{c: size}] * (size <= len(devices)) + [{c: size - 1, k: 1} for k in kin]
+                for counts in members:
+                    row = tuple(counts.get(k, 0) for k in range(len(classes)))
+                    groups.append(ReplicaGroup(row, c))
     return tuple(groups), every
-
-
-def fitting(
-    groups: Sequence[ReplicaGroup], classes: Sequence[Sequence[int]]
-) -> tuple[ReplicaGroup, ...]:
-    """The groups that these devices can form; single devices stay, first and in order."""
-    have = np.array([len(devices) for devices in classes])
-    return tuple(
-        group for k, group in enumerate(groups) if k < len(classes) or (group.counts <= have).all()
-    )
 
 
 def largest_groups(groups: Sequence[ReplicaGroup], num_classes: int) -> Int[np.ndarray, "C"]:
@@ -385,10 +378,6 @@ def largest_groups(groups: Sequence[ReplicaGroup], num_classes: int) -> Int[np.n
         members = np.array(group.counts) > 0
         sizes[members] = np.maximum(sizes[members], group.size)
     return sizes
-
-
-def _group_of(num_classes: int, like: int, counts: dict[int, int]) -> ReplicaGroup:
-    return ReplicaGroup(tuple(counts.get(c, 0) for c in range(num_classes)), like)
 
 
 def _alike(problem: Problem) -> np.ndarray:

@@ -31,9 +31,9 @@ HOT_PERIOD = tuple(
     AnnealConfig(hot=0.4, cold=1e-3, first_steps=50_000, overflow_price=price, price_rise=rise)
     for price, rise in ((1.8, 2.0), (1.2, 5.0))
 )
-"""Of the chains of `anneal_from_hot_starts` in turn: temperatures and prices as shares of the
+"""Of the chains of `anneal_from_hot_starts`, cyclically: temperatures and prices as shares of the
 best value."""
-_LATENCY_HEAT = (0.1, 0.03)  # as `AnnealConfig.hot`, of the chains in turn
+_LATENCY_HEAT = (0.1, 0.03)  # as `AnnealConfig.hot`, of the chains, cyclically
 _LATENCY_PRICE = 1.5  # as `AnnealConfig.overflow_price`; it stays as it is
 _LATENCY_OPS = 2_000_000  # simulated by one chain of a large graph
 _STEPS_PER_OP, _LEAST_STEPS = 100, 300  # of a chain, for small graphs and any

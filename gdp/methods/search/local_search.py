@@ -20,7 +20,7 @@ from gdp.methods.annealing.annealer import (
 from gdp.methods.base import Answer, Assignment, Search, inner_seed
 from gdp.methods.heuristics.blocks import block_assignments
 from gdp.methods.heuristics.list_schedule import heft_assignments
-from gdp.methods.heuristics.multilevel import Coarse, coarse_problem
+from gdp.methods.heuristics.multilevel import coarse_problem
 from gdp.methods.heuristics.simple import single_assignments
 from gdp.methods.priorities import upward_rank
 from gdp.methods.repair import repair
@@ -61,10 +61,7 @@ def local_search(problem: Problem, search: Search) -> Answer:
     compile_for_large(problem)
     clock = search.budget()
     config = SearchConfig()
-    if search.start is not None:
-        candidates = iter([search.start])
-    else:
-        candidates = simple_assignments(problem)
+    candidates = simple_assignments(problem) if search.start is None else [search.start]
     first = best_of(problem, candidates, clock.part(LOCAL_START_SHARE))
     if first.overflow_bytes > 0 and (proof := proven_misfit(problem)) is not None:
         return Answer(None, reason=proof, evaluations=first.evaluations, proven_misfit=True)
@@ -181,13 +178,9 @@ def _with_best_ranks(problem: Problem, starts: list[Evaluated], budget: Budget) 
             for other in (None, rank)
             if other is not start.assignment.rank
         ]
-        left = budget.left()
-        variants = variants if left is None else variants[:left]
-        if budget.clock.is_over():
-            variants = []
+        variants = [] if budget.clock.is_over() else variants[: budget.left()]
         budget.used += len(variants)
-        scored = score_all(problem, variants) if variants else []
-        chosen.append(min([start, *scored]))
+        chosen.append(min([start, *score_all(problem, variants)]))
     return chosen
 
 
@@ -205,7 +198,8 @@ def _search_levels(
         from_coarse = _search_coarse(problem, starts, search, budget, config)
         starts = [*from_coarse, *starts][:2]
         best = min(best, *starts)
-    if problem.num_ops > config.windows_above and WindowSearch.serve(problem, best):
+    fits = best.key < (1, np.inf)
+    if problem.num_ops > config.windows_above and fits and WindowSearch.supports(problem):
         return search_windows(problem, best, search.seed, budget)
     return _search(problem, starts, search.seed, budget, best)
 
@@ -225,7 +219,10 @@ def _search(
     count = max(len(starts), side)
     given = [starts[k % len(starts)] for k in range(count)]
     chains = [make_annealer(problem, start, inner_seed(seed, k)) for k, start in enumerate(given)]
-    steps, missed = min(config.first_steps, _SWEEPS * _num_moves(problem)), 0
+    # Ways to move a group, and of two neighbouring ops to change places where priorities count.
+    moves = int((problem.group_allowed.sum(axis=1) - 1).sum())
+    moves += problem.num_ops * objective_of(problem).ordered
+    steps, missed = min(config.first_steps, _SWEEPS * max(1, moves)), 0
     for round_number in itertools.count():
         before, best_before = sum(chain.evaluations for chain in chains), best
         heat = _HEATS[missed % len(_HEATS)]
@@ -249,13 +246,6 @@ def _search(
     raise AssertionError("rounds end with the budget")
 
 
-def _num_moves(problem: Problem) -> int:
-    """Ways to move one group to another device, and of two ops next to each other to change places
-    where priorities count; at least one."""
-    moves = int((problem.group_allowed.sum(axis=1) - 1).sum())
-    return max(1, moves + problem.num_ops * objective_of(problem).ordered)
-
-
 def _round(
     chains: list[Annealer],
     steps: int,
@@ -263,7 +253,7 @@ def _round(
     budget: Budget,
     best: Evaluated,
 ) -> Evaluated:
-    """One round of each chain, side by side, with equal shares of the evaluations left."""
+    """One round of each chain, concurrently, with equal shares of the evaluations left."""
     before = sum(chain.evaluations for chain in chains)
     left = budget.left()
     share = None if left is None else left // len(chains)
@@ -286,8 +276,7 @@ def _round(
 def _search_coarse(
     problem: Problem, starts: list[Evaluated], search: Search, budget: Budget, config: SearchConfig
 ) -> list[Evaluated]:
-    """Starts for the graph, found by searching a coarser one; the best first. None where the
-    seconds are too few to make it."""
+    """The best start from a search of a coarser graph; none where the seconds are too few."""
     limit_s = budget.clock.limit_s(config.coarse_share)
     if limit_s is not None and limit_s < COARSE_OP_S * problem.num_ops:
         return []
@@ -298,18 +287,13 @@ def _search_coarse(
     left = budget.left()
     limit = None if left is None else int(config.coarse_share * left)
     inner = Budget(clock, replace(search, evaluations=limit, progress=None), config, 0)
-    projected = [
-        variant for start in starts for variant in coarse_starts(problem, coarse, start.assignment)
-    ]
+    projected, rank = [], upward_rank(coarse.problem)
+    for start in starts:
+        device = coarse.project(problem, start.assignment.device)
+        projected += [Assignment(device), Assignment(device, rank)]
     begun = sorted(score_all(coarse.problem, projected))[:2]
     inner.used = len(projected)
     coarse_best = _search_levels(coarse.problem, begun, search, inner, begun[0], config)
     fine = coarse.expand_all(problem, coarse_best.assignment)
     budget.used += inner.used + len(fine)
     return sorted(score_all(problem, fine))[:1]
-
-
-def coarse_starts(problem: Problem, coarse: Coarse, assignment: Assignment) -> list[Assignment]:
-    """The coarse placements nearest to a fine one, with and without priorities."""
-    device = coarse.project(problem, assignment.device)
-    return [Assignment(device), Assignment(device, upward_rank(coarse.problem))]

@@ -1,9 +1,9 @@
 """Teams of replicated stages as single devices, so that every search of pipelines searches them.
 
-A team of r devices takes samples in turn (`gdp.sim.score`): per sample it is busy for 1 / r of one
-member's seconds, and each link between two teams carries the samples in which its ends meet. So the
-period of a placement with these teams is that of a plain placement on a cluster with
-one device in place of each team, r times as fast. Exactly so where the members' links are alike and
+A team of r devices takes samples round-robin (`gdp.sim.score`): per sample it is busy for 1 / r
+of one member's seconds, and each link between two teams carries the samples in which its ends meet.
+So the period of a placement with these teams is that of a plain placement on a cluster with one
+device in place of each team, r times as fast. Exactly so where the members' links are alike and
 the host is in no team; what is found is judged by the simulator of the whole anyway.
 
 Axes: N ops, D devices, K devices and teams.
@@ -31,7 +31,7 @@ from gdp.problem.ticks import round_to_ticks
 from gdp.sim.score import MAX_CYCLE, busy_seconds, cycle_length, peak_bytes, period_s, score
 
 DeviceGroups = tuple[tuple[int, ...], ...]
-_FEW_DEVICES, _FEW_OPS = 4, 256  # of which every way to join devices is looked at
+_FEW_DEVICES, _FEW_OPS = 4, 256  # of which every way to join devices is tried
 _LOOK, _DESCENDED = 200, 3  # evaluations of such a look; looks that are improved upon
 Plain = Callable[[Problem, Search, Sequence[tuple[str, Method]]], Answer]
 """A method, and further ones whose answers it starts from as well."""
@@ -66,11 +66,7 @@ class ReplicaContraction:
 def contract_replicas(problem: Problem, teams: Teams) -> ReplicaContraction | None:
     """The problem with each team as one device; None where some op could go nowhere then, or all
     devices are one team, which leaves nothing to search."""
-    others = {d for team in teams for d in team[1:]}
-    team_of = {team[0]: team for team in teams}
-    groups: DeviceGroups = tuple(
-        team_of.get(d, (d,)) for d in range(problem.num_devices) if d not in others
-    )
+    groups = _groups(problem, teams)
     if len(groups) < 2:
         return None
     io, host = problem.graph.is_io, problem.cluster.host
@@ -94,6 +90,13 @@ def contract_replicas(problem: Problem, teams: Teams) -> ReplicaContraction | No
     except InfeasibleError:
         return None
     return ReplicaContraction(problem, small, teams, groups)
+
+
+def _groups(problem: Problem, teams: Teams) -> DeviceGroups:
+    """The teams and the devices that are in none, each at its first device."""
+    others = {d for team in teams for d in team[1:]}
+    team_of = {team[0]: team for team in teams}
+    return tuple(team_of.get(d, (d,)) for d in range(problem.num_devices) if d not in others)
 
 
 def search_teams(
@@ -152,9 +155,7 @@ def grow_teams(problem: Problem, start: Evaluated, clock: Clock) -> Evaluated:
     best, spent = start, 0
     while not clock.is_over():
         device, teams = best.assignment.device, best.assignment.teams
-        others = {d for team in teams for d in team[1:]}
-        team_of = {team[0]: team for team in teams}
-        groups = [team_of.get(d, (d,)) for d in range(problem.num_devices) if d not in others]
+        groups = _groups(problem, teams)
         busy_s = busy_seconds(problem, device, teams)[0]
         busiest = max(groups, key=lambda group: float(busy_s[list(group)].max()))
         joined = [_joined(problem, device, teams, busiest, g) for g in groups if g != busiest]
@@ -190,12 +191,9 @@ def _best_partitions(problem: Problem, seed: int, clock: Clock) -> list[Evaluate
 
 
 def _descended(problem: Problem, start: Evaluated, clock: Clock) -> Evaluated:
-    """Move one group of ops at a time to another device or team, as long as the period falls:
-    one device for each team is not exact where members are unlike."""
+    """Local descent over single groups of ops, for teams of heterogeneous members."""
     best, spent, teams = start, 0, start.assignment.teams
-    others = {d for team in teams for d in team[1:]}
-    serving = {d: (d,) for d in range(problem.num_devices) if d not in others}
-    serving |= {team[0]: team for team in teams}
+    groups = _groups(problem, teams)
     missed, work = 0, ~problem.graph.is_io
     for g in itertools.cycle(range(problem.num_groups)):
         if missed == problem.num_groups or spent >= _LOOK or clock.is_over():
@@ -203,9 +201,10 @@ def _descended(problem: Problem, start: Evaluated, clock: Clock) -> Evaluated:
         moved = work & (problem.group == g)
         device = best.assignment.device
         ends = [
-            _judged(problem, Assignment(np.where(moved, d, device), None, teams))
-            for d, group in serving.items()
-            if moved.any() and d != device[moved][0] and problem.allowed[moved][:, group].all()
+            _judged(problem, Assignment(np.where(moved, group[0], device), None, teams))
+            for group in groups
+            if moved.any() and group[0] != device[moved][0]
+            if problem.allowed[moved][:, group].all()
         ]
         spent += len(ends)
         missed = missed + 1 if not ends or not min(ends) < best else 0
@@ -233,8 +232,7 @@ def partitions(devices: Sequence[int]) -> Iterator[Teams]:
 def _joined(
     problem: Problem, device: Int[np.ndarray, "N"], teams: Teams, *groups: tuple[int, ...]
 ) -> Assignment | None:
-    """The placement with the ops of some groups of devices on one team of all of them; None where
-    a member may not run one of these ops, or the ways through the teams are too many."""
+    """The placement with groups of devices joined to one team; None where that is not allowed."""
     team = tuple(sorted(d for group in groups for d in group))
     work = ~problem.graph.is_io & np.isin(device, [group[0] for group in groups])
     if not problem.allowed[work][:, list(team)].all():

@@ -5,7 +5,7 @@ schedule holds. Where a window ends the rest is taken to follow as it did, and w
 to is kept only if the exact simulation of all of it says so.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 import numpy as np
@@ -89,11 +89,6 @@ class WindowSearch:
         Devices of one processor add up to a bound that no window of the schedule shows.
         """
         return annealer_of(problem) is LatencyAnnealer and not shares_processor(problem)
-
-    @staticmethod
-    def serve(problem: Problem, start: Evaluated) -> bool:
-        """True where this search is for the problem and may begin here."""
-        return WindowSearch.supports(problem) and start.key < (1, np.inf)
 
     @property
     def evaluations(self) -> int:
@@ -224,9 +219,7 @@ def _ranked(problem: Problem, start: Evaluated) -> Evaluated:
         return start
     schedule = simulate(problem, start.assignment.device)
     order = np.lexsort((np.arange(problem.num_ops), schedule.finish_s, schedule.start_s))
-    return Evaluated(
-        Assignment(start.assignment.device, inverse(order)), start.overflow_bytes, start.value_s
-    )
+    return replace(start, assignment=Assignment(start.assignment.device, inverse(order)))
 
 
 def search_windows(problem: Problem, start: Evaluated, seed: int, budget: Budget) -> Evaluated:

@@ -45,7 +45,12 @@ def plan_tensor_parallel(question: Question) -> Result:
             "--for tensor-parallel divides every op: leave out --granularity and --together"
         )
     question = replace(question, cluster=resident(question.cluster))
-    usable = _usable(question)
+    allowed = allowed_mask(question.constraints, question.graph, question.cluster)
+    allowed = allowed[~question.graph.is_io].all(axis=0) & question.cluster.computes
+    free = np.flatnonzero(allowed).tolist()
+    if not free:
+        raise InfeasibleError("the constraints leave no device for all ops; relax a pin")
+    usable = [d for d in free if d in question.cluster.gpus] or free
     problem = problem_of(question)
     alone_s = np.where(problem.graph.is_io[:, None], 0.0, problem.compute_s).sum(axis=0)
     at, here = machines(question.cluster), question.cluster.host
@@ -96,17 +101,6 @@ class _Tried:
             self.name, score.latency_s, score.period_s, score.value_s, score.feasible,
             self.seconds, reason,
         )  # fmt: skip
-
-
-def _usable(question: Question) -> list[int]:
-    """Devices that may have every op: accelerators, or where there is none processors."""
-    cluster, graph = question.cluster, question.graph
-    allowed = allowed_mask(question.constraints, graph, cluster)
-    free = np.flatnonzero(cluster.computes & allowed[~graph.is_io].all(axis=0)).tolist()
-    cards = [d for d in free if d in cluster.gpus]
-    if not free:
-        raise InfeasibleError("the constraints leave no device for all ops; relax a pin")
-    return cards or free
 
 
 def _placed(question: Question, lead: int, splits: tuple[Split, ...]) -> Placement:
@@ -179,7 +173,7 @@ def one_head_moved(shares: tuple[int, ...]) -> Iterator[tuple[int, ...]]:
 
 
 def _best_of_each(tried: Sequence[_Tried]) -> list[_Tried]:
-    """Of each set of devices the best, for the table."""
+    """The best of each set of devices, for the table."""
     best: dict[tuple[int, ...], _Tried] = {}
     for one in tried:
         devices = one.placement.splits[0].devices if one.placement.splits else (

@@ -92,15 +92,13 @@ class Ranks:
             assert process.stdout is not None
             line = process.stdout.readline()
             if not line:
-                raise MeasurementError(self._why_it_ended(process))
+                code = process.wait()
+                texts = [path.read_text().strip() for path in sorted(self.folder.glob("errors-*"))]
+                last = [text.splitlines()[-1] for text in texts if text]
+                reason = last[0] if last else "no reason given"
+                raise MeasurementError(f"a rank ended with exit code {code}: {reason}")
             answers.append(json.loads(line))
         return answers
-
-    def _why_it_ended(self, process: subprocess.Popen[str]) -> str:
-        code = process.wait()
-        texts = [path.read_text().strip() for path in sorted(self.folder.glob("errors-*"))]
-        last = [text.splitlines()[-1] for text in texts if text]
-        return f"a rank ended with exit code {code}: {last[0] if last else 'no reason given'}"
 
     def run(self, quota: Quota) -> tuple[Trace, ...]:
         """Samples back to back until the quota is met, by the seconds of the ranks."""
@@ -141,11 +139,13 @@ def run_divided(request: RunRequest) -> RunReport:
             f"{spec}: only models of a configuration (hf:) are divided among processes; place it "
             "again without --for tensor-parallel"
         )
-    cores = _cores_of(request, split)
+    core_of = torch_devices(cluster)[1]
+    cores = [[] if (core := core_of[d]) is None else [core] for d in split.devices]
     placement = make_placement(request.graph, cluster, request.device, splits=request.splits)
     plan, _, config = planned(spec, request.graph, placement, cluster)
     uncut = request.uncut or request.prediction
-    best = min(range(len(split.devices)), key=lambda r: _whole_s(uncut, split.devices[r]))
+    whole_s = uncut.problem.compute_s[~uncut.problem.graph.is_io].sum(axis=0)
+    best = int(np.argmin(whole_s[list(split.devices)]))
     with _running(plan, config, cores, best, baselines=request.baselines) as contenders:
         request.measuring.say("comparing the logits with those of the uncut model")
         comparison = _compared(contenders)
@@ -181,17 +181,6 @@ def _exchange_told(
         f"an all-reduce of {format_bytes(size)} takes {format_seconds(exchange_s)}, by the "
         f"cluster's links {format_seconds(by_links_s)}"
     )
-
-
-def _cores_of(request: RunRequest, split: Split) -> list[list[int]]:
-    """Cores of each member; none of accelerators."""
-    cores = torch_devices(request.cluster)[1]
-    return [[] if (own := cores[d]) is None else [own] for d in split.devices]
-
-
-def _whole_s(prediction: Any, device: int) -> float:
-    """Seconds of the uncut model on a device."""
-    return float(prediction.problem.compute_s[~prediction.problem.graph.is_io, device].sum())
 
 
 @contextlib.contextmanager

@@ -48,8 +48,8 @@ OFFLOADS = ("cpu", "disk", "none")
 
 def plan_accelerate(question: Question) -> Result:
     """The best legal map: on the accelerators alone where the model fits, otherwise with weights
-    that rest in host memory, or there and on disk. Where streaming a module is quicker than one of
-    the cards, both are searched, so that no further card makes an answer worse.
+    offloaded to host memory or disk. Where streaming a module may be faster than computing it on
+    one of the cards, both are searched, so that an additional card never worsens the answer.
 
     The map that accelerate makes by itself, of a PyTorch module, is among the candidates.
 
@@ -95,7 +95,7 @@ def _without_offload(question: Question, peer: Peer, share: float) -> Result:
 
 
 def _with_offload(question: Question, peer: Peer) -> Result:
-    """The best map with weights at rest, by the rest of the clock."""
+    """The best map with offloaded weights, by the rest of the clock."""
     # The main device keeps memory free for weights that stream.
     reserved = streamed_bytes(question.graph, question.constraints)
     base, _ = resolve_costs(question.costs, resident(question.cluster), question.graph)
@@ -112,7 +112,7 @@ def _with_offload(question: Question, peer: Peer) -> Result:
 
 
 def _faster(held: Result, streamed: Result) -> Result:
-    """The better one of maps without and with weights at rest; the bound is that of both."""
+    """The better one of maps without and with offloaded weights; the bound is that of both."""
     best, other = (streamed, held) if streamed.value_s < held.value_s else (held, streamed)
     lower = min(held, streamed, key=lambda result: result.bound_s)
     best = replace(
@@ -157,17 +157,17 @@ def _excess_s(question: Question) -> Float[np.ndarray, "N D"]:
 
 
 def _ops_of_root(graph: OpGraph) -> Int[np.ndarray, "M"]:
-    """Ops that read parameters of the model's own, beside its parts; none where no module is known.
-    accelerate's hook on the whole model takes these to its main device, and streams none."""
+    """Ops that read parameters of the root module itself; none where no module is known.
+    accelerate's hook on the root module moves these to its main device, and streams none."""
     own = np.flatnonzero((graph.weight_bytes > graph.cache_bytes) & ~graph.is_io)
     paths = [graph.scope[op] for op in own.tolist()]
     return own[[not path for path in paths]] if any(paths) else own[:0]
 
 
 def _with_pins_of_root(question: Question) -> Question:
-    """The question with pins of the ops of the model's own parameters to the main device. What
-    they read, through ops without a module, is computed there, too: accelerate moves the inputs of
-    modules, not those of ops between them."""
+    """The question with the ops of the root module's parameters pinned to the main device, and
+    their producers through ops without a module, too: accelerate moves the inputs of modules, not
+    those of ops between them."""
     graph, cluster, constraints = question.graph, question.cluster, question.constraints
     if cluster.computes.sum() == 1:
         return question  # and ops of unlike demands would not be fused
@@ -203,7 +203,7 @@ def _require_room_of_root(graph: OpGraph, cluster: Cluster) -> None:
 
 
 def _even_maps(question: Question) -> Iterator[Placement]:
-    """Legal maps that spread the layers of a decoder evenly in one row; none of other models."""
+    """Memory-balanced pipeline partitions of a decoder's layers; none of other models."""
     try:
         row = layer_row(question.graph)
         blocks = layer_costs(question, row.layer.clip(0, row.num_layers - 1))

@@ -2,7 +2,7 @@
 
 `shards.json` says the spans of every parameter on each rank; `run.py` needs it, `config.json` and a
 checkpoint alone. Where all ranks have equal parts and transformers has a style for each module,
-`tp_plan.json` and `tp_run.py` are its own way (DTensor over a device mesh).
+`tp_plan.json` and `tp_run.py` use its own tensor parallelism (DTensor over a device mesh).
 """
 
 import json

@@ -1,8 +1,8 @@
-"""Placing for ops divided in PyTorch: which devices, and in which shares of whole heads.
+"""Tensor-parallel plans for PyTorch: choice of devices, and shares in whole key-value heads.
 
-Shares are numbers of heads of keys, so that no rounding is between what is planned and what is
-executed. The first ones go by the speed of each device alone; then a head moves from one device to
-another for as long as the simulated value falls.
+Shares are numbers of heads, so that planned and executed shares are equal. The first ones are
+proportional to the speed of each device; then a head moves from one device to another as long as
+the simulated value falls.
 """
 
 import itertools
@@ -27,14 +27,14 @@ from gdp.splits.division import Pieces
 from gdp.splits.members import known_division, why_undivided
 
 MOVES = 32
-"""Moves of a head that are tried for one set of devices, at most."""
+"""Maximum number of divisions simulated for one set of devices."""
 
 
 def plan_tensor_parallel(question: Question) -> Result:
     """The best of the whole model on one device, and of divisions among the fastest devices.
 
-    Accelerators alone are asked where there are any, else processors: one library of collectives
-    serves one kind.
+    Accelerators alone are considered where there are any, else processors: one library of
+    collectives serves one kind.
 
     Raises:
         InfeasibleError: Nothing fits.
@@ -110,7 +110,7 @@ def _placed(question: Question, lead: int, splits: tuple[Split, ...]) -> Placeme
 
 
 def _divided(question: Question, devices: Sequence[int], alone_s: np.ndarray) -> Iterator[_Tried]:
-    """Divisions among some devices: equal shares, those by speed, and the moves from the better."""
+    """Divisions among some devices: equal shares, shares by speed, and local moves of one head."""
     heads = min(
         unit.keys for unit in known_division(question.graph).units
         if unit.kind in (Pieces.HEADS, Pieces.KEYS, Pieces.BOTH)
@@ -147,7 +147,7 @@ def _value(one: _Tried) -> tuple[int, float]:
 
 
 def in_whole_heads(speeds: Sequence[float], heads: int) -> tuple[int, ...]:
-    """Heads of each device in proportion to its speed, at least one: of largest remainders.
+    """Heads of each device in proportion to its speed, at least one, by largest remainders.
 
     >>> in_whole_heads([7.0, 3.0], 10), in_whole_heads([100.0, 1.0], 4)
     ((7, 3), (3, 1))
@@ -163,7 +163,7 @@ def in_whole_heads(speeds: Sequence[float], heads: int) -> tuple[int, ...]:
 
 
 def one_head_moved(shares: tuple[int, ...]) -> Iterator[tuple[int, ...]]:
-    """The shares with a head less on one device, which keeps one, and one more on another."""
+    """All shares with one head moved from a device that has several to another."""
     for i, j in itertools.permutations(range(len(shares)), 2):
         if shares[i] > 1:
             moved = list(shares)

@@ -1,7 +1,7 @@
-"""Executes a placement whose ops devices divide, by the program that `gdp export` writes.
+"""Executes a tensor-parallel placement by the program that `gdp export` writes.
 
-A process for every member computes its part (`runner.py`), another one the uncut model on the
-fastest member alone, a third one on all cores; these take turns. Weights are drawn at random.
+A process for every rank computes its shard (`runner.py`), another one the uncut model on the
+fastest of the devices, a third one on all cores; they run one after the other. Weights are random.
 """
 
 import contextlib
@@ -174,7 +174,7 @@ def run_divided(request: RunRequest) -> RunReport:
 def _exchange_told(
     cluster: Cluster, split: Split, plan: Mapping[str, Any], exchange_s: float
 ) -> str:
-    """Measured seconds of a layer's collective in a decode step, compared with the links'."""
+    """Measured and predicted seconds of a layer's all-reduce in a decode iteration."""
     size = plan["batch"] * plan["width"] * FLOAT32
     by_links_s = float(collective_s(cluster, split.devices, "all_reduce", size))
     return (
@@ -228,7 +228,7 @@ def _compared(contenders: dict[str, Ranks]) -> Any:
 def _phases(
     request: RunRequest, split: Split, phases: Sequence[tuple[float, float]]
 ) -> tuple[SegmentTime, ...]:
-    """Seconds of the prompt and of all steps, medians of all samples."""
+    """Seconds of prefill and decode, medians of all samples."""
     problem, where = request.prediction.problem, request.prediction.assignment.device
     graph, names = problem.graph, request.cluster.device_names
     op_s = problem.compute_s[np.arange(graph.num_ops), where]

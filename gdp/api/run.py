@@ -8,7 +8,8 @@ from typing import Any
 from gdp.api.answer import answer
 from gdp.api.ask import ask
 from gdp.base.errors import ArgumentError, ModelError, PlacementError
-from gdp.base.files.writing import OverwritePolicy
+from gdp.base.files.writing import OWN_FILES_ONLY, OverwritePolicy
+from gdp.base.rows import imported
 from gdp.cluster.file import Machine
 from gdp.costs.adapt import AdaptedCosts
 from gdp.costs.base import CostModel, roofline
@@ -36,9 +37,10 @@ from gdp.question.models import (
 )
 from gdp.question.prepare import prepare_placement
 from gdp.question.question import Question, question_about
+from gdp.question.result import Result
 from gdp.sim.prediction import Prediction
 from gdp.targets.table import EXPORTERS, RUNTIMES
-from gdp.targets.target import ExportJob, Runtime
+from gdp.targets.target import ExportJob, Runtime, StartCommand
 
 
 def run(
@@ -322,6 +324,21 @@ def export(
     _require_accepted(target, asked)
     overwrite = OverwritePolicy(lambda: [*source_files(asked), *sources], force)
     return row.write(ExportJob(question, placed, Path(output), overwrite))
+
+
+def start_commands(result: Result) -> list[StartCommand]:
+    """Lines for a shell that start the runtime which an answer is for, as `export` writes them;
+    none for runtimes without a command, and for models that no specification names."""
+    graph, model = result.question.graph, result.question.model
+    row, record = EXPORTERS.get(result.question.target or ""), result.placement.question
+    if row is None or not row.commands or model is None or record is None:
+        return []
+    # On the machine that was asked about: the answer's has only the memory that the runtime leaves.
+    question, placed = question_about(
+        result.placement, model, record.machine() or result.question.cluster, costs=roofline,
+        load=lambda *_: graph,
+    )  # fmt: skip
+    return imported(row.commands)(ExportJob(question, placed, Path(), OWN_FILES_ONLY))
 
 
 def _require_accepted(target: str, model: Model) -> None:

@@ -172,7 +172,7 @@ def fit_text(rows: "Sequence[FitRow]") -> str:
             ]
         )  # fmt: skip
     header = [*["model"] * several, "machine", "tokens", "batch", *["quantised"] * tried, "fits"]
-    header += ["tokens/s", "first token", "request", "gap", "fullest", "longest context"]
+    header += ["tokens/s", "TTFT", "request", "gap", "fullest", "longest context"]
     header += [*["tokens/s at it"] * longer, *["layout"] * divides]
     return shown([table(header, body), "", *_remarks(rows)])
 
@@ -205,7 +205,7 @@ def traffic_text(rows: "Sequence[TrafficRow]") -> str:
             ]
         )  # fmt: skip
     header = [*["model"] * several, "machine", *["quantised"] * tried, "fits", "tokens/s"]
-    header += ["first token", "95%", "a token", "95%", "at once", "room", "layout"]
+    header += ["TTFT", "95%", "TPOT", "95%", "concurrency", "room", "layout"]
     return shown([table(header, body), "", *_remarks(rows)])
 
 

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from gdp.question.result import Result
+    from gdp.targets.target import StartCommand
 
 
 @click.command()
@@ -43,6 +44,7 @@ def place(
 ) -> None:  # fmt: skip
     """Place a model on a cluster."""
     from gdp.api.answer import answer
+    from gdp.api.run import start_commands
     from gdp.cli.text import result_text
     from gdp.question.models import spec_of
 
@@ -63,7 +65,8 @@ def place(
         watched = search.search(placing(say))
         result = answer(replace(question, search=watched), phases)
     _write(result, outputs)
-    show(result.to_json(), lambda: result_text(result, output=outputs.paths.get("placement")))
+    starts, path = start_commands(result), outputs.paths.get("placement")
+    show(_with_starts(result.to_json(), starts), lambda: result_text(result, None, path, starts))
 
 
 def _place_for_traffic(
@@ -71,6 +74,7 @@ def _place_for_traffic(
     serving: TrafficOptions, outputs: options.Outputs,
 ) -> None:  # fmt: skip
     """Place a language model for an engine that serves traffic."""
+    from gdp.api.run import start_commands
     from gdp.api.traffic.serve import served_plan
     from gdp.base.files.writing import check_file_writable, is_stream
     from gdp.cli.text import result_text
@@ -95,7 +99,14 @@ def _place_for_traffic(
         check_file_writable(of_prefill, "placement", overwrite)
         save_placement(plan.prefill.result.placement, of_prefill)
     _write(plan.result, outputs, plan.traffic_json())
-    show(plan.to_json(), lambda: result_text(plan.result, plan, path))
+    parts_of = [] if plan.prefill is None else [plan.prefill.result]
+    starts = [start for part in (*parts_of, plan.result) for start in start_commands(part)]
+    show(_with_starts(plan.to_json(), starts), lambda: result_text(plan.result, plan, path, starts))
+
+
+def _with_starts(plain: dict[str, Any], starts: "list[StartCommand]") -> dict[str, Any]:
+    """An answer as JSON with the commands that start its runtime, if there are any."""
+    return plain | ({"start": [start._asdict() for start in starts]} if starts else {})
 
 
 def beside(path: str) -> str:

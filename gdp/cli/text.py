@@ -25,6 +25,7 @@ from gdp.splits.members import held_graphs
 if TYPE_CHECKING:
     from gdp.api.faster import Faster
     from gdp.api.traffic.plan import ServedPlan
+    from gdp.targets.target import StartCommand
 
 
 class Shown(str):
@@ -68,7 +69,10 @@ def is_verbose() -> bool:
 
 
 def result_text(
-    result: Result, served: "ServedPlan | None" = None, output: str | None = None
+    result: Result,
+    served: "ServedPlan | None" = None,
+    output: str | None = None,
+    starts: Sequence["StartCommand"] = (),
 ) -> str:
     """Text of `gdp place`: speed, memory by device, limits, gains; `--verbose` adds the rest.
 
@@ -76,6 +80,7 @@ def result_text(
         result: The answer.
         served: The traffic on its engine.
         output: File that holds the placement.
+        starts: Commands that start the runtime by the placement.
     """
     from gdp.api.faster import faster_machines
     from gdp.cli.serving_text import serving_lines
@@ -105,7 +110,10 @@ def result_text(
         lines += _details(result, served)
     about = "note" if served is None else "note on a batch"
     notes = [x for x in result.notes if verbose or not isinstance(x, MethodNote)]
-    lines += [*(f"{about}: {note}" for note in notes), _next(result, output)]
+    lines += [f"{about}: {note}" for note in notes]
+    for start in starts:
+        lines.append(f"start{f' on {start.machine}' if start.machine else ''}: {start.command}")
+    lines.append(_next(result, output))
     return shown(lines)
 
 

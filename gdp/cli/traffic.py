@@ -25,8 +25,7 @@ traffic_option = click.option(
 
 _within = click.option(
     "--within", metavar="first=500ms,token=30ms",
-    help="Seconds to the first token and between tokens that 95% of the requests of --traffic "
-    "are to keep.",
+    help="TTFT and TPOT that 95% of the requests of --traffic are to keep.",
 )  # fmt: skip
 
 

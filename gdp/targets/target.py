@@ -6,7 +6,7 @@ A folder of `gdp/targets` holds all of one runtime; its `__init__.py` is the row
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from gdp.base.errors import PlacementError, refused_by
 from gdp.base.rows import imported
@@ -79,6 +79,13 @@ class ExportJob:
         return question.graph, self.placement, question.cluster, self.output, self.overwrite
 
 
+class StartCommand(NamedTuple):
+    """A line for a shell that starts a runtime by a placement."""
+
+    command: str
+    machine: str = ""  # where it is started, if the plan uses several
+
+
 @dataclass(frozen=True)
 class Exporter:
     """Files with which a runtime follows a placement."""
@@ -90,6 +97,7 @@ class Exporter:
     replicates: bool = False  # holds replicated stages
     splits: bool = False  # holds ops that devices divide
     machines: bool = False  # its runtime is started on several machines
+    commands: str = ""  # "module:function" of an `ExportJob`: `StartCommand`s, for a shell
 
     def write(self, job: ExportJob) -> "list[Path]":
         """Write the files of a placement; returns their paths.

@@ -15,7 +15,10 @@ TARGET = Target(
         "llama.cpp", "llama-cpp-python", "gguf", "gdp.targets.llamacpp.run:run_llamacpp", _devices,
         planner="llamacpp", scout="gdp.targets.llamacpp.plan:even_row",
     ),
-    Exporter("flags of llama.cpp", "gdp.targets.llamacpp.flags:export", splits=True, machines=True),
+    Exporter(
+        "flags of llama.cpp", "gdp.targets.llamacpp.flags:export", splits=True, machines=True,
+        commands="gdp.targets.llamacpp.flags:commands",
+    ),
     Planner(
         "gdp.targets.llamacpp.plan:plan_llamacpp", exact=True, searches=False, divides=True,
         machines=True,

@@ -22,11 +22,12 @@ from gdp.cluster.machines import machine_of
 from gdp.cluster.types import Cluster
 from gdp.costs.op_offload import applies, is_sent, offloads
 from gdp.graph.op_graph import OpGraph
+from gdp.importers.spec import ModelSpec
 from gdp.ops.llamacpp import BATCH, DRAFT, PROJECTOR, UBATCH
 from gdp.placement.placement import DraftModel, Placement
 from gdp.splits.division import alone
 from gdp.targets.llamacpp.rules import MOST_GPUS, RPC_SERVER
-from gdp.targets.target import ExportJob
+from gdp.targets.target import ExportJob, StartCommand
 
 ARGUMENTS = "arguments.txt"
 _TOKENS, _TOKEN_BYTES = "tokens", 4  # the op of GGUF graphs that holds the tokens of a pass
@@ -428,6 +429,13 @@ def export_llamacpp(
         (folder / "llamacpp.json").write_bytes(indented_json(document) + b"\n")
         (folder / ARGUMENTS).write_text(shlex.join(flags.arguments()) + "\n")
     return [output / "llamacpp.json", output / ARGUMENTS]
+
+
+def commands(job: ExportJob) -> list[StartCommand]:
+    """llama.cpp's server with the flags of a placement."""
+    flags = flags_of(job.question.graph, job.placement, job.question.cluster)
+    file = ModelSpec.of(job.spec).path
+    return [StartCommand(shlex.join(["llama-server", "--model", file, *flags.arguments()]))]
 
 
 def export(job: ExportJob) -> list[Path]:

@@ -6,7 +6,7 @@ TARGET = Target(
     "vllm",
     exporter=Exporter(
         "a layout of vLLM (untried)", "gdp.targets.vllm.plan:export", "hf", replicates=True,
-        splits=True, machines=True,
+        splits=True, machines=True, commands="gdp.targets.vllm.plan:commands",
     ),
     planner=Planner(
         "gdp.targets.vllm.plan:plan_vllm", exact=True, searches=False,

@@ -1,5 +1,6 @@
 """Placing for vLLM: stretches of layers, each on a GPU or divided among several."""
 
+import shlex
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -23,7 +24,7 @@ from gdp.question.result import Result
 from gdp.sim.objectives import find_objective
 from gdp.splits.members import why_undivided
 from gdp.targets.engine import legal_devices, quantisation_of
-from gdp.targets.target import ExportJob
+from gdp.targets.target import ExportJob, StartCommand
 from gdp.targets.vllm.export import (
     VllmOptions,
     by_share,
@@ -236,6 +237,18 @@ def _layouts(question: Question, known: bool) -> list[Simulated]:
 def export(job: ExportJob) -> list[Path]:
     """Write the options of vLLM for a placement; see `export_vllm`."""
     return export_vllm(options_of(job), job.output, job.overwrite)
+
+
+def commands(job: ExportJob) -> list[StartCommand]:
+    """`vllm serve` with the options of a placement, for each server and machine."""
+    path = ModelSpec.of(job.spec).path.removeprefix(HF_PREFIX)
+    model = str(Path(path).parent) if path.endswith(".json") else path
+    started = []
+    for own in (options.command() for options in options_of(job).commands):
+        environment = [f"{name}={value}" for name, value in own["environment"].items()]
+        line = shlex.join(["vllm", "serve", model, *own["arguments"]])
+        started.append(StartCommand(" ".join([*environment, line]), own.get("machine", "")))
+    return started
 
 
 def options_of(job: ExportJob) -> VllmOptions:

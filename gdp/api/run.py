@@ -39,7 +39,7 @@ from gdp.question.prepare import prepare_placement
 from gdp.question.question import Question, question_about
 from gdp.question.result import Result
 from gdp.sim.prediction import Prediction
-from gdp.targets.table import EXPORTERS, PLANNERS, RUNTIMES
+from gdp.targets.table import EXPORTERS, RUNTIMES
 from gdp.targets.target import ExportJob, Runtime, StartCommand
 
 
@@ -233,9 +233,8 @@ def _runtime(model: Model, kinds: Sequence[str], name: str | None) -> Runtime:
 def runnable(question: Question, runtime: Runtime) -> Question:
     """The question restricted to answers that a runtime executes: those of its own program, if it
     has one."""
-    if runtime.planner is not None:
-        target = next(name for name, row in PLANNERS.items() if row is runtime.planner)
-        question = replace(question, target=target, method="auto")
+    if runtime.planner:
+        question = replace(question, target=runtime.planner, method="auto")
     elif question.method == "auto":
         question = replace(question, method=runtime.method)
     if runtime.replicates:

@@ -167,7 +167,7 @@ class _Tuning:
         """The best placement under an adaptation, predicted as it is executed."""
         question, runtime = self.executor.question, self.executor.runtime
         search, method = replace(question.search, seed=seed), question.method
-        if start is not None and method == "auto" and runtime.planner is None:
+        if start is not None and method == "auto" and not runtime.planner:
             first = first_members(self.problem.origin.group_of)
             begin = Assignment(start.device[first], start.rank[first], start.teams)
             search, method = replace(search, start=begin), "local_search"
@@ -416,7 +416,7 @@ def _answer(tuning: _Tuning) -> tuple[str, Placement]:
     if fastest == TUNED:
         return TUNED, best
     graph, cluster = question.graph, question.cluster
-    if tuning.executor.runtime.planner is not None:
+    if tuning.executor.runtime.planner:
         return ONE_DEVICE, make_placement(graph, cluster, np.full(graph.num_ops, cluster.host))
     costs = AdaptedCosts(tuning.base, tuning.trials[-1].adaptation)
     try:

@@ -204,17 +204,12 @@ class Runs:
             completions=sum(counted.completions for counted in self.counts),
             seconds=sum(counted.seconds for counted in self.counts),
             is_capped=not throughput.width < precision,
-            stage_s=_stage_s(self.traces),
+            stage_s=tuple(
+                float(np.median([s for traces in self.traces for s in traces[0].stage_s[i]]))
+                for i in range(len(self.traces[0][0].stage_runs))
+            ),
             member_s=_member_s(self.traces),
         )
-
-
-def _stage_s(rounds: Sequence[tuple[Trace, ...]]) -> tuple[float, ...]:
-    stages = len(rounds[0][0].stage_runs)
-    return tuple(
-        float(np.median([s for traces in rounds for s in traces[0].stage_s[i]]))
-        for i in range(stages)
-    )
 
 
 def _member_s(rounds: Sequence[tuple[Trace, ...]]) -> tuple[tuple[float, ...], ...]:

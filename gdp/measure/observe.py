@@ -4,7 +4,7 @@ from collections import defaultdict
 from dataclasses import replace
 
 import numpy as np
-from jaxtyping import Float, Int
+from jaxtyping import Int
 
 from gdp.cluster.types import Cluster
 from gdp.costs.adapt import LinkSeconds, Piece, Run, Share, base_dispatch_s, op_keys
@@ -134,13 +134,15 @@ def _transfers(
     measured: dict[int, float],
     report: RunReport,
 ) -> tuple[LinkSeconds, ...]:
-    """Links of a sample alone: what its latency is above the schedule of the measured pieces is
-    theirs, spread evenly over the transfers."""
+    """Links of a sample alone: its latency beyond the schedule of the measured pieces, spread
+    evenly over the transfers."""
     problem = prediction.problem
     segment = _segment_of_fused(prediction, plan)
     cut = segment_problem(problem, segment)
     where = segment_values(prediction.assignment.device, segment)
-    compute_s = _with_measured(cut.compute_s, where, measured)
+    compute_s = cut.compute_s.copy()
+    for s, seconds in measured.items():
+        compute_s[s, where[s]] = seconds
     idle = tuple(replace(device, dispatch_s=0.0) for device in cut.cluster.devices)
     timed = replace(cut, compute_s=compute_s, cluster=replace(cut.cluster, devices=idle))
     schedule = simulate(timed, where, None)
@@ -163,12 +165,3 @@ def _transfers(
         LinkSeconds(names[i], names[j], predicted_s, measured_s)
         for (i, j), (predicted_s, measured_s) in totals.items()
     )
-
-
-def _with_measured(
-    compute_s: Float[np.ndarray, "S D"], where: Int[np.ndarray, "S"], measured: dict[int, float]
-) -> Float[np.ndarray, "S D"]:
-    made = compute_s.copy()
-    for s, seconds in measured.items():
-        made[s, where[s]] = seconds
-    return made

@@ -7,8 +7,10 @@ from pathlib import Path
 import numpy as np
 from jaxtyping import Float
 
-from gdp.costs.profile import DeviceRecord
+from gdp.costs.profile import DeviceRecord, Overheads
 
+SIZES_BYTES = (1 << 10, 1 << 16, 1 << 20, 1 << 24, 1 << 26)
+"""Of copies that are timed: the smallest gives the latency, the slope of the others the rate."""
 CPU_FEATURES = ("avx", "avx2", "avx512f", "avx512_vnni", "avx512_bf16", "amx_tile", "asimd", "sve")
 """Vector extensions by which kernels for CPUs are chosen."""
 
@@ -44,7 +46,7 @@ def statistic(times: np.ndarray) -> tuple[float, float]:
 
 
 def timed(run: Callable[[], object], runs: int) -> Float[np.ndarray, "T"]:
-    """Seconds of each of `count` calls."""
+    """Seconds of each of `runs` calls."""
     seconds = np.empty(runs)
     for i in range(runs):
         start_s = time.perf_counter()
@@ -69,3 +71,9 @@ def timed_rounds(
 def bandwidth(sizes_bytes: Sequence[int], seconds: Sequence[float], most: float = 1e13) -> float:
     """Bytes per second by the slope of seconds over sizes."""
     return float(1.0 / max(np.polyfit(sizes_bytes, seconds, 1)[0], 1.0 / most))
+
+
+def copy_overheads(call_s: float, seconds: Sequence[float]) -> Overheads:
+    """Overheads of a call, and of copies of `SIZES_BYTES` from the host."""
+    rate = bandwidth(SIZES_BYTES[2:], seconds[2:])
+    return Overheads(session_s=call_s, handover_s=seconds[0], handover_bytes_per_s=rate)

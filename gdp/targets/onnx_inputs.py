@@ -211,8 +211,7 @@ def values_read(node: onnx.NodeProto) -> list[str]:
     """The values a node reads, those that its control-flow bodies capture included."""
     names = [name for name in node.input if name]
     for attribute in node.attribute:
-        bodies = [attribute.g] if attribute.type == onnx.AttributeProto.GRAPH else attribute.graphs
-        for body in bodies:
+        for body in bodies(attribute):
             local = {v.name for v in body.input} | {i.name for i in body.initializer}
             for inner in body.node:
                 names += [name for name in values_read(inner) if name not in local]

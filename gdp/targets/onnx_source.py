@@ -43,7 +43,12 @@ def load_source(spec: str | os.PathLike[str], dims: Mapping[str, int] | None = N
     path = resolve_spec(spec)
     model = ir.to_proto(prepare(spec, dims))
     require_weights(path, external_locations(model))
-    _drop_unread_inputs(model)
+    # Folding leaves inputs that no node reads; a session would require them.
+    read = {name for node in model.graph.node for name in values_read(node)}
+    read |= {value.name for value in model.graph.output}
+    kept = [value for value in model.graph.input if value.name in read]
+    del model.graph.input[:]
+    model.graph.input.extend(kept)
     return Source(model, path.parent)
 
 
@@ -53,16 +58,6 @@ def randomised(source: Source, seed: int) -> Source:
     if not weights:
         return source
     return Source(with_weights(source.model, weights), source.folder, weights)
-
-
-def _drop_unread_inputs(model: onnx.ModelProto) -> None:
-    """Folding leaves inputs that no node reads; a session would ask for them."""
-    graph = model.graph
-    read = {name for node in graph.node for name in values_read(node)}
-    read |= {value.name for value in graph.output}
-    kept = [value for value in graph.input if value.name in read]
-    del graph.input[:]
-    graph.input.extend(kept)
 
 
 # (op type, input position) of sure weights.
@@ -90,10 +85,19 @@ def randomise_weights(model: onnx.ModelProto, seed: int) -> dict[str, np.ndarray
     until a softmax at the end is 0 or 1 whatever the cut.
     """
     graph = model.graph
-    constant = _constant_shapes(model)
+    constant = {  # one-dimensional integers, which may be shapes
+        name: onnx.numpy_helper.to_array(t).tolist()
+        for name, t in constant_tensors(graph).items()
+        if t.data_type == onnx.TensorProto.INT64
+        and len(t.dims) == 1
+        and t.data_location != onnx.TensorProto.EXTERNAL
+    }
     makers = {n.output[0]: n for n in graph.node if n.op_type == "ConstantOfShape"}
     makers = {name: n for name, n in makers.items() if n.input[0] in constant and _is_float(n)}
-    readers = _readers(graph)
+    readers: dict[str, list[Reader]] = {}
+    for node in graph.node:
+        for position, name in enumerate(node.input):
+            readers.setdefault(name, []).append((node, position))
     users = {name: _final_readers(name, readers) for name in makers}
     if not any((n.op_type, k) in _WEIGHT_SLOTS for pairs in users.values() for n, k in pairs):
         return {}
@@ -174,28 +178,9 @@ def _tensors(graph: onnx.GraphProto) -> Iterator[onnx.TensorProto]:
                 yield from _tensors(body)
 
 
-def _constant_shapes(model: onnx.ModelProto) -> dict[str, list[int]]:
-    """The value of every small integer initialiser or `Constant`, which may be a shape."""
-    return {
-        name: onnx.numpy_helper.to_array(t).tolist()
-        for name, t in constant_tensors(model.graph).items()
-        if t.data_type == onnx.TensorProto.INT64
-        and len(t.dims) == 1
-        and t.data_location != onnx.TensorProto.EXTERNAL
-    }
-
-
 def _is_float(node: onnx.NodeProto) -> bool:
     kinds = [a.t.data_type for a in node.attribute if a.name == "value"]
     return (kinds or [onnx.TensorProto.FLOAT])[0] == onnx.TensorProto.FLOAT
-
-
-def _readers(graph: onnx.GraphProto) -> dict[str, list[Reader]]:
-    readers: dict[str, list[Reader]] = {}
-    for node in graph.node:
-        for position, name in enumerate(node.input):
-            readers.setdefault(name, []).append((node, position))
-    return readers
 
 
 def _final_readers(name: str, readers: Mapping[str, list[Reader]]) -> list[Reader]:

@@ -37,7 +37,7 @@ class Runtime:
     replicates: bool = False  # lets devices take samples in turn
     divided: str = ""  # as `function`, of placements whose ops several devices divide
     method: str = "auto"  # for `auto`, where only placements of another one can be executed
-    planner: "Planner | None" = None  # where only placements of that can be executed
+    planner: str = ""  # target whose placements alone can be executed; "": any
     at_once: bool = False  # runs all ops of a device at one go
     # "module:function" of (graph, cluster): a plan with a part on every device, for runtimes whose
     # own plans may leave one out for good.

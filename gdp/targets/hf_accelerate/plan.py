@@ -10,7 +10,7 @@ import logging
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from jaxtyping import Float, Int
@@ -48,8 +48,8 @@ OFFLOADS = ("cpu", "disk", "none")
 
 def plan_accelerate(question: Question) -> Result:
     """The best legal map: on the accelerators alone where the model fits, otherwise with weights
-    that rest in host memory, or there and on disk. Where streaming a module is quicker than one of
-    the cards, both are searched, so that no further card makes an answer worse.
+    offloaded to host memory or disk. Where streaming a module may be faster than computing it on
+    one of the cards, both are searched, so that an additional card never worsens the answer.
 
     The map that accelerate makes by itself, of a PyTorch module, is among the candidates.
 
@@ -65,18 +65,22 @@ def plan_accelerate(question: Question) -> Result:
     question = replace(question, search=search)
     if question.offload == "none" or main_device(question.cluster) is None:
         return _without_offload(question, peer, 1.0)
-    cluster, main = resident(question.cluster), main_device(question.cluster) or 0
-    modules = _modules_on(question)
-    may_stream = modules is not None and bool(modules.excess_s.max() > 0)
-    needed = cluster.devices[main].memory_bytes if may_stream else _resident_bytes(cluster)
+    graph, cluster = question.graph, resident(question.cluster)
+    excess_s = _excess_s(question)
+    if excess_s.max(initial=0.0) > 0:
+        memory_bytes = cluster.devices[main_device(question.cluster) or 0].memory_bytes
+    else:
+        holds = ~np.array([is_offload(device) for device in cluster.devices])
+        memory_bytes = sum(cluster.memory_bytes[cluster.computes & holds].tolist())
     # One budget for both searches: a model that hardly fits keeps half of it for offloading.
-    hardly = _hardly_fits(question.graph, needed)
+    first = np.unique(graph.weight_id, return_index=True)[1]
+    hardly = int(graph.weight_bytes[first].sum()) > HARDLY * memory_bytes
     try:
         result = _without_offload(question, peer, RESIDENT_SHARE if hardly else 1.0)
     except InfeasibleError:
         return _with_offload(question, peer)
-    if modules is None or modules.excess_of(result.placement) <= 0:
-        return result
+    if excess_s[np.arange(graph.num_ops), result.placement.device].sum() <= 0:
+        return result  # streaming in place of the other cards would win nothing
     try:
         return _faster(result, _with_offload(question, peer))
     except InfeasibleError:
@@ -91,7 +95,7 @@ def _without_offload(question: Question, peer: Peer, share: float) -> Result:
 
 
 def _with_offload(question: Question, peer: Peer) -> Result:
-    """The best map with weights at rest, by the rest of the clock."""
+    """The best map with offloaded weights, by the rest of the clock."""
     # The main device keeps memory free for weights that stream.
     reserved = streamed_bytes(question.graph, question.constraints)
     base, _ = resolve_costs(question.costs, resident(question.cluster), question.graph)
@@ -108,7 +112,7 @@ def _with_offload(question: Question, peer: Peer) -> Result:
 
 
 def _faster(held: Result, streamed: Result) -> Result:
-    """The better one of maps without and with weights at rest; the bound is that of both."""
+    """The better one of maps without and with offloaded weights; the bound is that of both."""
     best, other = (streamed, held) if streamed.value_s < held.value_s else (held, streamed)
     lower = min(held, streamed, key=lambda result: result.bound_s)
     best = replace(
@@ -119,60 +123,51 @@ def _faster(held: Result, streamed: Result) -> Result:
     return with_bound(best, lower.bound_s, lower.bound_by)
 
 
-class _Modules(NamedTuple):
-    """Modules on cards other than the main device, beside weights that stream to it. Axes: N ops, G
-    modules, D devices."""
+def _excess_s(question: Question) -> Float[np.ndarray, "N D"]:
+    """Upper bound of the seconds saved by streaming a module to the main device instead of placing
+    it on a card, at the first op of the module (N ops, D devices).
 
-    module: Int[np.ndarray, "N"]
-    excess_s: Float[np.ndarray, "G D"]
-    """Seconds longer than on the main device, less those in which as many bytes of the module that
-    streams most cheaply would stream there instead; 0 on the main device and where none computes.
+    A card's seconds less the main device's, less the time to stream the module's bytes at the
+    cheapest rate of any module. 0 where streaming cannot pay: cards are identical, or the period
+    counts streaming and resident modules as two devices.
     """
-
-    def excess_of(self, placement: Placement) -> float:
-        """Seconds that could be won at most by streaming in place of other cards."""
-        first, at = np.unique(self.module, return_index=True)
-        return float(self.excess_s[first, placement.device[at]].sum())
-
-
-def _modules_on(question: Question) -> _Modules | None:
-    """Seconds of each card beside those of streaming; None where that cannot pay: cards are alike,
-    or a period counts what streams and what rests as two devices."""
     graph, cluster = question.graph, resident(question.cluster)
+    excess_s = np.zeros((graph.num_ops, cluster.num_devices))
     computes, main = cluster.computes, main_device(cluster)
     cards = [cluster.devices[d] for d in np.flatnonzero(computes)]
-    unlike = {(card.kind, card.bytes_per_s) for card in cards}
-    if main is None or len(unlike) < 2 or find_objective(question.objective).pipelined:
-        return None
+    distinct = {(card.kind, card.bytes_per_s) for card in cards}
+    if main is None or len(distinct) < 2 or find_objective(question.objective).pipelined:
+        return excess_s
     model, _ = resolve_costs(question.costs, cluster, graph)
     module = merge_ids(graph.colocate, together_ids(question.constraints, graph))
     seconds = model(graph, cluster) * graph.repeats[:, None]
     seconds[graph.is_io] = 0.0
     seconds = sum_per_group(np.where(computes, seconds, 0.0), module)
-    way_s = weight_way_s(graph, cluster, main, KINDS["cpu"]) * graph.repeats
-    way_s = np.bincount(module, np.where(graph.is_io, 0.0, way_s))
+    link_s = weight_way_s(graph, cluster, main, KINDS["cpu"]) * graph.repeats
+    link_s = np.bincount(module, np.where(graph.is_io, 0.0, link_s))
     held = np.bincount(module, np.where(graph.rests, 0, graph.weight_bytes - graph.cache_bytes))
-    streams = (held > 0) & (way_s > 0)
-    if not streams.any():
-        return None
-    cheapest = float((way_s[streams] / held[streams]).min())
-    excess_s = seconds - seconds[:, [main]] - cheapest * held[:, None]
-    kept = streams[:, None] & computes & (np.arange(len(computes)) != main)
-    return _Modules(module, np.where(kept, excess_s, 0.0))
+    streams = (held > 0) & (link_s > 0)
+    if streams.any():
+        cheapest = float((link_s[streams] / held[streams]).min())
+        saved_s = seconds - seconds[:, [main]] - cheapest * held[:, None]
+        counted = streams[:, None] & computes & (np.arange(len(computes)) != main)
+        modules, first = np.unique(module, return_index=True)
+        excess_s[first] = np.where(counted, saved_s, 0.0)[modules]
+    return excess_s
 
 
 def _ops_of_root(graph: OpGraph) -> Int[np.ndarray, "M"]:
-    """Ops that read parameters of the model's own, beside its parts; none where no module is known.
-    accelerate's hook on the whole model takes these to its main device, and streams none."""
+    """Ops that read parameters of the root module itself; none where no module is known.
+    accelerate's hook on the root module moves these to its main device, and streams none."""
     own = np.flatnonzero((graph.weight_bytes > graph.cache_bytes) & ~graph.is_io)
     paths = [graph.scope[op] for op in own.tolist()]
     return own[[not path for path in paths]] if any(paths) else own[:0]
 
 
 def _with_pins_of_root(question: Question) -> Question:
-    """The question with pins of the ops of the model's own parameters to the main device. What
-    they read, through ops without a module, is computed there, too: accelerate moves the inputs of
-    modules, not those of ops between them."""
+    """The question with the ops of the root module's parameters pinned to the main device, and
+    their producers through ops without a module, too: accelerate moves the inputs of modules, not
+    those of ops between them."""
     graph, cluster, constraints = question.graph, question.cluster, question.constraints
     if cluster.computes.sum() == 1:
         return question  # and ops of unlike demands would not be fused
@@ -208,7 +203,7 @@ def _require_room_of_root(graph: OpGraph, cluster: Cluster) -> None:
 
 
 def _even_maps(question: Question) -> Iterator[Placement]:
-    """Legal maps that spread the layers of a decoder evenly in one row; none of other models."""
+    """Memory-balanced pipeline partitions of a decoder's layers; none of other models."""
     try:
         row = layer_row(question.graph)
         blocks = layer_costs(question, row.layer.clip(0, row.num_layers - 1))
@@ -231,19 +226,6 @@ def _searched(question: Question, share: float) -> Result:
     clock = question.search.budget()
     search = replace(question.search, clock=clock if share == 1.0 else clock.part(share))
     return solve.solve(replace(question, search=search))
-
-
-def _resident_bytes(cluster: Cluster) -> int:
-    """Total memory of the accelerators, which hold all weights that are not offloaded."""
-    holds = ~np.array([is_offload(device) for device in cluster.devices])
-    return sum(cluster.memory_bytes[cluster.computes & holds].tolist())
-
-
-def _hardly_fits(graph: OpGraph, memory_bytes: int) -> bool:
-    """True if weights and caches take so much of a memory that a search may find nothing; where
-    they take more than all of it, that is known without a search."""
-    first = np.unique(graph.weight_id, return_index=True)[1]
-    return int(graph.weight_bytes[first].sum()) > HARDLY * memory_bytes
 
 
 def cluster_with_offload(cluster: Cluster, offload: str | None, reserved_bytes: int = 0) -> Cluster:

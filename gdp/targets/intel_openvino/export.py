@@ -30,7 +30,10 @@ def export_openvino(
     See `gdp.base.files.writing` for `overwrite`. Raises `PlacementError` as `hetero_plan` does.
     """
     plan = hetero_plan(graph, placement.device, placement.device_names)
-    files = {"affinity.json": plan, "devices.json": _openvino_names(cluster)}
+    # CPU stands for all cores, accelerators are GPU.0, GPU.1 ...; the user may edit the file.
+    numbers = zip(cluster.device_names, numbers_on_machine(cluster), strict=True)
+    names = {name: "CPU" if number is None else f"GPU.{number}" for name, number in numbers}
+    files = {"affinity.json": plan, "devices.json": names}
     with new_contents(output, "export to openvino", overwrite) as folder:
         for name, content in files.items():
             (folder / name).write_bytes(indented_json(content))
@@ -70,13 +73,6 @@ def hetero_plan(
             if works[op]
         },
     }
-
-
-def _openvino_names(cluster: Cluster) -> dict[str, str]:
-    """OpenVINO's names of devices: CPU for all cores, then GPU.0, GPU.1 ... in order; the user may
-    edit them in the file."""
-    numbers = zip(cluster.device_names, numbers_on_machine(cluster), strict=True)
-    return {name: "CPU" if number is None else f"GPU.{number}" for name, number in numbers}
 
 
 def export(job: ExportJob) -> list[Path]:

@@ -18,11 +18,18 @@ from gdp.cluster.presets import kind_of
 from gdp.costs.profile import DeviceRecord, Kernel, Overheads, Profile, ProfiledModel
 from gdp.importers.jax.trace import JaxModel
 from gdp.importers.program import executed
-from gdp.measure.record import bandwidth, runs_within, statistic, timed, timed_rounds
+from gdp.measure.record import (
+    SIZES_BYTES,
+    bandwidth,
+    copy_overheads,
+    runs_within,
+    statistic,
+    timed,
+    timed_rounds,
+)
 
 EQUATIONS = 12
 """Of one segment, about: a layer or less."""
-_SIZES_BYTES = (1 << 10, 1 << 16, 1 << 20, 1 << 24, 1 << 26)
 
 
 @dataclass(frozen=True)
@@ -216,11 +223,11 @@ def _between_cpus(call_s: float, rounds: int) -> Overheads:
         run()
         return statistic(timed_rounds(run, rounds, 0.2))[0]
 
-    extra_s = [(chain_s(size, 1) - chain_s(size, 0)) / (hops - 1) for size in _SIZES_BYTES[:-1]]
+    extra_s = [(chain_s(size, 1) - chain_s(size, 0)) / (hops - 1) for size in SIZES_BYTES[:-1]]
     return Overheads(
         session_s=call_s,
         handover_s=max(float(np.median(extra_s[:2])), 0.0),
-        handover_bytes_per_s=bandwidth(_SIZES_BYTES[:-1], extra_s, 1e11),
+        handover_bytes_per_s=bandwidth(SIZES_BYTES[:-1], extra_s, 1e11),
     )
 
 
@@ -297,7 +304,7 @@ def transfer_overheads(device: Any, rounds: int = 5) -> Overheads:
     if device.platform == "cpu":
         return _between_cpus(call_s, rounds)
     seconds = []
-    for size in _SIZES_BYTES:
+    for size in SIZES_BYTES:
         host = np.zeros(size // 4, np.float32)
 
         def send(host: np.ndarray = host) -> None:
@@ -305,5 +312,4 @@ def transfer_overheads(device: Any, rounds: int = 5) -> Overheads:
 
         send()
         seconds.append(statistic(timed_rounds(send, rounds, 0.2))[0])
-    rate = bandwidth(_SIZES_BYTES[2:], seconds[2:])
-    return Overheads(session_s=call_s, handover_s=seconds[0], handover_bytes_per_s=rate)
+    return copy_overheads(call_s, seconds)

@@ -10,7 +10,6 @@ import numpy as np
 
 from gdp.base.errors import ClusterError, ModelError
 from gdp.cluster.types import Cluster
-from gdp.graph.op_graph import OpGraph
 from gdp.importers.jax.trace import JaxModel, RecordedJax
 from gdp.importers.program import executed
 from gdp.measure.async_execution import (
@@ -20,7 +19,7 @@ from gdp.measure.async_execution import (
     pieces_cycle,
     versions,
 )
-from gdp.measure.compare import Comparison, compare
+from gdp.measure.compare import compare
 from gdp.measure.plan import ExecutionPlan
 from gdp.measure.report import DEFAULT, PLACED, REPLICAS, SINGLE, RunReport, SegmentTime
 from gdp.measure.request import RunRequest
@@ -44,7 +43,12 @@ def run_jax(request: RunRequest) -> RunReport:
     model: JaxModel = request.model
     cluster, measuring = request.cluster, request.measuring
     devices = jax_devices(cluster)
-    recorded = _recorded(model, request.graph)
+    recorded = model.record()
+    if recorded.graph.digest != request.graph.digest:
+        raise ModelError(
+            f"{model.name}: the function has changed since graph {request.graph.name!r} was "
+            "traced; load it again"
+        )
     arguments = argument_values(model, measuring.seed)
     plan = request.plan
     measuring.say(f"compiling {len(plan.segment_device)} pieces and the uncut function")
@@ -59,7 +63,11 @@ def run_jax(request: RunRequest) -> RunReport:
     whole = Uncut(model, recorded, arguments, devices[cluster.host])
     singles = whole.singles(cluster, devices) if request.baselines else {}
     expected = whole.reference(devices)  # first: a model that raises is not refused as placed
-    comparison = _compare(expected, program.run(given))
+    computed = program.run(given)
+    names = [f"output {i}" for i in range(len(computed))]
+    comparison = compare(
+        dict(zip(names, expected, strict=True)), dict(zip(names, computed, strict=True))
+    )
     is_equal = comparison.max_relative_diff <= tolerance(request.graph, devices)
     comparison = replace(comparison, equal=is_equal)
     contenders = {PLACED: placed} | singles
@@ -68,6 +76,8 @@ def run_jax(request: RunRequest) -> RunReport:
         contenders |= whole.defaults(devices, trains=model.trains)
     rows = measured_rows(contenders, measuring)
     best = min(singles, key=lambda name: rows[name].latency_s, default="")
+    notes = [f"devices: {', '.join(map(str, devices))}", *whole.notes]
+    notes += [f"the single device is {best}"] if best else []
     return request.report(
         plan,
         rows | ({SINGLE: rows[best]} if best else {}),
@@ -78,7 +88,7 @@ def run_jax(request: RunRequest) -> RunReport:
         samples_in_flight=placed.slots,
         cores=tuple(int(d.id) for d in devices),
         pinned=False,
-        note=_note(devices, whole, best),
+        note="; ".join(notes),
         versions=versions("jax", "jaxlib", "numpy"),
     )  # fmt: skip
 
@@ -176,21 +186,6 @@ class Uncut:
         raise ModelError("the uncut model fits on no device, so outputs cannot be compared")
 
 
-def _recorded(model: JaxModel, graph: OpGraph) -> RecordedJax:
-    recorded = model.record()
-    if recorded.graph.digest != graph.digest:
-        raise ModelError(
-            f"{model.name}: the function has changed since graph {graph.name!r} was traced; "
-            "load it again"
-        )
-    return recorded
-
-
-def _compare(expected: Sequence[np.ndarray], computed: Sequence[np.ndarray]) -> Comparison:
-    names = [f"output {i}" for i in range(len(computed))]
-    return compare(dict(zip(names, expected, strict=True)), dict(zip(names, computed, strict=True)))
-
-
 def _segments(
     program: SegmentedJaxProgram, given: Given, plan: ExecutionPlan, cluster: Cluster
 ) -> tuple[SegmentTime, ...]:
@@ -214,13 +209,6 @@ def _segments(
         )
         for piece, seconds in zip(program.pieces, measured, strict=True)
     )
-
-
-def _note(devices: Sequence[Any], whole: Uncut, single: str) -> str:
-    notes = [f"devices: {', '.join(map(str, devices))}", *whole.notes]
-    if single:
-        notes.append(f"the single device is {single}")
-    return "; ".join(notes)
 
 
 def _has_shapes(model: JaxModel) -> bool:

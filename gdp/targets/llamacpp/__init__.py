@@ -9,22 +9,18 @@ def _devices() -> list[str]:
     return ["CPU", *(["cores lent by RPC"] if llama_cpp.llama_supports_rpc() else [])]
 
 
-_PLANNER = Planner(
-    "gdp.targets.llamacpp.plan:plan_llamacpp",
-    exact=True,
-    searches=False,
-    divides=True,
-    machines=True,
-)
 TARGET = Target(
     "llamacpp",
     Runtime(
         "llama.cpp", "llama-cpp-python", "gguf", "gdp.targets.llamacpp.run:run_llamacpp", _devices,
-        planner=_PLANNER, scout="gdp.targets.llamacpp.plan:even_row",
+        planner="llamacpp", scout="gdp.targets.llamacpp.plan:even_row",
     ),
     Exporter(
         "flags of llama.cpp", "gdp.targets.llamacpp.flags:export", splits=True, machines=True,
         commands="gdp.targets.llamacpp.flags:commands",
     ),
-    _PLANNER,
+    Planner(
+        "gdp.targets.llamacpp.plan:plan_llamacpp", exact=True, searches=False, divides=True,
+        machines=True,
+    ),
 )  # fmt: skip

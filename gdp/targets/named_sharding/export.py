@@ -5,8 +5,6 @@ by itself (GSPMD, Xu et al. 2021, arXiv 2105.04663) and adds the sums: what is d
 and columns needs none but those behind each layer.
 """
 
-import json
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +14,7 @@ from gdp.cluster.types import Cluster
 from gdp.graph.op_graph import OpGraph
 from gdp.placement.placement import Placement
 from gdp.targets.target import ExportJob
-from gdp.targets.tensor_parallel.export import divided_model
+from gdp.targets.tensor_parallel.export import divided_model, json_by_parameter
 from gdp.targets.tensor_parallel.shards import DividedParameter
 
 AXIS = "tensor"
@@ -33,7 +31,7 @@ def export(job: ExportJob) -> list[Path]:
     _, placement, cluster, output, overwrite = job.plan
     plan = sharding_plan(job.spec, job.question.graph, placement, cluster)
     with new_contents(output, "export to named-sharding", overwrite) as folder:
-        (folder / "sharding.json").write_text(_by_line(plan), encoding="utf-8")
+        (folder / "sharding.json").write_text(json_by_parameter(plan), encoding="utf-8")
         (folder / "shard.py").write_bytes(_RUNNER.read_bytes())
     return [output / "shard.py", output / "sharding.json"]
 
@@ -84,10 +82,3 @@ def _is_divided(path: str, part: DividedParameter, count: int) -> bool:
             "equal ones; place the model on another number of devices"
         )
     return True
-
-
-def _by_line(plan: Mapping[str, Any]) -> str:
-    """JSON with a line for every parameter."""
-    lines = [f"  {json.dumps(k)}: {json.dumps(v)}" for k, v in plan["parameters"].items()]
-    rest = [f" {json.dumps(k)}: {json.dumps(v)}" for k, v in plan.items() if k != "parameters"]
-    return "{\n" + ",\n".join(rest) + ',\n "parameters": {\n' + ",\n".join(lines) + "\n }\n}\n"

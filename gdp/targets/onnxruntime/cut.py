@@ -4,7 +4,7 @@ Nodes without an op in the graph (constants, and values computed from them alone
 every segment that reads them: they are cheap, and a runtime folds them when it loads.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -93,7 +93,9 @@ def value_types(model: onnx.ModelProto, names: Iterable[str]) -> dict[str, onnx.
     types = {n: typed[n] for n in names if n in typed}
     unknown = sorted(set(names) - set(types))
     if unknown:
-        types |= _types_by_inference(model, unknown)
+        inferred = onnx.shape_inference.infer_shapes(model).graph
+        known = {v.name: v for v in (*inferred.value_info, *inferred.output)}
+        types |= {n: known.get(n, onnx.ValueInfoProto(name=n)) for n in unknown}
     for name, value in types.items():
         if value.type.WhichOneof("value") != "tensor_type":
             kind = value.type.WhichOneof("value") or "value of unknown type"
@@ -102,14 +104,6 @@ def value_types(model: onnx.ModelProto, names: Iterable[str]) -> dict[str, onnx.
                 "keep the ops that make and read it on one device"
             )
     return types
-
-
-def _types_by_inference(
-    model: onnx.ModelProto, names: Sequence[str]
-) -> dict[str, onnx.ValueInfoProto]:
-    inferred = onnx.shape_inference.infer_shapes(model).graph
-    types = {v.name: v for v in (*inferred.value_info, *inferred.output)}
-    return {name: types.get(name, onnx.ValueInfoProto(name=name)) for name in names}
 
 
 class _Content:

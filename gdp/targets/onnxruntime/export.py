@@ -11,6 +11,7 @@ from pathlib import Path
 import msgspec
 import numpy as np
 import onnx
+from onnx.external_data_helper import load_external_data_for_model
 
 from gdp.base.errors import ModelError
 from gdp.base.files.writing import (
@@ -138,8 +139,19 @@ def _write_piece(
 ) -> ManifestSegment:
     name = f"segment_{index:03d}"
     target = folder / f"{name}.onnx"
-    _load_external(piece.model, weights_folder)
-    if _weight_bytes(piece.model) > MAX_INLINE_BYTES:
+    try:
+        load_external_data_for_model(piece.model, str(weights_folder))
+    except (OSError, onnx.checker.ValidationError, ValueError) as error:
+        reason = " ".join(str(error).split())
+        raise ModelError(
+            f"weights of {piece.model.graph.name!r} cannot be read: {reason}"
+        ) from None
+    weight_bytes = sum(
+        int(np.prod(tensor.dims)) * onnx.helper.tensor_dtype_to_np_dtype(tensor.data_type).itemsize
+        for tensor in piece.model.graph.initializer
+        if tensor.data_type != onnx.TensorProto.STRING
+    )
+    if weight_bytes > MAX_INLINE_BYTES:
         beside = {"save_as_external_data": True, "location": f"{name}.data"}
         onnx.save_model(piece.model, target, **beside)
     else:
@@ -153,24 +165,6 @@ def _write_piece(
         inputs=list(piece.inputs),
         outputs=list(piece.outputs),
         sha256=hashlib.sha256(target.read_bytes()).hexdigest(),
-    )
-
-
-def _load_external(model: onnx.ModelProto, folder: Path) -> None:
-    from onnx.external_data_helper import load_external_data_for_model
-
-    try:
-        load_external_data_for_model(model, str(folder))
-    except (OSError, onnx.checker.ValidationError, ValueError) as error:
-        reason = " ".join(str(error).split())
-        raise ModelError(f"weights of {model.graph.name!r} cannot be read: {reason}") from None
-
-
-def _weight_bytes(model: onnx.ModelProto) -> int:
-    return sum(
-        int(np.prod(tensor.dims)) * onnx.helper.tensor_dtype_to_np_dtype(tensor.data_type).itemsize
-        for tensor in model.graph.initializer
-        if tensor.data_type != onnx.TensorProto.STRING
     )
 
 

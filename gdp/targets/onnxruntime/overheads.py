@@ -33,7 +33,10 @@ def measure_overheads(core: int, other: int | None, rounds: int = 5) -> Overhead
     """
     small = [chain_latency_s([core] * n, 64, rounds) for n in (1, 9)]
     session_s = (small[1] - small[0]) / 8
-    kernel_s = _kernel_s(core, rounds)
+    few, many = 2, 66  # kernels of no work in one session
+    with pinned([core]):
+        seconds = [_run_s(_row_model("Neg", count, (1,)), rounds) for count in (few, many)]
+    kernel_s = max((seconds[1] - seconds[0]) / (many - few), 0.0)
     if other is None:
         return Overheads(session_s=session_s, kernel_s=kernel_s)
     stages = 8
@@ -122,14 +125,6 @@ def cut_chain(cores: Sequence[int], pieces: int) -> PipelineExecutor:
         models.append(_row_model("MatMul", layers, shape, f"x{i}", f"x{i + 1}", weights))
     own = [cores[i % len(cores)] for i in range(pieces)]
     return _chain(models, own, np.ones(shape, np.float32))
-
-
-def _kernel_s(core: int, rounds: int) -> float:
-    """Seconds that one more kernel of no work adds to a session."""
-    few, many = 2, 66
-    with pinned([core]):
-        seconds = [_run_s(_row_model("Neg", count, (1,)), rounds) for count in (few, many)]
-    return max((seconds[1] - seconds[0]) / (many - few), 0.0)
 
 
 def _run_s(model: onnx.ModelProto, rounds: int) -> float:

@@ -32,7 +32,11 @@ def plan(question: Question) -> Result:
     """The best placement of all in which ops without a CUDA kernel are on a processor."""
     graph, cluster = question.graph, question.cluster
     gpus = tuple(device.name for device in cluster.devices if _is_cuda(device))
-    without = _without_kernel(graph) if gpus else {}
+    without = dict[int, str]()  # ops without a CUDA kernel, and the attribute that has none
+    for i, (kind, detail) in enumerate(zip(graph.op_types, graph.detail, strict=True)):
+        lacks = kind if kind in WITHOUT_CUDA else _lacking_attribute(kind, detail)
+        if gpus and lacks:
+            without[i] = lacks
     if without and any(device.is_cpu for device in cluster.devices):
         forbid = tuple(Pin(glob.escape(graph.op_names[i]), gpus) for i in without)
         limits = replace(question.constraints, forbid=(*question.constraints.forbid, *forbid))
@@ -44,16 +48,6 @@ def plan(question: Question) -> Result:
 def _is_cuda(device: Device) -> bool:
     preset = presets().get(device.kind)
     return preset is not None and preset.maker == "nvidia"
-
-
-def _without_kernel(graph: OpGraph) -> dict[int, str]:
-    """Ops without a CUDA kernel, and the attribute that has none."""
-    found: dict[int, str] = {}
-    for i, (kind, detail) in enumerate(zip(graph.op_types, graph.detail, strict=True)):
-        lacks = kind if kind in WITHOUT_CUDA else _lacking_attribute(kind, detail)
-        if lacks:
-            found[i] = lacks
-    return found
 
 
 def _lacking_attribute(kind: str, detail: OpDetail) -> str:

@@ -129,31 +129,29 @@ def profile_source(
         optimised = onnx.load(saved, load_external_data=False)
         with executed(name, MADE_UP):
             run_plain, run_profiled = _runner(plain, feeds), _runner(profiled, feeds)
-        runs = _count(run_plain, config)
+        warm_up_s = float(timed(run_plain, 3).min())
+        share_s = config.seconds / (2 * config.rounds)
+        runs = int(np.clip(share_s / max(warm_up_s, 1e-7), config.min_runs, config.max_runs))
         rounds = []
         for _ in range(config.rounds):
             rounds.append(timed(run_plain, runs))
             timed(run_profiled, runs)
         path = profiled.end_profiling()
         times = _kernel_times(Path(path), config.rounds, runs)
-    ops = _ops_of_nodes(source.model, graph)
+    op_of = [graph.op_index.get(node.name) for node in source.model.graph.node]
     kernels = []
     for node, nodes in zip(optimised.graph.node, kernel_nodes(copy, optimised), strict=True):
         if node.name not in times:
             continue
         seconds, spread = statistic(times[node.name])
-        kernel_name = node.op_type if node.op_type in HELPERS else _name(nodes, source.model, node)
-        mine = tuple(sorted({ops[i] for i in nodes if i in ops}))
+        named = nodes and node.op_type not in HELPERS
+        kernel_name = source.model.graph.node[nodes[0]].name if named else node.op_type
+        mine = tuple(sorted({op for i in nodes if (op := op_of[i]) is not None}))
         kernels.append(Kernel(kernel_name, node.op_type, mine, seconds, spread))
     return ProfiledModel(
         name=name, family=family, graph=graph, latency_s=statistic(np.array(rounds))[0],
         kernels=tuple(kernels), runs=runs, rounds=config.rounds,
     )  # fmt: skip
-
-
-def _name(nodes: list[int], model: onnx.ModelProto, kernel: onnx.NodeProto) -> str:
-    """The name of the first node of a kernel."""
-    return model.graph.node[nodes[0]].name if nodes else kernel.op_type
 
 
 def _runner(session: Any, feeds: Mapping[str, np.ndarray]) -> Callable[[], None]:
@@ -173,13 +171,6 @@ def _runner(session: Any, feeds: Mapping[str, np.ndarray]) -> Callable[[], None]
     return lambda: session.run_with_iobinding(binding)
 
 
-def _count(run: Callable[[], None], config: ProfileConfig) -> int:
-    """Runs per round, from three that also warm up."""
-    seconds = float(timed(run, 3).min())
-    share = config.seconds / (2 * config.rounds)
-    return int(np.clip(share / max(seconds, 1e-7), config.min_runs, config.max_runs))
-
-
 def _kernel_times(path: Path, rounds: int, runs: int) -> dict[str, np.ndarray]:
     """Of every kernel by name, its seconds [rounds, runs]; runs that warmed up are left out."""
     seconds_of: dict[str, list[float]] = {}
@@ -196,15 +187,6 @@ def _kernel_times(path: Path, rounds: int, runs: int) -> dict[str, np.ndarray]:
         name: np.array(seconds[-wanted:]).reshape(rounds, runs)
         for name, seconds in seconds_of.items()
         if len(seconds) >= wanted
-    }
-
-
-def _ops_of_nodes(model: onnx.ModelProto, graph: OpGraph) -> dict[int, int]:
-    """The op of every node that is one."""
-    return {
-        i: graph.op_index[node.name]
-        for i, node in enumerate(model.graph.node)
-        if node.name in graph.op_index
     }
 
 

@@ -19,11 +19,10 @@ from gdp.cluster.presets import kind_of
 from gdp.costs.profile import DeviceRecord, Kernel, Overheads, Profile, ProfiledModel
 from gdp.importers.program import executed
 from gdp.importers.pytorch.model import RecordedTorch, TorchModel
-from gdp.measure.record import bandwidth, statistic, this_core, timed_rounds
+from gdp.measure.record import SIZES_BYTES, copy_overheads, statistic, this_core, timed_rounds
 from gdp.targets.pytorch.program import Workers, moved, on_device, whole_piece
 from gdp.targets.pytorch.run import values
 
-SIZES_BYTES = (1 << 10, 1 << 16, 1 << 20, 1 << 24, 1 << 26)
 MAX_RUNS = 200  # of one model and round
 
 
@@ -50,8 +49,13 @@ def profile_modules(
         extra = transfer_overheads(place, rounds) if overheads else Overheads()
     finally:
         torch.set_num_threads(threads)
+    if place.type == "cpu":
+        record = this_core()
+    else:
+        card = torch.cuda.get_device_name(place)
+        record = DeviceRecord(kind_of("gpu", card), card)
     return Profile(
-        device=_record(place), runtime="torch", threads=1, level="eager",
+        device=record, runtime="torch", threads=1, level="eager",
         versions={"torch": str(torch.__version__), "numpy": np.__version__},
         date=datetime.date.today().isoformat(), models=tuple(profiles), overheads=extra,
     )  # fmt: skip
@@ -66,15 +70,6 @@ def torch_device(name: str) -> Any:
     if name.partition(":")[0] not in ("cpu", "cuda"):
         raise ClusterError(f"torch device {name!r} must be cpu or cuda")
     return torch.device(name)
-
-
-def _record(device: Any) -> DeviceRecord:
-    import torch
-
-    if device.type == "cpu":
-        return this_core()
-    model = torch.cuda.get_device_name(device)
-    return DeviceRecord(kind_of("gpu", model), model)
 
 
 def profile_module(
@@ -94,7 +89,11 @@ def profile_module(
         times = _repeated(lambda: whole.call(*arguments), device, rounds, seconds / 2)
         latency_s = statistic(times)[0]
         runs = int(np.clip(seconds / 2 / rounds / max(latency_s, 1e-6), 1, MAX_RUNS))
-        last_use = _last_uses(nodes)
+        # Values whose last reader is each node are let go; weights and inputs stay.
+        last_use: dict[Any, list[Any]] = {}
+        for source, node in {s: n for n in nodes for s in n.all_input_nodes}.items():
+            if source.op == "call_function":
+                last_use.setdefault(node, []).append(source)
         per_node = np.empty((len(nodes), rounds, runs))
         run_nodes(nodes, given, device, last_use)
         for i in range(rounds):
@@ -137,16 +136,6 @@ def run_nodes(
         for k in range(len(nodes)):
             spent[k] = stamps[k].elapsed_time(stamps[k + 1]) * 1e-3
     return spent
-
-
-def _last_uses(nodes: Sequence[Any]) -> dict[Any, list[Any]]:
-    """Values whose last reader is each node; weights and inputs stay."""
-    last = {source: node for node in nodes for source in node.all_input_nodes}
-    dead_after: dict[Any, list[Any]] = {}
-    for source, node in last.items():
-        if source.op == "call_function":
-            dead_after.setdefault(node, []).append(source)
-    return dead_after
 
 
 def _kernels(
@@ -206,9 +195,7 @@ def transfer_overheads(device: Any, rounds: int = 5) -> Overheads:
         pool.close()
     if device.type == "cpu":
         return Overheads(session_s=call_s)
-    seconds = copy_seconds(device, rounds)
-    rate = bandwidth(SIZES_BYTES[2:], seconds[2:])
-    return Overheads(session_s=call_s, handover_s=seconds[0], handover_bytes_per_s=rate)
+    return copy_overheads(call_s, copy_seconds(device, rounds))
 
 
 def copy_seconds(device: Any, rounds: int = 5, back: bool = False) -> list[float]:

@@ -50,7 +50,7 @@ def run_torch(request: RunRequest) -> RunReport:
     measuring.say(f"cutting the module into {len(plan.segment_device)} pieces")
     given, drawn = values(recorded, measuring.seed)
     results = output_nodes(recorded)
-    best = _single(request.prediction)
+    best = _fastest_alone(request.prediction)
     # Rivals never run at the same time, so one worker for each device serves all placements.
     pools = {PLACED: Workers(devices, cores), SINGLE: Workers([devices[best]], [cores[best]]),
              DEFAULT: Workers([devices[best]], [None])}  # fmt: skip
@@ -175,13 +175,11 @@ def _whole(
     return SegmentedTorchProgram([whole], pool, given, output_nodes(recorded), 0)
 
 
-def _single(predict: Prediction) -> int:
-    """The device that is fastest alone, as predicted."""
-    total = np.where(np.isfinite(predict.problem.compute_s), predict.problem.compute_s, 0.0).sum(
-        axis=0
-    )
-    runs = np.isfinite(predict.problem.compute_s[~predict.problem.graph.is_io]).all(axis=0)
-    return int(np.where(runs, total, np.inf).argmin())
+def _fastest_alone(prediction: Prediction) -> int:
+    """The device with the least predicted seconds for the whole model."""
+    compute_s, is_io = prediction.problem.compute_s, prediction.problem.graph.is_io
+    total_s = np.where(np.isfinite(compute_s), compute_s, 0.0).sum(axis=0)
+    return int(np.where(np.isfinite(compute_s[~is_io]).all(axis=0), total_s, np.inf).argmin())
 
 
 def _wait(futures: Sequence[Any]) -> None:

@@ -2,11 +2,12 @@
 
 `shards.json` says the spans of every parameter on each rank; `run.py` needs it, `config.json` and a
 checkpoint alone. Where all ranks have equal parts and transformers has a style for each module,
-`tp_plan.json` and `tp_run.py` are its own way (DTensor over a device mesh).
+`tp_plan.json` and `tp_run.py` use its own tensor parallelism (DTensor over a device mesh).
 """
 
 import json
 from collections.abc import Mapping
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -50,12 +51,12 @@ def export(job: ExportJob) -> list[Path]:
 
 def write(folder: Path, plan: Mapping[str, Any], config: Mapping[str, Any]) -> None:
     """The files that `run.py` needs, and itself."""
-    (folder / "shards.json").write_text(_by_parameter(plan), encoding="utf-8")
+    (folder / "shards.json").write_text(json_by_parameter(plan), encoding="utf-8")
     (folder / "config.json").write_text(json.dumps(config, indent=1) + "\n", encoding="utf-8")
     (folder / "run.py").write_bytes(RUNNER.read_bytes())
 
 
-def _by_parameter(plan: Mapping[str, Any]) -> str:
+def json_by_parameter(plan: Mapping[str, Any]) -> str:
     """JSON with a line for every parameter."""
     lines = [f"  {json.dumps(k)}: {json.dumps(v)}" for k, v in plan["parameters"].items()]
     rest = [f" {json.dumps(k)}: {json.dumps(v)}" for k, v in plan.items() if k != "parameters"]
@@ -75,9 +76,8 @@ def planned(
     from gdp.targets.torch_devices import torch_names
 
     split, shards, model = divided_model(spec, graph, placement, cluster)
-    read = loaded_config(spec)
+    read, names = loaded_config(spec), torch_names(cluster)
     asked = read.spec
-    names = torch_names(cluster)
     embedding = model.get_input_embeddings().weight
     plan = {
         "ranks": [
@@ -85,7 +85,7 @@ def planned(
             for d, share in zip(split.devices, split.parts, strict=True)
         ],
         "batch": asked.batch, "prompt": asked.prompt or asked.sequence, "new": asked.new,
-        "words": int(embedding.shape[0]), "width": int(embedding.shape[1]), **shards.plain(),
+        "words": int(embedding.shape[0]), "width": int(embedding.shape[1]), **asdict(shards),
     }  # fmt: skip
     require_fitting(spec, plan, split)
     lines = torchrun_lines(cluster, split.devices, "run.py")

@@ -1,8 +1,8 @@
-"""Placing for ops divided in PyTorch: which devices, and in which shares of whole heads.
+"""Tensor-parallel plans for PyTorch: choice of devices, and shares in whole key-value heads.
 
-Shares are numbers of heads of keys, so that no rounding is between what is planned and what is
-executed. The first ones go by the speed of each device alone; then a head moves from one device to
-another for as long as the simulated value falls.
+Shares are numbers of heads, so that planned and executed shares are equal. The first ones are
+proportional to the speed of each device; then a head moves from one device to another as long as
+the simulated value falls.
 """
 
 import itertools
@@ -27,14 +27,14 @@ from gdp.splits.division import Pieces
 from gdp.splits.members import known_division, why_undivided
 
 MOVES = 32
-"""Moves of a head that are tried for one set of devices, at most."""
+"""Maximum number of divisions simulated for one set of devices."""
 
 
 def plan_tensor_parallel(question: Question) -> Result:
     """The best of the whole model on one device, and of divisions among the fastest devices.
 
-    Accelerators alone are asked where there are any, else processors: one library of collectives
-    serves one kind.
+    Accelerators alone are considered where there are any, else processors: one library of
+    collectives serves one kind.
 
     Raises:
         InfeasibleError: Nothing fits.
@@ -45,7 +45,12 @@ def plan_tensor_parallel(question: Question) -> Result:
             "--for tensor-parallel divides every op: leave out --granularity and --together"
         )
     question = replace(question, cluster=resident(question.cluster))
-    usable = _usable(question)
+    allowed = allowed_mask(question.constraints, question.graph, question.cluster)
+    allowed = allowed[~question.graph.is_io].all(axis=0) & question.cluster.computes
+    free = np.flatnonzero(allowed).tolist()
+    if not free:
+        raise InfeasibleError("the constraints leave no device for all ops; relax a pin")
+    usable = [d for d in free if d in question.cluster.gpus] or free
     problem = problem_of(question)
     alone_s = np.where(problem.graph.is_io[:, None], 0.0, problem.compute_s).sum(axis=0)
     at, here = machines(question.cluster), question.cluster.host
@@ -98,17 +103,6 @@ class _Tried:
         )  # fmt: skip
 
 
-def _usable(question: Question) -> list[int]:
-    """Devices that may have every op: accelerators, or where there is none processors."""
-    cluster, graph = question.cluster, question.graph
-    allowed = allowed_mask(question.constraints, graph, cluster)
-    free = np.flatnonzero(cluster.computes & allowed[~graph.is_io].all(axis=0)).tolist()
-    cards = [d for d in free if d in cluster.gpus]
-    if not free:
-        raise InfeasibleError("the constraints leave no device for all ops; relax a pin")
-    return cards or free
-
-
 def _placed(question: Question, lead: int, splits: tuple[Split, ...]) -> Placement:
     graph, cluster = question.graph, question.cluster
     device = np.where(graph.is_io, cluster.host, lead)
@@ -116,7 +110,7 @@ def _placed(question: Question, lead: int, splits: tuple[Split, ...]) -> Placeme
 
 
 def _divided(question: Question, devices: Sequence[int], alone_s: np.ndarray) -> Iterator[_Tried]:
-    """Divisions among some devices: equal shares, those by speed, and the moves from the better."""
+    """Divisions among some devices: equal shares, shares by speed, and local moves of one head."""
     heads = min(
         unit.keys for unit in known_division(question.graph).units
         if unit.kind in (Pieces.HEADS, Pieces.KEYS, Pieces.BOTH)
@@ -153,7 +147,7 @@ def _value(one: _Tried) -> tuple[int, float]:
 
 
 def in_whole_heads(speeds: Sequence[float], heads: int) -> tuple[int, ...]:
-    """Heads of each device in proportion to its speed, at least one: of largest remainders.
+    """Heads of each device in proportion to its speed, at least one, by largest remainders.
 
     >>> in_whole_heads([7.0, 3.0], 10), in_whole_heads([100.0, 1.0], 4)
     ((7, 3), (3, 1))
@@ -169,7 +163,7 @@ def in_whole_heads(speeds: Sequence[float], heads: int) -> tuple[int, ...]:
 
 
 def one_head_moved(shares: tuple[int, ...]) -> Iterator[tuple[int, ...]]:
-    """The shares with a head less on one device, which keeps one, and one more on another."""
+    """All shares with one head moved from a device that has several to another."""
     for i, j in itertools.permutations(range(len(shares)), 2):
         if shares[i] > 1:
             moved = list(shares)
@@ -179,7 +173,7 @@ def one_head_moved(shares: tuple[int, ...]) -> Iterator[tuple[int, ...]]:
 
 
 def _best_of_each(tried: Sequence[_Tried]) -> list[_Tried]:
-    """Of each set of devices the best, for the table."""
+    """The best of each set of devices, for the table."""
     best: dict[tuple[int, ...], _Tried] = {}
     for one in tried:
         devices = one.placement.splits[0].devices if one.placement.splits else (

@@ -1,7 +1,7 @@
-"""Executes a placement whose ops devices divide, by the program that `gdp export` writes.
+"""Executes a tensor-parallel placement by the program that `gdp export` writes.
 
-A process for every member computes its part (`runner.py`), another one the uncut model on the
-fastest member alone, a third one on all cores; these take turns. Weights are drawn at random.
+A process for every rank computes its shard (`runner.py`), another one the uncut model on the
+fastest of the devices, a third one on all cores; they run one after the other. Weights are random.
 """
 
 import contextlib
@@ -92,15 +92,13 @@ class Ranks:
             assert process.stdout is not None
             line = process.stdout.readline()
             if not line:
-                raise MeasurementError(self._why_it_ended(process))
+                code = process.wait()
+                texts = [path.read_text().strip() for path in sorted(self.folder.glob("errors-*"))]
+                last = [text.splitlines()[-1] for text in texts if text]
+                reason = last[0] if last else "no reason given"
+                raise MeasurementError(f"a rank ended with exit code {code}: {reason}")
             answers.append(json.loads(line))
         return answers
-
-    def _why_it_ended(self, process: subprocess.Popen[str]) -> str:
-        code = process.wait()
-        texts = [path.read_text().strip() for path in sorted(self.folder.glob("errors-*"))]
-        last = [text.splitlines()[-1] for text in texts if text]
-        return f"a rank ended with exit code {code}: {last[0] if last else 'no reason given'}"
 
     def run(self, quota: Quota) -> tuple[Trace, ...]:
         """Samples back to back until the quota is met, by the seconds of the ranks."""
@@ -141,11 +139,13 @@ def run_divided(request: RunRequest) -> RunReport:
             f"{spec}: only models of a configuration (hf:) are divided among processes; place it "
             "again without --for tensor-parallel"
         )
-    cores = _cores_of(request, split)
+    core_of = torch_devices(cluster)[1]
+    cores = [[] if (core := core_of[d]) is None else [core] for d in split.devices]
     placement = make_placement(request.graph, cluster, request.device, splits=request.splits)
     plan, _, config = planned(spec, request.graph, placement, cluster)
     uncut = request.uncut or request.prediction
-    best = min(range(len(split.devices)), key=lambda r: _whole_s(uncut, split.devices[r]))
+    whole_s = uncut.problem.compute_s[~uncut.problem.graph.is_io].sum(axis=0)
+    best = int(np.argmin(whole_s[list(split.devices)]))
     with _running(plan, config, cores, best, baselines=request.baselines) as contenders:
         request.measuring.say("comparing the logits with those of the uncut model")
         comparison = _compared(contenders)
@@ -174,24 +174,13 @@ def run_divided(request: RunRequest) -> RunReport:
 def _exchange_told(
     cluster: Cluster, split: Split, plan: Mapping[str, Any], exchange_s: float
 ) -> str:
-    """Measured seconds of a layer's collective in a decode step, compared with the links'."""
+    """Measured and predicted seconds of a layer's all-reduce in a decode iteration."""
     size = plan["batch"] * plan["width"] * FLOAT32
     by_links_s = float(collective_s(cluster, split.devices, "all_reduce", size))
     return (
         f"an all-reduce of {format_bytes(size)} takes {format_seconds(exchange_s)}, by the "
         f"cluster's links {format_seconds(by_links_s)}"
     )
-
-
-def _cores_of(request: RunRequest, split: Split) -> list[list[int]]:
-    """Cores of each member; none of accelerators."""
-    cores = torch_devices(request.cluster)[1]
-    return [[] if (own := cores[d]) is None else [own] for d in split.devices]
-
-
-def _whole_s(prediction: Any, device: int) -> float:
-    """Seconds of the uncut model on a device."""
-    return float(prediction.problem.compute_s[~prediction.problem.graph.is_io, device].sum())
 
 
 @contextlib.contextmanager
@@ -239,7 +228,7 @@ def _compared(contenders: dict[str, Ranks]) -> Any:
 def _phases(
     request: RunRequest, split: Split, phases: Sequence[tuple[float, float]]
 ) -> tuple[SegmentTime, ...]:
-    """Seconds of the prompt and of all steps, medians of all samples."""
+    """Seconds of prefill and decode, medians of all samples."""
     problem, where = request.prediction.problem, request.prediction.assignment.device
     graph, names = problem.graph, request.cluster.device_names
     op_s = problem.compute_s[np.arange(graph.num_ops), where]

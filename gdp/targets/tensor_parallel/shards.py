@@ -4,7 +4,7 @@ The division of the graph (`gdp.splits`) says which ops have columns or rows of 
 are spans along an axis of the parameters of modules, and the sums and joins behind modules.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -15,7 +15,7 @@ from gdp.cluster.types import Cluster
 from gdp.graph.op_graph import OpGraph
 from gdp.ops.rule import EXPERTS
 from gdp.placement.placement import Placement, Split
-from gdp.splits.division import Assigned, Division, Pieces, Role, Unit
+from gdp.splits.division import Division, Pieces, Role, Unit
 from gdp.splits.members import known_division
 from gdp.splits.sharding import Shares, unit_span
 
@@ -31,15 +31,10 @@ class DividedParameter:
     size: int  # of the whole axis
     spans: tuple[tuple[Span, ...], ...]
 
-    def plain(self) -> dict[str, Any]:
-        """As JSON has it."""
-        return {"axis": self.axis, "size": self.size, "spans": self.spans}
-
 
 @dataclass
 class Shards:
-    """Everything that ranks do otherwise than the whole model, by paths of parameters or
-    modules."""
+    """Differences of a rank from the whole model, by paths of parameters or modules."""
 
     parameters: dict[str, DividedParameter] = field(default_factory=dict)
     first_only: list[str] = field(default_factory=list)  # biases, added by the first rank alone
@@ -47,14 +42,6 @@ class Shards:
     look_ups: list[str] = field(default_factory=list)  # tables, each rank with some rows
     joins: list[str] = field(default_factory=list)  # modules whose outputs are joined
     heads: dict[str, list[tuple[int, int]]] = field(default_factory=dict)  # and those of keys
-
-    def plain(self) -> dict[str, Any]:
-        """As JSON has them."""
-        return {
-            "parameters": {path: part.plain() for path, part in self.parameters.items()},
-            "first_only": self.first_only, "sums": self.sums, "look_ups": self.look_ups,
-            "joins": self.joins, "heads": self.heads,
-        }  # fmt: skip
 
 
 def the_split(graph: OpGraph, placement: Placement, cluster: Cluster) -> Split:
@@ -97,14 +84,16 @@ def shards_of(graph: OpGraph, split: Split, module: Any) -> Shards:
     """
     division, shards = known_division(graph), Shards()
     ranks = _Ranks(division, Shares(split.parts))
-    partial, sizes = set(division.partial), _head_sizes(division)
+    partial, detail = set(division.partial), graph.detail
+    attends = np.flatnonzero(division.columns.role == Role.ATTEND).tolist()
+    head_sizes = {shape[-1] for op in attends for shape in detail[op].input_shapes[:3]}
     is_experts = graph.has_kernel(EXPERTS)
     for op, role in enumerate(division.columns.role.tolist()):
         path, holds = graph.scope[op], graph.weight_bytes[op] > graph.cache_bytes[op]
         if role == Role.ATTEND:
             shards.heads[path] = ranks.heads(op)
         elif role == Role.INNER and (
-            op in partial or (holds and not _of_each(module, path, sizes))
+            op in partial or (holds and not _of_each_head(module, path, head_sizes))
         ):
             raise cannot(f"{path!r} has weights of divided heads, or reads all of them")
         elif holds and role in (Role.COLUMN, Role.ROW, Role.LOOK_UP):
@@ -122,15 +111,8 @@ def shards_of(graph: OpGraph, split: Split, module: Any) -> Shards:
     return shards
 
 
-def _head_sizes(division: Division) -> set[int]:
-    """Sizes of a head at the attentions of a graph."""
-    detail, role = division.graph.detail, division.columns.role
-    ops = np.flatnonzero(role == Role.ATTEND).tolist()
-    return {shape[-1] for op in ops for shape in detail[op].input_shapes[:3]}
-
-
-def _of_each(module: Any, path: str, sizes: set[int]) -> bool:
-    """True for weights that are one head's, which all heads share, such as those of norms."""
+def _of_each_head(module: Any, path: str, sizes: set[int]) -> bool:
+    """True for weights of the size of a head that all heads share, such as those of norms."""
     own = module.get_submodule(path).named_parameters(recurse=False)
     return all(parameter.shape[-1] in sizes and parameter.dim() == 1 for _, parameter in own)
 
@@ -142,12 +124,8 @@ class _Ranks:
     division: Division
     shares: Shares
 
-    @property
-    def plan(self) -> Assigned:
-        return self.division.columns
-
     def unit(self, op: int) -> Unit:
-        return self.division.units[self.plan.unit[op]]
+        return self.division.units[self.division.columns.unit[op]]
 
     def pieces(self, op: int) -> list[tuple[int, int, int]]:
         """(first, behind the last, in all) of each rank."""
@@ -182,7 +160,7 @@ def _divide_module(shards: Shards, ranks: _Ranks, op: int, path: str, module: An
     """A linear layer by columns or rows, or a table by its rows."""
     from torch import nn
 
-    role, unit = ranks.plan.role[op], ranks.unit(op)
+    role, unit = ranks.division.columns.role[op], ranks.unit(op)
     is_table = role == Role.LOOK_UP and isinstance(module, nn.Embedding)
     if not is_table and type(module) is not nn.Linear:
         raise cannot(f"{path!r} is a {type(module).__name__}, not a linear layer")
@@ -211,7 +189,7 @@ def _divide_experts(shards: Shards, ranks: _Ranks, op: int, path: str, module: A
     up, down = named.get("gate_up_proj", ()), named.get("down_proj", ())
     if len(named) != 2 or up[1:2] != (2 * inner,) or down[2:3] != (inner,):
         raise cannot(f"{path!r} keeps its experts in another form than gate_up_proj and down_proj")
-    if ranks.plan.role[op] == Role.ROW:
+    if ranks.division.columns.role[op] == Role.ROW:
         shards.parameters[f"{path}.down_proj"] = ranks.part(op, 2, inner, inner)
         shards.sums.append(path)
     else:
@@ -244,15 +222,8 @@ def tp_plan(shards: Shards) -> dict[str, str]:
 
 def divided_evenly(shards: Shards) -> bool:
     """True if all ranks have equal, disjoint shards, as DTensor divides."""
-    return all(_is_even(part) for part in shards.parameters.values())
-
-
-def _is_even(part: DividedParameter) -> bool:
-    flat = sorted(_flat(part))
-    sizes = {sum(b - a for a, b in spans) for spans in part.spans}
-    return len(sizes) == 1 and sum(b - a for a, b in flat) == part.size
-
-
-def _flat(part: DividedParameter) -> Iterator[Span]:
-    for spans in part.spans:
-        yield from spans
+    for part in shards.parameters.values():
+        sizes = [sum(last - first for first, last in spans) for spans in part.spans]
+        if len(set(sizes)) != 1 or sum(sizes) != part.size:
+            return False
+    return True

@@ -205,6 +205,7 @@ def _decoded(cached: _CachedProgram) -> Listed:
     )  # fmt: skip
 
 
+@functools.cache
 def _versions() -> list[str]:
     versions = [f"python {platform.python_version()}"]
     for name in ("torch", "transformers"):

@@ -8,7 +8,7 @@ import itertools
 import math
 from dataclasses import dataclass, field, replace
 
-from gdp.graph.op_graph import INPUT, OUTPUT
+from gdp.graph.op_graph import INPUT, OUTPUT, UNREAD
 from gdp.problem.problem import Problem
 from gdp.problem.ticks import in_ticks
 
@@ -54,7 +54,7 @@ def op_seconds(problem: Problem, device: list[int], op: int, reads: list[list[in
     """Compute plus dispatch."""
     graph, here = problem.graph, problem.cluster.devices[device[op]]
     seconds = float(problem.compute_s[op, device[op]])
-    if graph.op_types[op] in (INPUT, OUTPUT):
+    if graph.op_types[op] in (INPUT, OUTPUT, UNREAD):
         return seconds
     if here.dispatch_per == "op":
         return seconds + here.dispatch_s

@@ -10,7 +10,7 @@ from dataclasses import replace
 import numpy as np
 
 from gdp.cluster.types import NO_CHANNEL, UNLIMITED_BYTES, Cluster, Device, Link, make_cluster
-from gdp.graph.op_graph import INPUT, OUTPUT, OpGraph, make_graph
+from gdp.graph.op_graph import INPUT, OUTPUT, UNREAD, OpGraph, make_graph
 from gdp.problem.problem import Problem, make_problem
 from gdp.problem.ticks import in_ticks
 from gdp.sim.latency import simulate
@@ -157,6 +157,12 @@ def random_problem(
             uses.append((int(t), op))
     weight_bytes = rng.choice([0, 0, 3, 6], size=num_ops)
     cached = np.random.default_rng([seed, 2]).choice([0, 1, 2, 6], size=num_ops) * varied
+    # Ops that neither read nor make anything may be weights at rest, which launch nothing.
+    alone = set(range(num_inputs, first_output))
+    alone -= {maker for maker, _ in tensors} | {reader for _, reader in uses}
+    at_rest = [op for op in sorted(alone) if np.random.default_rng([seed, op, 3]).random() < 0.5]
+    for op in at_rest:
+        kinds[op] = UNREAD
     graph = make_graph(
         "random",
         [f"o{i}" for i in range(num_ops)],
@@ -173,6 +179,7 @@ def random_problem(
         compute_s = rng.choice([0.0, 1.0, 2.0], size=(num_ops, num_devices))
     else:
         compute_s = rng.uniform(0.0, 2.0, size=(num_ops, num_devices))
+    compute_s[at_rest] = 0.0
     compute_s[graph.is_io] = np.inf
     compute_s[graph.is_io, cluster.host] = 0.0
     return in_ticks(make_problem(graph, cluster, compute_s, objective))

@@ -22,8 +22,9 @@ from gdp.bounds.best import CUT_SHORT, all_bounds, best_bound, shared_work_s
 from gdp.bounds.budget import WorkBudget
 from gdp.bounds.linear_program import dual_value_s, dual_weights, load_weights
 from gdp.bounds.loads import build_loads, build_work, load_program_size, worst_points
-from gdp.cluster.types import make_cluster
-from gdp.graph.op_graph import INPUT, OUTPUT
+from gdp.cluster.types import Device, make_cluster
+from gdp.graph.op_graph import INPUT, OUTPUT, UNREAD, make_graph
+from gdp.methods.pipeline.stage_costs import _work
 from gdp.problem.problem import Problem, make_problem
 from gdp.sim.latency import periods
 from gdp.sim.memory import pipeline_peaks
@@ -398,3 +399,18 @@ def test_the_bound_of_loads_knows_how_fast_devices_are() -> None:
         sent_s=np.zeros(4),
     )  # fmt: skip
     assert best_bound(problem, 1.0).value_s == pytest.approx(3.0, rel=1e-9)
+
+
+@pytest.mark.parametrize("per", ["op", "segment"])
+@pytest.mark.parametrize("objective", ["latency", "throughput"])
+def test_weights_at_rest_launch_nothing(per: str, objective: str) -> None:
+    """One op of a second with a launch of a second, beside two ops that only hold weights."""
+    graph = make_graph("m", ["a", "b", "c"], ["Op", UNREAD, UNREAD], [], [], weight_bytes=[1, 1, 1])
+    device = Device("d", "d", {"default": 1.0}, 1.0, dispatch_s=1.0, dispatch_per=per)
+    problem = make_problem(graph, make_cluster("one", [device]), np.array([[1.0], [0.0], [0.0]]),
+                           objective)  # fmt: skip
+    found = values(problem, np.zeros((1, 3), dtype=np.int64))
+    assert float(np.ravel(found[0])[0]) == 2.0
+    assert max(bound.value_s for bound in all_bounds(problem, 1.0)) == pytest.approx(2.0)
+    work_s, _ = _work(problem, np.zeros(3, dtype=np.int64), 1, ((0,),))
+    assert work_s[0, 0] == 2.0

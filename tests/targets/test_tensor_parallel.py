@@ -258,6 +258,14 @@ def test_where_links_are_slow_one_device_has_everything() -> None:
     assert "no division among devices is faster" in result.notes[-1]
 
 
+@pytest.mark.parametrize("host", [0, 1])
+def test_each_device_alone_is_a_candidate(host: int) -> None:
+    graph = decoder(Sizes(heads=10, keys=10))
+    question = Question(graph, replace(cores(), host=host), costs=roofline)
+    names = {row.method for row in PLANNERS["tensor-parallel"].plan(question).candidates}
+    assert names >= {"all on core0", "all on core1"}
+
+
 def test_a_model_too_large_for_each_device_is_divided() -> None:
     graph = decoder(Sizes(heads=10, keys=10))
     held = int(graph.weight_bytes[graph.weight_holders()].sum())

@@ -160,10 +160,10 @@ def _work(
     """(seconds of the ops of each owner below `num_owners`, 0 where barred; barred) by class."""
     work_s = np.zeros((len(classes), num_owners + 1))
     barred = np.zeros((len(classes), num_owners + 1), dtype=bool)
-    cluster, opens = problem.cluster, _always_opens(problem)
+    graph, cluster, opens = problem.graph, problem.cluster, _always_opens(problem)
     for c, devices in enumerate(classes):
         seconds = problem.compute_s[:, devices[0]].copy()
-        pays = ~problem.graph.is_io if cluster.launches_ops[devices[0]] else opens
+        pays = ~(graph.is_io | graph.rests) if cluster.launches_ops[devices[0]] else opens
         seconds[pays] += cluster.dispatch_s[devices[0]]
         allowed = problem.allowed[:, devices[0]] & np.isfinite(seconds)
         np.add.at(work_s[c], owner, np.where(allowed, seconds, 0.0))
@@ -179,7 +179,7 @@ def _always_opens(problem: Problem) -> Bool[np.ndarray, "N"]:
     is_input = graph.has_type((INPUT,))
     opens = np.bincount(dst, minlength=graph.num_ops) == 0
     opens[dst[is_input[src]]] = True
-    return opens & ~graph.is_io
+    return opens & ~graph.is_io & ~graph.rests
 
 
 def tensor_pins(

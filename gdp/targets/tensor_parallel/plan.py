@@ -84,12 +84,18 @@ class _Tried:
         self.seconds = time.perf_counter() - started_s
 
     @property
+    def devices(self) -> tuple[int, ...]:
+        """Ranks of the group, or the one device that has all."""
+        if not self.placement.splits:
+            return (int(np.bincount(self.placement.device).argmax()),)
+        return self.placement.splits[0].devices
+
+    @property
     def name(self) -> str:
         """In words."""
         names = self.placement.device_names
         if not self.placement.splits:
-            lead = int(np.bincount(self.placement.device).argmax())
-            return f"all on {names[lead]}"
+            return f"all on {names[self.devices[0]]}"
         (split,) = self.placement.splits
         return f"{'+'.join(names[d] for d in split.devices)} as {':'.join(map(str, split.parts))}"
 
@@ -176,10 +182,7 @@ def _best_of_each(tried: Sequence[_Tried]) -> list[_Tried]:
     """The best of each set of devices, for the table."""
     best: dict[tuple[int, ...], _Tried] = {}
     for one in tried:
-        devices = one.placement.splits[0].devices if one.placement.splits else (
-            int(one.placement.device.max()),
-        )  # fmt: skip
-        best[devices] = min(best.get(devices, one), one, key=_value)
+        best[one.devices] = min(best.get(one.devices, one), one, key=_value)
     return list(best.values())
 
 

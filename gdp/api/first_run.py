@@ -1,51 +1,88 @@
-"""Compilation of kernels at the first run after installation, with its progress.
+"""Compilation of kernels by two processes at the first run after installing, with a message.
 
-numba compiles a kernel at its first call and keeps it on disk for good. Without this module the
-first command that searches would compile one kernel after another within its budget, without a
-word.
+numba compiles a kernel when it is first called and keeps it on disk for good. Until then a command
+that searches would spend its first minute compiling one kernel after another, without a word. Here
+the command and a second process compile into one cache: each takes the next group of kernels that
+the command will call as soon as it has finished one, until none is left.
 """
 
 import contextlib
 import gc
+import os
+import subprocess
+import sys
 from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
 from typing import Any
 
+import click
 import numpy as np
 
 from gdp.base.clock import Clock
+from gdp.base.cores import num_cores
 from gdp.cluster.types import Device, make_cluster
 from gdp.graph.op_graph import make_graph
 from gdp.problem.arrays import arrays_of
 from gdp.problem.problem import Problem, make_problem
 from gdp.sim.objectives import find_objective
 
-MESSAGE = "compiling kernels, for the first run only, about 30 s in all"
+MESSAGE = "compiling kernels, for the first run only (about 20 s on two idle cores)"
 
 
-def prepare(method: str, objective: str, say: Callable[[str], Any]) -> None:
-    """Compile the kernels of a command that are not compiled yet, and report each group of them.
+def _echo(message: str) -> None:
+    click.echo(f"gdp: {message}", err=True)
+
+
+def prepare(method: str, objective: str, say: Callable[[str], Any] = _echo) -> None:
+    """Compile the kernels of a command that are not compiled yet, after a message.
 
     Args:
         method: Placement method of the command, which searches.
         objective: Objective of the command.
-        say: Receives the messages, if anything is compiled.
+        say: Receives the message, if anything is compiled.
     """
     if not find_objective(objective).general:
         return
     first, *others = _groups_of(method, objective)
-    with _watched(lambda: say(f"{MESSAGE} (1 of {1 + len(others)})")) as watch:
-        compile_groups(objective, [first])
-        for number, name in enumerate(others if watch.begun else (), 2):
-            say(f"{MESSAGE} ({number} of {1 + len(others)})")
-            compile_groups(objective, [name])
+    helper: list[subprocess.Popen[bytes]] = []
+    ours, theirs = os.pipe()  # one byte for every group that nobody has taken yet
+
+    def begin() -> None:
+        say(MESSAGE)
+        os.write(theirs, bytes(GROUP_NAMES.index(name) for name in others))
+        if num_cores() > 1:
+            helper.append(_start(objective, ours))
+        os.close(theirs)
+
+    with contextlib.ExitStack() as stack:
+        stack.callback(os.close, ours)
+        with _watched(begin) as watch:
+            compile_groups(objective, [first])
+            if watch.begun:
+                compile_groups(objective, _taken(ours))
+            else:
+                os.close(theirs)
+    for process in helper:
+        # What it fails at is compiled on the way, and the error is told there.
+        with _ended(process):
+            process.wait()
 
 
 def _groups_of(method: str, objective: str) -> list[str]:
     """Groups of kernels that a method needs: those that others build on, then the costliest."""
-    if method != "auto" and not method.startswith("policy"):
-        return ["simulator", "lists"]
-    pipeline = ["pipeline"] if find_objective(objective).pipelined else []
-    return ["simulator", "policy", *pipeline, "search", "lists"]
+    pipelined = find_objective(objective).pipelined
+    bounds = [] if pipelined else ["bounds"]
+    with_policy = method.startswith("policy")
+    if method != "auto" and not with_policy:
+        return ["simulator", *bounds, "lists"]
+    pipeline = ["pipeline"] if pipelined else []
+    return ["simulator", "policy", *pipeline, "search", *bounds, "lists", "paths"]
+
+
+def _taken(pipe: int) -> Iterator[str]:
+    """Groups that this process takes from the pipe, one after the other, until none is left."""
+    while number := os.read(pipe, 1):
+        yield GROUP_NAMES[number[0]]
 
 
 def compile_groups(objective: str, names: Iterable[str]) -> None:
@@ -86,6 +123,30 @@ def _watched(begin: Callable[[], None]) -> Iterator[Any]:
         yield watch
 
 
+def _start(objective: str, pipe: int) -> "subprocess.Popen[bytes]":
+    """Run this module as a program that imports the same gdp and reads the same pipe."""
+    package = str(Path(__file__).resolve().parent.parent.parent)
+    paths = [package, *filter(None, [os.environ.get("PYTHONPATH")])]
+    return subprocess.Popen(
+        [sys.executable, "-P", "-m", __name__, objective],
+        stdin=pipe,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        env=os.environ | {"PYTHONPATH": os.pathsep.join(paths)},
+    )
+
+
+@contextlib.contextmanager
+def _ended(process: "subprocess.Popen[bytes]") -> Iterator[None]:
+    """End the process with the command, also with an interrupted one."""
+    try:
+        yield
+    finally:
+        if process.poll() is None:
+            process.terminate()
+            process.wait()
+
+
 def _simulator(problem: Problem) -> None:
     import gdp.sim.kernels.evaluate  # noqa: F401  (from here on it simulates, not plain Python)
     from gdp.sim.score import score, values
@@ -121,6 +182,19 @@ def _lists(problem: Problem) -> None:
     rank_under(problem, np.zeros(problem.num_ops, dtype=np.int64), "critical")
 
 
+def _paths(problem: Problem) -> None:
+    from gdp.methods.heuristics.list_schedule import critical_path_assignments
+
+    list(critical_path_assignments(problem, seed=0))
+
+
+def _bounds(problem: Problem) -> None:
+    from gdp.bounds.budget import WorkBudget
+    from gdp.bounds.latency import latency_bounds
+
+    latency_bounds(problem, WorkBudget(0.1))
+
+
 def _policy(problem: Problem) -> None:
     from gdp.policy.advice import ADVISERS, Advice
     from gdp.policy.decode import Head, decode, prepare
@@ -150,9 +224,12 @@ GROUPS: dict[str, Callable[[Problem], None]] = {
     "policy": _policy,
     "pipeline": _pipeline,
     "search": _search,
+    "bounds": _bounds,
     "lists": _lists,
+    "paths": _paths,
 }
 """Functions that call all kernels of a part of gdp."""
+GROUP_NAMES = tuple(GROUPS)
 
 
 def _tiny(objective: str, memory_bytes: int = 1000) -> Problem:
@@ -171,3 +248,13 @@ def _tiny(objective: str, memory_bytes: int = 1000) -> Problem:
     ]
     cluster = make_cluster("tiny", devices, default_bytes_per_s=8.0, default_latency_s=0.5)
     return make_problem(graph, cluster, np.ones((8, 2)), objective)
+
+
+def main(objective: str) -> None:
+    """The second process; its standard input is the pipe."""
+    gc.disable()
+    compile_groups(objective, _taken(0))
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

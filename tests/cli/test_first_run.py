@@ -1,9 +1,10 @@
-"""The first run: what is compiled, which progress is shown, and that later runs do neither."""
+"""The first run: who compiles what, what the user is told, and that later runs do neither."""
 
 import json
 import os
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import numpy as np
@@ -19,16 +20,28 @@ import sys
 import numba
 from gdp.api import first_run
 
+class Helper:
+    def poll(self): return None
+    def wait(self): print("waited"); self.poll = lambda: 0
+    def terminate(self): raise AssertionError("the helper had not ended")
+
+def start(objective, pipe):
+    print("helper takes", next(first_run._taken(pipe)))
+    return Helper()
+
+first_run._start = start
+first_run.num_cores = lambda: 2
+
 @numba.njit(cache=True)
 def kernel(x):
     return x + 1
 
 def group(name):
-    return lambda _: print(name)
+    return lambda _: print("main takes", name)
 
 first_run.GROUPS = {name: group(name) for name in first_run.GROUPS}
 first_run.GROUPS["simulator"] = lambda _: kernel(1)
-first_run.prepare(sys.argv[1], sys.argv[2], lambda text: print(text, file=sys.stderr))
+first_run.prepare(sys.argv[1], sys.argv[2])
 """
 
 
@@ -42,19 +55,23 @@ def run(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     )  # fmt: skip
 
 
-def test_the_first_run_reports_every_group_and_the_second_compiles_nothing(tmp_path: Path) -> None:
+def test_the_first_run_says_so_and_shares_the_work_and_the_second_does_neither(
+    tmp_path: Path,
+) -> None:
     first = run(tmp_path, "auto", "throughput")
-    rest = ("policy", "pipeline", "search", "lists")
-    said = [f"{first_run.MESSAGE} ({number} of {1 + len(rest)})" for number in range(1, 6)]
-    assert first.stderr.splitlines() == said
-    assert first.stdout == "".join(f"{name}\n" for name in rest)
+    assert first.stderr == f"gdp: {first_run.MESSAGE}\n"
+    rest = ("pipeline", "search", "lists", "paths")
+    mains = "".join(f"main takes {name}\n" for name in rest)
+    assert first.stdout == f"helper takes policy\n{mains}waited\n"
     second = run(tmp_path, "auto", "throughput")
     assert (second.stderr, second.stdout) == ("", "")
 
 
 def test_a_heuristic_gets_no_kernels_of_search_and_policy(tmp_path: Path) -> None:
     found = run(tmp_path, "heft", "latency")
-    assert found.stdout == "lists\n"
+    assert "bounds" in found.stdout
+    assert "search" not in found.stdout
+    assert "policy" not in found.stdout
 
 
 def test_objectives_without_a_policy_are_left_alone(tmp_path: Path) -> None:
@@ -71,6 +88,30 @@ def test_the_tight_problem_has_something_to_repair() -> None:
     tight = first_run._tiny("latency", memory_bytes=70)
     assert score(tight, np.zeros(8, np.int64), None).overflow_bytes > 0
     assert score(tight, np.array([0] * 4 + [1] * 4), None).feasible
+
+
+def test_two_processes_take_every_group_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    ours, theirs = os.pipe()
+    os.write(theirs, bytes(range(200)))
+    os.close(theirs)
+    code = "import os, time\nwhile b := os.read(0, 1): print(b[0]); time.sleep(0.001)"
+    helper = subprocess.Popen([sys.executable, "-c", code], stdin=ours, stdout=subprocess.PIPE)
+    monkeypatch.setattr(first_run, "GROUP_NAMES", range(200))
+    mine = []
+    for number in first_run._taken(ours):
+        mine.append(int(number))
+        time.sleep(0.001)
+    os.close(ours)
+    others = [int(line) for line in helper.communicate()[0].split()]
+    assert sorted(mine + others) == list(range(200))
+
+
+def test_a_helper_that_fails_changes_nothing() -> None:
+    ours, theirs = os.pipe()
+    os.write(theirs, bytes([200]))  # no such group
+    os.close(theirs)
+    assert first_run._start("latency", ours).wait() != 0
+    os.close(ours)
 
 
 COMPLETE = """
@@ -100,7 +141,7 @@ print("missing:", *sorted(ready() - before), sep="\\n")
     ("method", "objective"), [("heft", "latency"), ("auto", "latency"), ("auto", "throughput")]
 )
 def test_what_a_command_calls_is_in_its_groups(method: str, objective: str, tmp_path: Path) -> None:
-    """Whatever is missing is compiled within the budget of a new user's search, without a word."""
+    """Whatever is missing here, a new user waits for while the other process stands idle."""
     files = (Path(REPOSITORY) / "data/corpus/two_tower").glob("*.json.gz")
     graph = min(files, key=lambda file: (file.stat().st_size, file.name))
     script = tmp_path / "complete.py"
@@ -110,6 +151,13 @@ def test_what_a_command_calls_is_in_its_groups(method: str, objective: str, tmp_
         env=os.environ | {"PYTHONPATH": REPOSITORY}, capture_output=True, text=True, check=True,
     )  # fmt: skip
     assert done.stdout.partition("missing:")[2].split("\n") == ["", ""]
+
+
+def test_an_interrupted_command_leaves_no_process_behind() -> None:
+    process = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
+    with pytest.raises(KeyboardInterrupt), first_run._ended(process):
+        raise KeyboardInterrupt
+    assert process.poll() is not None
 
 
 WRONG = [

@@ -17,8 +17,9 @@ from gdp.cluster.presets import device_preset, presets
 from gdp.cluster.types import UNLIMITED_BYTES, Cluster, Device
 from gdp.costs.default import source_of
 from gdp.graph.op_graph import OpGraph
+from gdp.methods.base import MethodNote
 from gdp.placement.placement import Split
-from gdp.question.result import GenerationAnswer, MethodNote, Result
+from gdp.question.result import GenerationAnswer, Result
 from gdp.sim.objectives import find_objective
 from gdp.splits.members import held_graphs
 

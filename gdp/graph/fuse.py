@@ -58,11 +58,14 @@ def fuse(graph: OpGraph, *, apart: Int[np.ndarray, "N"] | None = None) -> Fused:
     O((N + E) log N) a pass, a few passes.
     """
     label = _labels(graph, apart)
-    known: dict[bytes, Fused] = graph.fusions
-    key = np.unique(label, return_inverse=True)[1].tobytes()
-    if key not in known:  # costs, bounds and problems ask for the same fusion
-        known[key] = Fused(graph, _fused_groups(graph, label))
-    return known[key]
+    return _fused(graph, np.unique(label, return_inverse=True)[1].tobytes(), label.min() < 0)
+
+
+@functools.lru_cache(maxsize=16)
+def _fused(graph: OpGraph, labels: bytes, has_io: bool) -> Fused:
+    """Costs, bounds and problems ask for the same fusions of a graph, one after another."""
+    label = np.frombuffer(labels, dtype=np.int64) - has_io  # the ops that stay alone are below 0
+    return Fused(graph, _fused_groups(graph, label))
 
 
 def class_parts(

@@ -85,6 +85,11 @@ def inner_seed(seed: int, number: int, stride: int = 64) -> int:
     return (seed * stride + number) % SEEDS
 
 
+class MethodNote(str):
+    """A note on how an answer was found or proven, which terminals show with `--verbose`; other
+    notes tell a user what to do."""
+
+
 @dataclass(frozen=True)
 class Candidate:
     """One method's answer inside another's. Seconds hold even where memory does not fit."""
@@ -118,7 +123,7 @@ class Answer:
     @property
     def messages(self) -> tuple[str, ...]:
         """The notes, or where there are none the reason."""
-        return self.notes or ((self.reason,) if self.reason else ())
+        return self.notes or ((MethodNote(self.reason),) if self.reason else ())
 
     def in_seconds(self, unit_s: float, value_unit: float) -> "Answer":
         """Convert all times of an answer to a problem in units of `unit_s` seconds, and its values

@@ -140,10 +140,6 @@ class GenerationAnswer:
         return plain | {"tokens_per_s": self.tokens_per_s}
 
 
-class MethodNote(str):
-    """A note on how the answer was found, which terminals show with `--verbose`."""
-
-
 WHOLE_OPS, DIVIDED_OPS = "whole ops", "ops, divided or whole,"
 """Pieces of placements that a bound holds for."""
 

@@ -34,7 +34,6 @@ from gdp.question.question import SIMPLICITY, Question
 from gdp.question.result import (
     DIVIDED_OPS,
     WHOLE_OPS,
-    MethodNote,
     Result,
     counts_of,
     with_bound,
@@ -321,7 +320,7 @@ def _result(
         seconds=0.0,
         seed=question.search.seed,
         costs=problem.origin.costs,
-        notes=(*map(MethodNote, answer.messages), *_nearly_full(question.cluster, placed)),
+        notes=(*answer.messages, *_nearly_full(question.cluster, placed)),
         counts=counts_of(question, placement),
     )
 

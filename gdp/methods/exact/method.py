@@ -32,7 +32,7 @@ from gdp.base.errors import MissingExtraError
 from gdp.base.rows import imported
 from gdp.bounds.loads import NO_POINTS
 from gdp.bounds.work import work_over_speed_s
-from gdp.methods.base import Answer, Assignment, Method, Search
+from gdp.methods.base import Answer, Assignment, Method, MethodNote, Search
 from gdp.methods.exact.targets import CLOSE, ProofState, close_gap
 from gdp.methods.scoring import (
     Evaluated,
@@ -91,7 +91,9 @@ def exact(problem: Problem, search: Search) -> Answer:
         note = f"optimum not proven: at most {gap:.2%} better ({how}; bound: {answer.bound_by})"
     else:
         note = f"optimum not proven, no bound known ({how})"
-    return dataclasses.replace(answer, proven_optimal=optimal, candidates=(), notes=(note,))
+    return dataclasses.replace(
+        answer, proven_optimal=optimal, candidates=(), notes=(MethodNote(note),)
+    )
 
 
 def is_counted(search: Search) -> bool:

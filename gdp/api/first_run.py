@@ -189,6 +189,8 @@ def _paths(problem: Problem) -> None:
 
 
 def _bounds(problem: Problem) -> None:
+    import numba  # noqa: F401  (from here on bounds are compiled)
+
     from gdp.bounds.budget import WorkBudget
     from gdp.bounds.latency import latency_bounds
 

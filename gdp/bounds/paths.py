@@ -34,7 +34,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from jaxtyping import Bool, Float, Int, UInt
 
-from gdp.base.kernels.twin import compiled
+from gdp.base.kernels.twin import compiled, is_worth_compiling
 from gdp.bounds.budget import WorkBudget
 from gdp.bounds.paths_kernels import (
     MAX_NODES,
@@ -56,9 +56,10 @@ _MANY_INNER = 10  # branching over more may be cut short
 _PAIR = 20  # overhead of a pair, in branches
 _FEW = 8  # devices; with more of them a branch takes longer
 _MAX_BRANCHES = 20_000  # of one part with one pair of end devices
-# Beyond these the compiled twins are faster than the plain functions and their compilation saved.
-_PLAIN_STEPS = 400_000  # arcs times pairs of devices: half a second
-_PLAIN_BRANCHES = 40  # of one part with one pair of end devices
+# Where numba is not loaded: what plain functions do in a quarter of a second. Beyond it the
+# compiled twins are worth their compilation.
+_PLAIN_STEPS = 200_000  # arcs times pairs of devices
+_PLAIN_BRANCHES = 300  # of all parts
 
 
 class Arcs(NamedTuple):
@@ -203,7 +204,7 @@ def heads_and_tails(
     Ends are inf where an op cannot run. O(P D^2).
     """
     head_s, tail_s = np.zeros_like(arcs.op_s), np.zeros_like(arcs.op_s)
-    if len(arcs.source) * arcs.queues.size > _PLAIN_STEPS:
+    if is_worth_compiling(len(arcs.source) * arcs.queues.size, _PLAIN_STEPS):
         compiled(heads, Arcs, Spans)(arcs, spans, head_s)
         compiled(tails, Arcs, Spans)(arcs, spans, tail_s)
         return head_s, tail_s
@@ -222,6 +223,7 @@ def find_spans(
     d = problem.num_devices
     left = budget.branches * _FEW // max(_FEW, d)
     pairs = sorted(blocks, key=lambda block: len(block.inner))
+    plain = _PLAIN_BRANCHES
     known: dict[bytes, Float[np.ndarray, "D D"]] = {}
     spans: list[tuple[int, int, Float[np.ndarray, "D D"]]] = []
     for k, (u, v, inner) in enumerate(pairs):
@@ -235,8 +237,8 @@ def find_spans(
             key = b"".join(np.ascontiguousarray(x).tobytes() for x in part)
             if key not in known:
                 limit = min(left // min(8, len(pairs) - k), _MAX_BRANCHES)
-                known[key], used = _span_s(part, u >= 0, v < problem.num_ops, limit)
-                left -= used
+                known[key], used = _span_s(part, u >= 0, v < problem.num_ops, limit, plain)
+                left, plain = left - used, plain - used
             span_s = np.maximum(span_s, known[key])
         left -= _PAIR
         spans.append((u, v, span_s))
@@ -366,9 +368,12 @@ def _part(problem: Problem, arcs: Arcs, u: int, v: int, inner: Int[np.ndarray, "
 
 
 def _span_s(
-    part: Part, has_source: bool, has_target: bool, limit: int
+    part: Part, has_source: bool, has_target: bool, limit: int, plain: int
 ) -> tuple[Float[np.ndarray, "D D"], int]:
-    """(least seconds for each device of u and of v, branches), renamed devices computed once."""
+    """(least seconds for each device of u and of v, branches), renamed devices computed once.
+
+    At most `limit` branches for a pair of devices, `plain` of all of them in plain Python.
+    """
     d = part.op_s.shape[1]
     work = _search_state(part)
     span_s = np.full((d, d), np.inf)
@@ -380,8 +385,11 @@ def _span_s(
                 continue
             key = (int(part.alike[e]) if e >= 0 else -1, int(part.alike[to]), e == to)
             if key not in known:
-                known[key], branches = least_span(part, work, e, to, min(limit, _PLAIN_BRANCHES))
-                if branches == _PLAIN_BRANCHES < limit:
+                few, branching = min(limit, plain - used), least_span
+                if is_worth_compiling(1, few):
+                    few, branching = limit, compiled(least_span, Part, SearchState)
+                known[key], branches = branching(part, work, e, to, few)
+                if branches == few < limit:
                     branching = compiled(least_span, Part, SearchState)
                     known[key], branches = branching(part, work, e, to, limit)
                 used += int(branches)

@@ -23,11 +23,15 @@ def test_compiled_twins_compute_the_same_to_the_last_bit(
     monkeypatch: pytest.MonkeyPatch, seed: int
 ) -> None:
     problem = random_problem(seed, num_devices=2 + seed % 2) if seed else fork_join()
-    plain = computed(problem)
-    monkeypatch.setattr(paths, "_PLAIN_STEPS", 0)
+    monkeypatch.setattr(paths, "is_worth_compiling", lambda *_: True)
     monkeypatch.setattr(paths, "_PLAIN_BRANCHES", 0)
-    for a, b in zip(plain, computed(problem), strict=True):
-        np.testing.assert_array_equal(a, b)
+    twins = computed(problem)
+    for branches in (3, 10**9):  # plain until there are too many, and to the end
+        monkeypatch.setattr(paths, "is_worth_compiling", lambda steps, plain: steps > plain)
+        monkeypatch.setattr(paths, "_PLAIN_STEPS", 10**9)
+        monkeypatch.setattr(paths, "_PLAIN_BRANCHES", branches)
+        for a, b in zip(computed(problem), twins, strict=True):
+            np.testing.assert_array_equal(a, b)
 
 
 @pytest.mark.parametrize("seed", range(12))

@@ -11,6 +11,11 @@ PLAIN_OPS = 20_000
 three seconds to compile."""
 
 
+def is_worth_compiling(steps: int, plain_steps: int) -> bool:
+    """True beyond `plain_steps`, and for all steps once numba is loaded, as its kernels are kept."""
+    return steps > plain_steps or "numba" in sys.modules
+
+
 @functools.cache
 def compiled(function: Callable[..., Any], *structs: type) -> Callable[..., Any]:
     """Compile a function with all functions of its module that it calls.

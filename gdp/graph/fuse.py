@@ -58,7 +58,7 @@ def fuse(graph: OpGraph, *, apart: Int[np.ndarray, "N"] | None = None) -> Fused:
     O((N + E) log N) a pass, a few passes.
     """
     label = _labels(graph, apart)
-    return _fused(graph, np.unique(label, return_inverse=True)[1].tobytes(), label.min() < 0)
+    return _fused(graph, np.unique(label, return_inverse=True)[1].tobytes(), bool(label.min() < 0))
 
 
 @functools.lru_cache(maxsize=16)

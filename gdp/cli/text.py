@@ -113,7 +113,8 @@ def result_text(
     notes = [x for x in result.notes if verbose or not isinstance(x, MethodNote)]
     lines += [f"{about}: {note}" for note in notes]
     for start in starts:
-        lines.append(f"start{f' on {start.machine}' if start.machine else ''}: {start.command}")
+        where = f" on {start.machine}" if start.machine else ""
+        lines.append(f"start{f' {start.role}' if start.role else ''}{where}: {start.command}")
     lines.append(_next(result, output))
     return shown(lines)
 

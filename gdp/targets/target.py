@@ -84,6 +84,7 @@ class StartCommand(NamedTuple):
 
     command: str
     machine: str = ""  # where it is started, if the plan uses several
+    role: str = ""  # "prefill" or "decode" of disaggregated serving
 
 
 @dataclass(frozen=True)

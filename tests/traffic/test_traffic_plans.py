@@ -129,7 +129,8 @@ def test_prompts_get_a_gpu_of_their_own_where_a_limit_wants_it(
     args += ["--costs", NO_HOST]
     done = CliRunner().invoke(cli, [*args, "--within", f"token={limit_us}us", "-o", str(path)])
     assert done.exit_code == 0, done.output
-    traffic = json.loads(done.stdout)["traffic"]
+    answer = json.loads(done.stdout)
+    traffic = answer["traffic"]
     assert traffic["token"]["p95_s"] <= 1e-6 * limit_us
     within = {"first_s": None, "token_s": pytest.approx(1e-6 * limit_us)}
     assert traffic["within"] == within
@@ -142,10 +143,22 @@ def test_prompts_get_a_gpu_of_their_own_where_a_limit_wants_it(
     assert prefill["sent"]["mean_s"] >= link_s
     assert traffic["layout"] == traffic["compared"][-1]["layout"]
     _check_servers(tmp_path)
+    assert answer["start"] == [
+        {"command": _served(tmp_path / f"{part} vllm", config), "machine": "", "role": role}
+        for part, role in (("p.prefill", "prefill"), ("p", "decode"))
+    ]
     page = str(tmp_path / "p.html")
     done = CliRunner().invoke(cli, ["report", str(path), "--traffic", MANY, "-o", page])
     assert done.exit_code == 1
     assert "of the decode GPUs alone" in str(done.exception)
+
+
+def _served(folder: Path, config: str) -> str:
+    """The line for a shell that files of an export for vLLM describe."""
+    environment, arguments = (
+        (folder / f"{name}.txt").read_text().strip() for name in ("environment", "arguments")
+    )
+    return f"{environment} vllm serve {config.removeprefix('hf:')} {arguments}"
 
 
 def _check_servers(folder: Path) -> None:
@@ -229,8 +242,10 @@ def test_figures_of_one_batch_stand_below_those_of_traffic(
     assert done.exit_code == 0, done.output
     of_traffic, heading, of_batch = done.stdout.partition("without other traffic, a batch of ")
     assert heading
-    assert "\nlatency  TTFT " in of_traffic
-    for name in ("bound ", "candidate", "note"):
+    assert of_traffic.count("\nlatency  TTFT ") == 1
+    assert "tokens/s, batch of " in of_batch
+    assert "tokens/s, batch of " not in of_traffic
+    for name in ("decode ", "bound ", "candidate", "note"):
         assert f"\n{name}" not in of_traffic
     assert "\nnote:" not in of_batch
 

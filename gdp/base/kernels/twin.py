@@ -12,7 +12,7 @@ three seconds to compile."""
 
 
 def is_worth_compiling(steps: int, plain_steps: int) -> bool:
-    """True beyond `plain_steps`, and for all steps once numba is loaded, as its kernels are kept."""
+    """True beyond `plain_steps`, and for any once numba is loaded, as its kernels are kept."""
     return steps > plain_steps or "numba" in sys.modules
 
 

@@ -247,7 +247,8 @@ def commands(job: ExportJob) -> list[StartCommand]:
     for own in (options.command() for options in options_of(job).commands):
         environment = [f"{name}={value}" for name, value in own["environment"].items()]
         line = shlex.join(["vllm", "serve", model, *own["arguments"]])
-        started.append(StartCommand(" ".join([*environment, line]), own.get("machine", "")))
+        command = " ".join([*environment, line])
+        started.append(StartCommand(command, own.get("machine", ""), job.question.role))
     return started
 
 

@@ -6,7 +6,7 @@ B placements.
 
 import functools
 import hashlib
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
@@ -53,6 +53,12 @@ class OpDetail:
     input_shapes: tuple[tuple[int, ...], ...] = ()  # weights included
     output_shapes: tuple[tuple[int, ...], ...] = ()
     attributes: Mapping[str, Attribute] = field(default_factory=dict)
+
+    @functools.cached_property
+    def key(self) -> Hashable:
+        """All of it; equal keys are of equal details."""
+        attributes = tuple(sorted(self.attributes.items()))
+        return self.dtype, self.input_shapes, self.output_shapes, attributes
 
 
 WEIGHT_ARITHMETIC = "weight_arithmetic"
@@ -211,9 +217,10 @@ class OpGraph:
     def kinds(self) -> tuple[list[tuple[str, OpDetail]], Int[np.ndarray, "N"]]:
         """(type and detail of ops that differ in either, its index for each op): layers of a model
         are identical."""
-        detail = {id(each): each for each in self.detail}
-        pairs, which = indexed(zip(self.op_types, map(id, self.detail), strict=True))
-        return [(op_type, detail[i]) for op_type, i in pairs], np.array(which, dtype=np.int64)
+        keys = [detail.key for detail in self.detail]
+        which = np.array(indexed(zip(self.op_types, keys, strict=True))[1], dtype=np.int64)
+        first = np.unique(which, return_index=True)[1].tolist()
+        return [(self.op_types[i], self.detail[i]) for i in first], which
 
     def has_type(self, types: Collection[str]) -> Bool[np.ndarray, "N"]:
         """True for ops of one of these types."""

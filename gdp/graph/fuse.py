@@ -24,6 +24,7 @@ _FLOP_PER_S, _BYTES_PER_S = 1e13, 1e12
 _MAX_CLASSES = 8.0  # colocation classes (of several ops each) that fusion may tie together
 _MAX_PASSES = 12  # a chain of n ops needs one pass; more are for shapes that close on themselves
 _JOIN_BYTES = 4096  # smaller tensors are no reason to tie two colocation classes together
+_MOST_KNOWN = 4  # fusions of a graph that are kept, of different `apart`
 _CHEAP = VIEWS | ELEMENTWISE_OPS
 
 
@@ -57,15 +58,13 @@ def fuse(graph: OpGraph, *, apart: Int[np.ndarray, "N"] | None = None) -> Fused:
     and for ops that some device lacks). Tensors inside a group cost no memory traffic.
     O((N + E) log N) a pass, a few passes.
     """
-    label = _labels(graph, apart)
-    return _fused(graph, np.unique(label, return_inverse=True)[1].tobytes(), bool(label.min() < 0))
-
-
-@functools.lru_cache(maxsize=16)
-def _fused(graph: OpGraph, labels: bytes, has_io: bool) -> Fused:
-    """Costs, bounds and problems ask for the same fusions of a graph, one after another."""
-    label = np.frombuffer(labels, dtype=np.int64) - has_io  # the ops that stay alone are below 0
-    return Fused(graph, _fused_groups(graph, label))
+    label, known = _labels(graph, apart), graph.fusions
+    key = np.unique(label, return_inverse=True)[1].tobytes()
+    if key not in known:  # costs, bounds and problems ask for the same fusions of a graph
+        if len(known) == _MOST_KNOWN:
+            del known[next(iter(known))]
+        known[key] = Fused(graph, _fused_groups(graph, label))
+    return known[key]
 
 
 def class_parts(

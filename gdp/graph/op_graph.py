@@ -232,6 +232,11 @@ class OpGraph:
         return self.has_type({kind for kind, _ in self.kinds[0] if kernel_of(kind) in kernels})
 
     @functools.cached_property
+    def fusions(self) -> dict[bytes, Any]:
+        """The last fusions of the graph by the labels of its ops, kept by `gdp.graph.fuse`."""
+        return {}
+
+    @functools.cached_property
     def is_io(self) -> Bool[np.ndarray, "N"]:
         """True for graph inputs and outputs."""
         return self.has_type((INPUT, OUTPUT))

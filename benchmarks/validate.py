@@ -43,7 +43,7 @@ from gdp.question import solve
 from gdp.question.models import load
 from gdp.question.question import Question
 from gdp.sim.prediction import Prediction
-from gdp.sim.segments import segment_values, segments
+from gdp.sim.segments import segment_values
 from gdp.targets.onnx_source import Source, load_source, randomised
 from gdp.targets.onnxruntime.pipeline import SideBySide
 from gdp.targets.onnxruntime.run import CutPlan, cut_plan, prepare
@@ -122,12 +122,11 @@ def random_contiguous(
 def prediction(
     graph: OpGraph, cluster: Cluster, device: Int[np.ndarray, "N"], costs: CostModel
 ) -> Prediction:
-    """The problem over fused ops with these costs, of the model as it is cut."""
+    """The problem over fused ops with these costs."""
     fused = fuse(graph, apart=device)
     where = segment_values(device, fused.group_of)
     if isinstance(costs, LearnedCosts):
-        pieces = segments(fused.graph, where)[fused.group_of]
-        seconds = group_seconds(fused, costs(graph, cluster, pieces))
+        seconds = group_seconds(fused, costs(graph, cluster))
         cluster = costs.with_runtime_overheads(cluster)
     else:
         seconds = costs(fused.graph, cluster)

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 from jaxtyping import Bool, Float, Int
 
-from gdp.costs.kernels import ALIAS, cut_edges, lead_ops
+from gdp.costs.kernels import ALIAS, lead_ops
 from gdp.graph.op_graph import OpDetail, OpGraph, make_graph
 from gdp.ops.rule import CONVOLUTION, GATHER, PRODUCT, OpRule, names
 from gdp.ops.table import ONNX, REDUCTIONS
@@ -49,19 +49,14 @@ class KernelFeatures:
     ops: tuple[tuple[int, ...], ...]
 
 
-def kernel_features(
-    graph: OpGraph, kernel: Int[np.ndarray, "N"], apart: Int[np.ndarray, "N"] | None = None
-) -> KernelFeatures:
-    """The features of every kernel; `kernel` holds dense ids, -1 for ops in none. O(N + E).
-
-    Between ops of different `apart` ids tensors are handed over in their plain layout.
-    """
+def kernel_features(graph: OpGraph, kernel: Int[np.ndarray, "N"]) -> KernelFeatures:
+    """The features of every kernel; `kernel` holds dense ids, -1 for ops in none. O(N + E)."""
     work_s = graph.flop / FLOP_PER_S + graph.memory_traffic_bytes / BYTES_PER_S
     # A view leads no kernel that holds arithmetic, however much it moves.
     lead = lead_ops(graph, kernel, work_s)
     count = len(lead)
     inside = np.flatnonzero(kernel >= 0)
-    in_bytes, out_bytes, context = _boundary(graph, kernel, count, cut_edges(graph, apart))
+    in_bytes, out_bytes, context = _boundary(graph, kernel, count)
     flop = np.bincount(kernel[inside], graph.flop[inside], count)
     weight = np.bincount(kernel[inside], graph.weight_bytes[inside].astype(float), count)
     # What an op reads of a large tensor (a gather) bounds its traffic, not the tensor's size.
@@ -108,12 +103,12 @@ def num_other() -> int:
 
 
 def _boundary(
-    graph: OpGraph, kernel: Int[np.ndarray, "N"], count: int, cut: Bool[np.ndarray, "E"]
+    graph: OpGraph, kernel: Int[np.ndarray, "N"], count: int
 ) -> tuple[Float[np.ndarray, "K"], Float[np.ndarray, "K"], list[list[float]]]:
     """Bytes that enter and that leave each kernel, each tensor once, and the layouts around it."""
     maker, reader = graph.edges
     across = (kernel[maker] != kernel[reader]) | (kernel[reader] < 0)
-    blocked = _blocked(graph, cut)
+    blocked = _blocked(graph)
     size = graph.tensor_bytes[graph.use_tensor].astype(float)
 
     def distinct(side: np.ndarray, keep: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -132,9 +127,8 @@ def _boundary(
     unread = np.flatnonzero(np.bincount(graph.use_tensor, minlength=graph.num_tensors) == 0)
     unread = unread[kernel[graph.producer[unread]] >= 0]
     np.add.at(out_bytes, kernel[graph.producer[unread]], graph.tensor_bytes[unread].astype(float))
-    from_plain, to_plain = ~blocked[maker] | cut, ~blocked[reader] | cut
-    plain_in = np.bincount(into, size[use_in] * from_plain[use_in], count)
-    plain_out = np.bincount(out_of, size[use_out] * to_plain[use_out], count)
+    plain_in = np.bincount(into, size[use_in] * ~blocked[maker[use_in]], count)
+    plain_out = np.bincount(out_of, size[use_out] * ~blocked[reader[use_out]], count)
     context = np.column_stack(
         [
             plain_in / np.maximum(in_bytes, 1.0), plain_out / np.maximum(out_bytes, 1.0),
@@ -144,15 +138,13 @@ def _boundary(
     return in_bytes, out_bytes, context.tolist()
 
 
-def _blocked(graph: OpGraph, cut: Bool[np.ndarray, "E"]) -> Bool[np.ndarray, "N"]:
+def _blocked(graph: OpGraph) -> Bool[np.ndarray, "N"]:
     """Ops whose outputs are in a blocked layout: those that make it, and those that keep it."""
     # ONNX Runtime computes these in a blocked layout, so that their neighbours pay for a change.
     blocked = np.array([_kernel(t) == CONVOLUTION or t in _POOLS for t in graph.op_types], bool)
     makers, _ = graph.neighbours()
-    plain_input = np.zeros(graph.num_ops, dtype=bool)
-    np.logical_or.at(plain_input, graph.edges[1], cut)
     for op, op_type in enumerate(graph.op_types):  # in topological order
-        if op_type in _PASSING and makers[op] and not plain_input[op]:
+        if op_type in _PASSING and makers[op]:
             blocked[op] = all(blocked[a] for a in makers[op])
     return blocked
 

@@ -10,11 +10,11 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Float, Int
 
 from gdp.costs.profile import ProfiledModel
 from gdp.graph.groups import components as connected
-from gdp.graph.op_graph import INPUT, OUTPUT, OpGraph
+from gdp.graph.op_graph import OpGraph
 
 ALIAS = {"Sum": "Add"}
 """Types between which runtimes make no difference."""
@@ -75,14 +75,9 @@ def kernel_ids(model: ProfiledModel) -> Int[np.ndarray, "N"]:
     return ids
 
 
-def kernel_groups(
-    graph: OpGraph, table: FusionTable, apart: Int[np.ndarray, "N"] | None = None
-) -> Int[np.ndarray, "N"]:
-    """The kernel of every op by dense id, -1 for inputs, outputs and ops that cost nothing.
-
-    Ops of different `apart` ids are compiled apart: each side sees a graph input or output there.
-    """
-    context = _Context(graph, apart)
+def kernel_groups(graph: OpGraph, table: FusionTable) -> Int[np.ndarray, "N"]:
+    """The kernel of every op by dense id, -1 for inputs, outputs and ops that cost nothing."""
+    context = _Context(graph)
     parent = np.arange(graph.num_ops)
 
     def root(op: int) -> int:
@@ -114,9 +109,9 @@ def lead_ops(
 
 
 class _Context:
-    """Surroundings of each op that decide fusions; a cut looks like a graph input or output."""
+    """Surroundings of each op that decide fusions."""
 
-    def __init__(self, graph: OpGraph, apart: Int[np.ndarray, "N"] | None = None) -> None:
+    def __init__(self, graph: OpGraph) -> None:
         self.graph = graph
         n = graph.num_ops
         types = [ALIAS.get(t, t) for t in graph.op_types]
@@ -125,14 +120,10 @@ class _Context:
         readers: list[list[str]] = [[] for _ in range(n)]
         makers: list[list[str]] = [[] for _ in range(n)]
         src, dst = graph.edges
-        cut = cut_edges(graph, apart).tolist()
-        for a, b, is_cut in zip(src.tolist(), dst.tolist(), cut, strict=True):
-            if not is_cut:
-                self.after[a].append(b)
-                readers[a].append(types[b])
-            elif OUTPUT not in readers[a]:
-                readers[a].append(OUTPUT)
-            makers[b].append(INPUT if is_cut else types[a])
+        for a, b in zip(src.tolist(), dst.tolist(), strict=True):
+            self.after[a].append(b)
+            readers[a].append(types[b])
+            makers[b].append(types[a])
         self.fan_out, self.fan_in = [[len(x) for x in side] for side in (readers, makers)]
         self.read_by = [",".join(sorted(x)) for x in readers]
         self.reads = [",".join(sorted(x)) for x in makers]
@@ -168,14 +159,6 @@ class _Context:
             _hash("O2", self.form[op]),
             _hash("O3", self.types[op]),
         ]
-
-
-def cut_edges(graph: OpGraph, apart: Int[np.ndarray, "N"] | None) -> Bool[np.ndarray, "E"]:
-    """Edges between ops that do work and have different ids."""
-    src, dst = graph.edges
-    if apart is None:
-        return np.zeros(len(src), dtype=bool)
-    return (apart[src] != apart[dst]) & ~graph.is_io[src] & ~graph.is_io[dst]
 
 
 def _form(graph: OpGraph, op: int, reads: int) -> str:

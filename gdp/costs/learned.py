@@ -142,11 +142,9 @@ class KernelNetworks:
         types = {t for t, _ in graph.kinds[0]} - {INPUT, OUTPUT}
         return not types or not types.isdisjoint(self.ensemble.types)
 
-    def groups(
-        self, graph: OpGraph, apart: Int[np.ndarray, "N"] | None = None
-    ) -> Int[np.ndarray, "N"]:
+    def groups(self, graph: OpGraph) -> Int[np.ndarray, "N"]:
         """Kernel id of every op, as the runtime fuses."""
-        return kernel_groups(graph, self.fusions, apart)
+        return kernel_groups(graph, self.fusions)
 
     def seconds(self, features: KernelFeatures) -> Float[np.ndarray, "K"]:
         """Seconds of every kernel."""
@@ -161,11 +159,9 @@ class KernelNetworks:
             raise ProfileError("a time of the learned costs overflows; calibrate again")
         return seconds
 
-    def op_seconds(
-        self, graph: OpGraph, apart: Int[np.ndarray, "N"] | None = None
-    ) -> Float[np.ndarray, "N"]:
+    def op_seconds(self, graph: OpGraph) -> Float[np.ndarray, "N"]:
         """Seconds of every op: all of a kernel's at its costliest op."""
-        features = kernel_features(graph, self.groups(graph, apart), apart)
+        features = kernel_features(graph, self.groups(graph))
         total = np.zeros(graph.num_ops)
         total[features.lead] = self.seconds(features)
         return total
@@ -246,22 +242,19 @@ class LearnedCosts:
     """A cost model: calibrated where a device matches, the roofline elsewhere.
 
     Call it with the graph as imported, not with a fused one: it knows what the runtime fuses, and
-    gives all of a kernel's seconds to its costliest op. With `apart`, ops of different ids are
-    compiled separately: nothing fuses across the cut, and tensors cross it in their plain layout.
+    gives all of a kernel's seconds to its costliest op.
     """
 
     calibrations: tuple[Calibration, ...]
     any_model: bool = False  # a device of the kind matches, whatever its processor is called
     reads_unfused: bool = True
 
-    def __call__(
-        self, graph: OpGraph, cluster: Cluster, apart: Int[np.ndarray, "N"] | None = None
-    ) -> Float[np.ndarray, "N D"]:
+    def __call__(self, graph: OpGraph, cluster: Cluster) -> Float[np.ndarray, "N D"]:
         seconds = roofline(graph, cluster)
         for calibration in self.calibrations:
             chosen = [d for d, x in enumerate(cluster.devices) if self.of(x) is calibration]
             if chosen:
-                seconds[:, chosen] = calibration.predictor.op_seconds(graph, apart)[:, None]
+                seconds[:, chosen] = calibration.predictor.op_seconds(graph)[:, None]
         seconds[graph.is_io] = 0.0
         return np.where(can_run(graph, cluster), seconds, np.inf)
 

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from jaxtyping import Float, Int
+from jaxtyping import Float
 
 from gdp.cluster.types import is_cpu_kind
 from gdp.costs.profile import Profile, ProfiledModel, ProfileError
@@ -144,11 +144,8 @@ class WorkRates:
         """True for a graph of JAX."""
         return graph.source == "jax"
 
-    def op_seconds(
-        self, graph: OpGraph, apart: Int[np.ndarray, "N"] | None = None
-    ) -> Float[np.ndarray, "N"]:
+    def op_seconds(self, graph: OpGraph) -> Float[np.ndarray, "N"]:
         """Seconds of every op; those of a fused loop are at one of its ops."""
-        del apart  # rates are of whole functions
         return work(graph) @ np.array([self.rates[name] for name in PRIOR])
 
 

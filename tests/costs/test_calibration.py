@@ -168,19 +168,6 @@ def test_an_accelerator_matches_by_kind_or_by_its_full_name(fitted) -> None:
     assert not fitted[0].matches(replace(CORE, kind="cpu", model=fitted[0].device.model))
 
 
-def test_a_cut_ends_kernels_and_layouts(fitted) -> None:
-    """A product and its activation are one kernel unless they are cut apart; then they cost more,
-    and the same as two models of their own."""
-    calibration, _ = fitted
-    graph = chain_graph("g", [(64, 64, 64), (64, 64, 64)])
-    assert calibration.networks.groups(graph, np.zeros(4, np.int64)).tolist() == [0, 0, 1, 1]
-    assert calibration.networks.groups(graph, np.array([0, 1, 1, 1])).tolist() == [0, 1, 2, 2]
-    cluster, costs = make_cluster("one", [CORE]), LearnedCosts((calibration,))
-    whole = costs(graph, cluster)
-    assert (costs(graph, cluster, np.array([0, 0, 1, 1])) == whole).all()
-    assert costs(graph, cluster, np.array([0, 1, 1, 1])).sum() > whole.sum()
-
-
 def test_families_are_held_out_whole() -> None:
     train, held, note = split(profile(8, 2).models, None)
     assert not {m.family for m in train} & {m.family for m in held}

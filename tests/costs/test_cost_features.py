@@ -92,9 +92,9 @@ def image_graph(types: list[str], uses: list[tuple[int, int]]):
     )  # fmt: skip
 
 
-def plain_shares(graph, apart=None) -> list[tuple[float, float]]:
+def plain_shares(graph) -> list[tuple[float, float]]:
     """Of every op as a kernel: how much of what it reads, and of what it makes, is plain."""
-    features = kernel_features(graph, np.arange(graph.num_ops), apart)
+    features = kernel_features(graph, np.arange(graph.num_ops))
     at = len(op_features(graph, 0))
     return [tuple(row) for row in features.other[:, at : at + 2].tolist()]
 
@@ -108,16 +108,3 @@ def test_joins_and_activations_keep_the_layout_of_their_inputs() -> None:
     mixed = image_graph(["Conv", "Sin", "Concat", "Conv"], [(0, 2), (1, 2), (2, 3)])
     assert plain_shares(mixed)[2] == (0.5, 0.0)
     assert plain_shares(mixed)[3][0] == 1.0
-
-
-def test_tensors_cross_a_cut_in_their_plain_layout() -> None:
-    graph = image_graph(["Conv", "Relu", "Conv"], [(0, 1), (1, 2)])
-    assert plain_shares(graph)[1] == (0.0, 0.0)
-    assert plain_shares(graph, np.array([0, 1, 1])) == [(0.0, 1.0), (1.0, 0.0), (1.0, 0.0)]
-
-
-def test_what_is_cut_apart_sees_graph_inputs_and_outputs() -> None:
-    table = learn_fusions(profile(2, 2).models)
-    graph = chain_graph("g", [(5, 6, 7), (7, 8, 9)])
-    assert kernel_groups(graph, table, np.array([0, 0, 1, 1])).tolist() == [0, 0, 1, 1]
-    assert kernel_groups(graph, table, np.array([0, 1, 1, 2])).tolist() == [0, 1, 2, 3]

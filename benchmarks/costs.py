@@ -13,10 +13,9 @@ from dataclasses import replace
 
 from gdp.cluster.presets import device_preset
 from gdp.costs.calibrate import HELD_OUT, evaluate, refit, report_text
-from gdp.costs.default import shipped
+from gdp.costs.default import shipped, transferred
 from gdp.costs.features import kernel_features
 from gdp.costs.learned import Calibration
-from gdp.costs.processors import transferred
 from gdp.costs.profile import Profile, load_profile
 
 WHAT = ("report", "blind", "transfer", "quick")

@@ -34,8 +34,7 @@ from gdp.base.files.reading import data_path
 from gdp.costs.adapt import AdaptedCosts, Piece, Run, Share, adapt, op_keys
 from gdp.costs.base import CostModel, roofline
 from gdp.costs.measured.costs import MeasuredCosts
-from gdp.costs.measured.network import KernelNetwork
-from gdp.costs.measured.shipped import shipped_network
+from gdp.costs.measured.network import KernelNetwork, shipped_network
 from gdp.graph.fuse import fuse
 from pretrain.costs.few import fit_vector
 from pretrain.costs.tables import Rows, silicon

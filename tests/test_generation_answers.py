@@ -16,7 +16,7 @@ from gdp.cli.main import cli
 from gdp.cluster.types import Cluster, Device, make_cluster
 from gdp.costs.base import launch_floors_s, roofline
 from gdp.costs.measured.costs import MeasuredCosts
-from gdp.costs.measured.shipped import shipped_network
+from gdp.costs.measured.network import shipped_network
 from gdp.costs.offload import with_offload
 from gdp.graph.file import save_graph
 from gdp.graph.generation import generation_graph

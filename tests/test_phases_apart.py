@@ -9,7 +9,7 @@ import gdp
 from gdp.api.phases import phases_apart
 from gdp.cluster.types import Cluster, Device, make_cluster
 from gdp.costs.base import roofline
-from gdp.costs.op_offload import applies
+from gdp.costs.offload import sends_weights
 from gdp.graph.generation import generation_graph
 from gdp.graph.op_graph import INPUT, OUTPUT, GraphBuilder, OpGraph
 from gdp.graph.request import Request
@@ -99,4 +99,4 @@ def test_no_weights_are_sent_to_an_npu() -> None:
     """llama.cpp's op offload is one of its GPU backends."""
     for kind, sends in (("npu", False), ("npu-xdna", False), ("rtx3060", True), ("gpu", True)):
         devices = (laptop().devices[0], replace(laptop().devices[1], kind=kind))
-        assert applies(replace(laptop(), devices=devices)) == sends
+        assert sends_weights(replace(laptop(), devices=devices)) == sends

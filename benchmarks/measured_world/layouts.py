@@ -49,7 +49,7 @@ from gdp.cluster.presets import cluster_preset, device_preset
 from gdp.cluster.types import BACKENDS, Cluster, Device, make_cluster
 from gdp.costs.default import DATASHEET
 from gdp.costs.llamacpp import NEWEST, Build
-from gdp.costs.op_offload import OpOffloadCosts
+from gdp.costs.offload import OpOffloadCosts
 from gdp.graph.op_graph import OpGraph
 from gdp.placement.placement import Placement, Split, make_placement
 from gdp.question.models import load

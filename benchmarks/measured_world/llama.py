@@ -43,7 +43,7 @@ from gdp.costs.default import DATASHEET
 from gdp.costs.llama_backends import memory_of
 from gdp.costs.llamacpp import BEFORE_JULY_2024, NEWEST, Build, LlamaCosts
 from gdp.costs.measured.costs import covers
-from gdp.costs.measured.shipped import shipped_network
+from gdp.costs.measured.network import shipped_network
 from gdp.graph.op_graph import OpGraph
 from gdp.importers.gguf_header import import_gguf
 from gdp.placement.placement import make_placement

@@ -122,7 +122,7 @@ def _devices() -> Iterator[Check]:
 def _presets() -> Iterator[Check]:
     """The presets of accelerators by maker and family, and of processors."""
     from gdp.cluster.table import presets
-    from gdp.costs.measured.shipped import measured_families
+    from gdp.costs.measured.network import measured_families
 
     families: dict[tuple[str, str], list[str]] = {}
     for name, entry in presets().items():

@@ -9,8 +9,7 @@ from jaxtyping import Bool, Float
 
 from gdp.base.errors import ArgumentError, ModelError
 from gdp.cluster.types import UNLIMITED_BYTES, Cluster
-from gdp.costs.offload import is_offload
-from gdp.costs.op_offload import is_sent, offloads
+from gdp.costs.offload import is_offload, is_sent, offloads
 from gdp.graph.generation import cached_share
 from gdp.graph.op_graph import SAMPLING_OPS, OpGraph
 from gdp.ops.llamacpp import DRAFT

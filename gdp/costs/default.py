@@ -2,15 +2,20 @@
 
 import functools
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
+
+import numpy as np
+from jaxtyping import Bool, Float
+from msgspec import structs
 
 from gdp.base.errors import ArgumentError
 from gdp.base.files.reading import data_path
+from gdp.cluster.links import PCIE_LATENCY_S, has_own_latency
+from gdp.cluster.presets import device_preset
 from gdp.cluster.types import CORE_KIND, Cluster, Device
-from gdp.costs.base import CostModel, roofline
+from gdp.costs.base import CostModel, DerivedCosts, launch_floors_s, roofline
 from gdp.costs.cost_file import load_costs
-from gdp.costs.crossings import COPIES, CrossingCosts
 from gdp.costs.learned import Calibration, KernelNetworks, LearnedCosts, same_vectors
 from gdp.costs.llama_backends import backend_of
 from gdp.costs.llamacpp import LlamaCosts
@@ -19,11 +24,12 @@ from gdp.costs.machine import read_record, recorded_costs, remembered_costs
 from gdp.costs.measured.costs import MeasuredCosts, covers
 from gdp.costs.measured.graph import type_of_products
 from gdp.costs.measured.host import HOSTS
-from gdp.costs.measured.shipped import error_label, shipped_network
-from gdp.costs.op_offload import OpOffloadCosts
-from gdp.costs.processors import ERROR, transferred, with_processors
+from gdp.costs.measured.network import error_label, shipped_network
+from gdp.costs.offload import OpOffloadCosts
 from gdp.costs.profile import ProfileError
 from gdp.costs.work_rates import WorkRates
+from gdp.graph.fuse import fuse
+from gdp.graph.groups import first_members
 from gdp.graph.op_graph import OpGraph
 
 SHIPPED = "shipped"
@@ -32,6 +38,17 @@ DATASHEET = "datasheet"
 """Name of the roofline of datasheet numbers on every device."""
 FROM_DATASHEETS = "roofline from datasheets"
 """Source of the seconds of devices of which no kernel was measured, nor of their family."""
+PROCESSOR_ERROR = 0.14
+"""Mean error of whole models on two cores as one device, by one core's costs: `python
+benchmarks/costs.py transfer data/profiles/cpu-2-cores-avx2.json.gz`; its roofline is 31% off."""
+TO_HOST_S, FROM_HOST_S = 46e-6, 135e-6
+"""Seconds of a small tensor to the memory of a host, and from it; see `CrossingCosts`."""
+PIECE_S = TO_HOST_S - PCIE_LATENCY_S
+COPIES = (
+    f"copies of PyTorch from {TO_HOST_S * 1e6:.0f} us (to the host) to {FROM_HOST_S * 1e6:.0f} "
+    "(from it)"
+)
+"""Part of the line of costs that says so."""
 
 
 def resolve_costs(
@@ -208,10 +225,101 @@ def _with_label(
         else:
             label = calibration.label()
             if calibration.speeds is not None:
-                label += f", {ERROR:.0%} off on two of its cores as one device"
+                label += f", {PROCESSOR_ERROR:.0%} off on two of its cores as one device"
             elif calibration.mean_error is not None:
                 label += f", whole models held out {calibration.mean_error:.1%} off in the mean"
         by_label.setdefault(label, {})[device.kind] = None
     text = "; ".join(f"{label} ({', '.join(kinds)})" for label, kinds in by_label.items())
     learned = any(model.of(device) is not None for device in cluster.devices)
     return (model if learned else roofline), text
+
+
+def with_processors(
+    calibrations: Sequence[Calibration], cluster: Cluster, graph: OpGraph | None
+) -> tuple[Calibration, ...]:
+    """The calibrations, with one for every processor of a cluster that none of them is of; as given
+    where none knows the ops of the graph."""
+    own, known = list(calibrations), LearnedCosts(tuple(calibrations))
+    core = next((c for c in calibrations if isinstance(c.predictor, KernelNetworks)), None)
+    if core is None or graph is None or not core.predictor.covers(graph):
+        return tuple(own)
+    for device in cluster.devices:
+        if device.is_cpu and known.of(device) is None:
+            own.append(transferred(core, device))
+            known = LearnedCosts(tuple(own))
+    return tuple(own)
+
+
+def transferred(core: Calibration, device: Device) -> Calibration:
+    """The calibration of a core as one of another processor, scaled by their speeds.
+
+    The learned costs are a sum over arithmetic, traffic and launches: arithmetic takes the ratio of
+    both devices' FLOP/s, traffic that of their bandwidths, and a launch what it took. Nothing is
+    fitted: the descriptor of a processor is its datasheet, or what `gdp devices` measures in a
+    second and a half.
+    """
+    reference = device_preset(core.device.kind)
+    networks = replace(
+        core.networks,
+        arithmetic=device.speed("float32") / reference.speed("float32"),
+        traffic=device.bytes_per_s / reference.bytes_per_s,
+    )
+    return replace(
+        core, device=structs.replace(core.device, kind=device.kind, model=device.model),
+        predictor=networks, mean_error=None, measured_on=core.device.model,
+        speeds=(device.speed("float32"), device.bytes_per_s),
+    )  # fmt: skip
+
+
+@dataclass(frozen=True)
+class CrossingCosts(DerivedCosts):
+    """Costs of PyTorch whose pieces pay for the tensors that they read from other devices.
+
+    One host calls op after op, and a copy between devices is more of its work than a launch: memory
+    is pinned, streams join. On an H200 (docs/benchmarks/accelerators.md) a small tensor took 46 us
+    to the host's memory and 135 us from it; of two accelerators nothing was measured, and the
+    lesser is taken, as no memory is pinned. The device that reads the tensor, or its thread on the
+    host, is busy for `PIECE_S` of them; the rest is the latency of the link.
+
+    Links whose latency somebody gave or measured keep it, and devices with such links alone pay for
+    no piece. Devices pay for pieces or for ops, so that the dispatch of ops is in their seconds.
+    """
+
+    def __call__(self, graph: OpGraph, cluster: Cluster) -> Float[np.ndarray, "N D"]:
+        return self.base(graph, cluster) + self._dispatch_s(graph, cluster)
+
+    def launch_floor_s(self, graph: OpGraph, cluster: Cluster) -> Float[np.ndarray, "N D"] | None:
+        """Launches of the other model and the dispatch of ops; see `KnowsLaunches`."""
+        floor_s = launch_floors_s(self.base, graph, cluster)
+        return None if floor_s is None else floor_s + self._dispatch_s(graph, cluster)
+
+    def _dispatch_s(self, graph: OpGraph, cluster: Cluster) -> Float[np.ndarray, "N D"]:
+        first = np.ones(graph.num_ops, dtype=bool)
+        if self.reads_unfused:  # the simulator adds it once for fused ops
+            first[:] = False
+            first[first_members(fuse(graph).group_of)] = True
+        pays = first & ~graph.is_io & ~graph.rests
+        return pays[:, None] * np.where(_pays_for_pieces(cluster), cluster.dispatch_s, 0.0)
+
+    def with_runtime_overheads(self, cluster: Cluster) -> Cluster:
+        """The other model's cluster, whose devices pay for pieces; copies from a processor to an
+        accelerator start later than those back."""
+        latency_s = cluster.link_latency_s.copy()
+        for i, j in np.argwhere(cluster.is_cpu[:, None] & ~cluster.is_cpu).tolist():
+            if not has_own_latency(cluster, i, j):
+                latency_s[i, j] = max(latency_s[i, j], FROM_HOST_S - PIECE_S)
+        devices = tuple(
+            replace(device, dispatch_per="segment", dispatch_s=PIECE_S) if pays else device
+            for device, pays in zip(cluster.devices, _pays_for_pieces(cluster), strict=True)
+        )
+        cluster = replace(cluster, devices=devices, link_latency_s=latency_s)
+        return super().with_runtime_overheads(cluster)
+
+
+def _pays_for_pieces(cluster: Cluster) -> Bool[np.ndarray, "D"]:
+    """Devices with an incoming link of unmeasured latency."""
+    size = range(cluster.num_devices)
+    return np.array([
+        launches and any(i != d and not has_own_latency(cluster, i, d) for i in size)
+        for d, launches in enumerate(cluster.launches_ops)
+    ])  # fmt: skip

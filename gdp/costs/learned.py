@@ -181,7 +181,7 @@ class Calibration:
     handover_s: float | None = None  # a copy between two devices of one processor
     handover_bytes_per_s: float | None = None
     mean_error: float | None = None  # of whole models that were held out, a share of their time
-    # Of `gdp.costs.processors`: the processor that was measured, and FLOP/s and bytes per second of
+    # Of `gdp.costs.default`: the processor that was measured, and FLOP/s and bytes per second of
     # the one that the costs are scaled to.
     measured_on: str = ""
     speeds: tuple[float, float] | None = None

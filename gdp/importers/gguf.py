@@ -28,7 +28,7 @@ import numpy as np
 
 from gdp.base.errors import ModelError
 from gdp.base.units import MAX_SIZE_BYTES
-from gdp.costs.op_offload import SENT_BYTES
+from gdp.costs.offload import SENT_BYTES
 from gdp.graph.generation import CACHE_AT, generation_graph, with_context
 from gdp.graph.op_graph import (
     ARCHITECTURE,

@@ -8,8 +8,7 @@ import numpy as np
 
 from gdp.base import checkpoint
 from gdp.costs.measured.kernels import ARITHMETIC
-from gdp.costs.measured.network import KernelNetwork
-from gdp.costs.measured.shipped import MeasuredDevice, NetworkMeta
+from gdp.costs.measured.network import KernelNetwork, MeasuredDevice, NetworkMeta
 from pretrain.costs.tables import Rows
 
 SOURCE = (

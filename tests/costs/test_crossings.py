@@ -8,8 +8,7 @@ import pytest
 
 from gdp.cluster.presets import cluster_preset
 from gdp.cluster.types import Cluster
-from gdp.costs.crossings import FROM_HOST_S, PIECE_S, TO_HOST_S, CrossingCosts
-from gdp.costs.default import resolve_costs
+from gdp.costs.default import FROM_HOST_S, PIECE_S, TO_HOST_S, CrossingCosts, resolve_costs
 from gdp.graph.op_graph import OpGraph, make_graph
 from gdp.importers.pytorch.model import TorchModel
 from gdp.methods.base import Assignment, Search

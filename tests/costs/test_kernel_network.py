@@ -10,8 +10,14 @@ from tiny import plain_graph
 from gdp.cluster.presets import device_names, device_preset, presets
 from gdp.cluster.types import Device, make_cluster
 from gdp.costs.base import roofline
-from gdp.costs.crossings import COPIES, CrossingCosts
-from gdp.costs.default import FROM_DATASHEETS, resolve_costs, shipped_for, source_of
+from gdp.costs.default import (
+    COPIES,
+    FROM_DATASHEETS,
+    CrossingCosts,
+    resolve_costs,
+    shipped_for,
+    source_of,
+)
 from gdp.costs.learned import LearnedCosts
 from gdp.costs.measured import network as module
 from gdp.costs.measured.costs import (
@@ -23,8 +29,7 @@ from gdp.costs.measured.costs import (
 )
 from gdp.costs.measured.graph import graph_kernels
 from gdp.costs.measured.kernels import ARITHMETIC, KINDS, Kernels, descriptor_of, features, floor_s
-from gdp.costs.measured.network import VECTOR, KernelNetwork
-from gdp.costs.measured.shipped import load_network, shipped_network
+from gdp.costs.measured.network import VECTOR, KernelNetwork, load_network, shipped_network
 from gdp.graph.fuse import fuse, group_seconds
 from gdp.graph.generation import generation_graph, single_step
 from gdp.graph.op_graph import WEIGHT_ARITHMETIC, OpDetail, OpGraph

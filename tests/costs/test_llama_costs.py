@@ -19,7 +19,7 @@ from gdp.costs.llamacpp import (
     Style,
     graph_kernels,
 )
-from gdp.costs.measured.shipped import shipped_network
+from gdp.costs.measured.network import shipped_network
 from gdp.graph.fuse import fuse, group_seconds
 from gdp.graph.op_graph import OpGraph
 from gdp.question.models import load

@@ -18,7 +18,7 @@ from gdp.bounds.best import all_bounds, best_bound
 from gdp.cluster.presets import cluster_preset, device_preset
 from gdp.cluster.types import UNLIMITED_BYTES, Cluster, Device, Link, make_cluster
 from gdp.costs.base import roofline
-from gdp.costs.crossings import CrossingCosts
+from gdp.costs.default import CrossingCosts
 from gdp.costs.measured.costs import MeasuredCosts
 from gdp.costs.offload import (
     COPY_BYTES_PER_S,

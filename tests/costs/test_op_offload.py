@@ -3,7 +3,7 @@
 import numpy as np
 
 from gdp.cluster.types import Cluster, Device, make_cluster
-from gdp.costs.op_offload import SENT_BYTES, OpOffloadCosts, applies, offloads
+from gdp.costs.offload import SENT_BYTES, OpOffloadCosts, offloads, sends_weights
 from gdp.graph.op_graph import OpDetail, OpGraph, make_graph
 
 INF = np.inf
@@ -43,8 +43,8 @@ def test_experts_decide_where_there_are_any() -> None:
 
 
 def test_lent_cores_are_sent_nothing() -> None:
-    assert not applies(box("rpc-core"))
-    assert applies(box("rpc-core", "gpu"))
+    assert not sends_weights(box("rpc-core"))
+    assert sends_weights(box("rpc-core", "gpu"))
     seconds = np.array([[50.0, 9.0, 1.0], [70.0, 9.0, 2.0], [50.0, 9.0, 3.0]])
     found = OpOffloadCosts(lambda *_: seconds)(products((1e3, 1e3, 1e3)), box("rpc-core", "gpu"))
     assert found[:, 0].tolist() == [1 + 10 + 1, 2 + 20 + 1, 3 + 10 + 1]

@@ -7,7 +7,7 @@ from gdp.cluster.presets import cluster_preset
 from gdp.costs.measured.costs import MeasuredCosts
 from gdp.costs.measured.graph import GraphKernels
 from gdp.costs.measured.kernels import ARITHMETIC, ENGINES, KINDS, NUMBERS, Kernels
-from gdp.costs.measured.shipped import shipped_network
+from gdp.costs.measured.network import shipped_network
 
 SCHEMES = {
     "16 bits": ("float16", 16.0, 0.0, "not told"),

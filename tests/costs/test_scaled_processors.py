@@ -17,8 +17,7 @@ from gdp.cluster.detect import (
 )
 from gdp.cluster.presets import cluster_preset, device_preset
 from gdp.cluster.types import Device, make_cluster
-from gdp.costs.default import SHIPPED, resolve_costs, shipped_for
-from gdp.costs.processors import transferred, with_processors
+from gdp.costs.default import SHIPPED, resolve_costs, shipped_for, transferred, with_processors
 from gdp.graph.op_graph import OpGraph, make_graph
 
 CORE = shipped_for("cpu-core")

@@ -61,8 +61,8 @@ DECISIONS = {
         ("curves", "date", "errors", "licence", "links", "source"), TEXT),  # travels with gdp
     "costs.measured.collectives.MeasuredLink": dict.fromkeys(("devices", "family"), TEXT),
     "costs.measured.collectives.Typical": dict.fromkeys(("efficiency", "sends"), TEXT),
-    "costs.measured.shipped.MeasuredDevice": {"arithmetic": TEXT},
-    "costs.measured.shipped.NetworkMeta": dict.fromkeys(
+    "costs.measured.network.MeasuredDevice": {"arithmetic": TEXT},
+    "costs.measured.network.NetworkMeta": dict.fromkeys(
         ("date", "devices", "shapes", "source"), TEXT),  # travels with gdp
     "costs.profile.DeviceRecord": {"features": TEXT, "kind": TEXT, "model": TEXT},
     "costs.profile._File": dict.fromkeys(

@@ -14,7 +14,7 @@ from gdp.cli.main import cli
 from gdp.cluster.file import write_cluster
 from gdp.cluster.types import Cluster
 from gdp.costs.base import roofline
-from gdp.costs.op_offload import sent_bytes
+from gdp.costs.offload import sent_bytes
 from gdp.graph.op_graph import OpGraph
 from gdp.placement.constraints import Constraints, parse_pin
 from gdp.placement.placement import Placement, Split, load_placement, make_placement

@@ -23,8 +23,7 @@ from gdp.costs.measured.kernels import (
     descriptor_of,
     floor_s,
 )
-from gdp.costs.measured.network import VECTOR, KernelNetwork
-from gdp.costs.measured.shipped import measured_families
+from gdp.costs.measured.network import VECTOR, KernelNetwork, measured_families
 from gdp.graph.fuse import Fused, fuse
 from gdp.graph.groups import first_members
 from gdp.graph.op_graph import OpGraph

@@ -20,7 +20,7 @@ from gdp.base.errors import PlacementError
 from gdp.base.files.writing import OWN_FILES_ONLY, OverwritePolicy, indented_json, new_contents
 from gdp.cluster.machines import machine_of
 from gdp.cluster.types import Cluster
-from gdp.costs.op_offload import applies, is_sent, offloads
+from gdp.costs.offload import is_sent, offloads, sends_weights
 from gdp.graph.op_graph import OpGraph
 from gdp.importers.spec import ModelSpec
 from gdp.ops.llamacpp import BATCH, DRAFT, PROJECTOR, UBATCH
@@ -359,7 +359,7 @@ def _sends_weights(graph: OpGraph, device: Int[np.ndarray, "N"], cluster: Cluste
     """False if llama.cpp would send CPU weights to a GPU for a prompt and staying is faster."""
     here = [d for d, own in enumerate(cluster.devices) if own.is_cpu]
     sent = np.isin(device, here) & is_sent(graph)
-    return not (sent.any() and applies(cluster)) or offloads(graph, cluster)
+    return not (sent.any() and sends_weights(cluster)) or offloads(graph, cluster)
 
 
 def _planned(graph: OpGraph) -> tuple[str, int]:

@@ -9,7 +9,7 @@ from jaxtyping import Int
 
 from gdp.base.units import format_seconds
 from gdp.cluster.machines import machine_of
-from gdp.costs.op_offload import LENT
+from gdp.costs.offload import LENT
 from gdp.ops.llamacpp import DRAFT
 from gdp.placement.constraints import allowed_mask
 from gdp.question.prepare import requests_in_flight

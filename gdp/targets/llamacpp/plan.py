@@ -16,7 +16,7 @@ from gdp.base.errors import ArgumentError, InfeasibleError, ModelError, Placemen
 from gdp.base.units import format_seconds
 from gdp.bounds.work import roofline_bound_s
 from gdp.cluster.types import Cluster, fullness, nearly_full
-from gdp.costs.op_offload import applies, is_sent
+from gdp.costs.offload import is_sent, sends_weights
 from gdp.graph.generation import with_context
 from gdp.graph.op_graph import OpGraph
 from gdp.importers.spec import ModelSpec
@@ -144,7 +144,7 @@ def _sends(result: Result) -> bool:
     """True where the plan has weights on a processor that each micro-batch sends to a GPU."""
     graph, cluster = result.question.graph, result.question.cluster
     here = cluster.is_cpu[result.placement.device]
-    return bool((here & is_sent(graph)).any()) and applies(cluster)
+    return bool((here & is_sent(graph)).any()) and sends_weights(cluster)
 
 
 def _with_ubatch(question: Question, ubatch: int) -> Question | None:

@@ -19,7 +19,7 @@ from gdp.base.errors import ModelError
 from gdp.base.units import format_bytes
 from gdp.cluster.machines import machine_of
 from gdp.cluster.types import Cluster
-from gdp.costs.op_offload import LENT
+from gdp.costs.offload import LENT
 from gdp.graph.op_graph import OpGraph
 from gdp.methods.base import Candidate
 from gdp.placement.constraints import allowed_mask

@@ -31,7 +31,7 @@ import numpy as np
 import gdp
 from benchmarks.tables import head
 from gdp.base.files.reading import data_path
-from gdp.costs.adapt import AdaptedCosts, Piece, Run, Share, adapt, op_keys
+from gdp.costs.adapt import AdaptedCosts, Piece, Run, adapt, op_keys, piece_shares
 from gdp.costs.base import CostModel, roofline
 from gdp.costs.measured.costs import MeasuredCosts
 from gdp.costs.measured.network import KernelNetwork, shipped_network
@@ -86,15 +86,13 @@ def measured_run(
     lead = np.unique(fused.group_of, return_index=True)[1]
     device, ops = placed.device[lead], fused.graph
     told, true = base(ops, cluster), truth(ops, cluster)
-    keys, pieces = op_keys(ops), []
-    for d in np.unique(device[~ops.is_io]).tolist():
-        own = np.flatnonzero((device == d) & ~ops.is_io)
-        sums = defaultdict[tuple[str, int, str], float](float)
-        for op in own.tolist():
-            sums[keys[op]] += float(told[op, d])
-        shares = tuple(Share(*key, seconds) for key, seconds in sums.items())
-        entry = cluster.devices[d]
-        pieces.append(Piece(entry.name, entry.kind, shares, float(true[own, d].sum()), False))
+    works, rows = ~ops.is_io, np.arange(ops.num_ops)
+    shares = piece_shares(op_keys(ops), told[rows, device], np.where(works, device, -1))
+    pieces = [
+        Piece(entry.name, entry.kind, shares[d], float(true[works & (device == d), d].sum()), False)
+        for d, entry in enumerate(cluster.devices)
+        if d in shares
+    ]
     return Run(graph.name, tuple(pieces))
 
 

@@ -42,6 +42,7 @@ from gdp.costs.adapt import (
     Share,
     base_dispatch_s,
     op_keys,
+    piece_shares,
 )
 from gdp.costs.base import roofline
 from gdp.learn.instances import Instance, make
@@ -93,19 +94,15 @@ class World:
         planned = base.compute_s[np.arange(base.num_ops), a.device]
         segment = a.device if merged else segments(real.graph, a.device)
         keys, works = op_keys(base.graph), ~base.graph.is_io
-        pieces = []
+        pieces, shares = [], piece_shares(keys, planned, np.where(works, segment, -1))
         for s in np.unique(segment[works]).tolist():
             ops = np.flatnonzero(works & (segment == s))
             d = int(a.device[ops[0]])
             mine, true = base.cluster.devices[d], real.cluster.devices[d]
             count = len(ops) if mine.dispatch_per == "op" else 1
-            sums = defaultdict[tuple[str, int, str], float](float)
-            for i in ops.tolist():
-                sums[keys[i]] += float(planned[i])
-            shares = [Share(*key, total) for key, total in sums.items() if total > 0]
-            shares.append(Share("", 0, "", base_dispatch_s(mine) * count))
+            own = (*shares.get(s, ()), Share("", 0, "", base_dispatch_s(mine) * count))
             took = float(seconds[ops].sum()) + true.dispatch_s * count
-            pieces.append(Piece(mine.name, mine.kind, tuple(shares), self._noisy(took), False))
+            pieces.append(Piece(mine.name, mine.kind, own, self._noisy(took), False))
         run = Run("m", tuple(pieces), self._links(real, a))
         return Measurement(self._noisy(self.value_s(a)), run, NOISE)
 

@@ -13,7 +13,7 @@ from gdp.api import calibrate as calibration
 from gdp.cli.main import cli
 from gdp.cluster.detect import cpu_model
 from gdp.costs import machine
-from gdp.costs.calibrate import ModelPrediction
+from gdp.costs.calibrate import Predicted
 from gdp.costs.profile import (
     DeviceRecord,
     Kernel,
@@ -102,11 +102,8 @@ def test_models_that_contradict_each_other_teach_nothing(tmp_path: Path, folder:
 def test_a_calibration_worse_than_before_is_refused_with_the_reason(tmp_path: Path) -> None:
     models = profile(tmp_path, busy=1.4).models
 
-    def predicted(share: float) -> list[ModelPrediction]:
-        return [
-            ModelPrediction(m.name, m.family, m.latency_s, share * m.latency_s, 1.0, 1)
-            for m in models
-        ]
+    def predicted(share: float) -> list[Predicted]:
+        return [Predicted(m.name, m.family, m.latency_s, share * m.latency_s, 1.0) for m in models]
 
     calibration.require_better(predicted(0.8), predicted(1.1), models)
     with pytest.raises(ProfileError, match=r"44% off, without it 20%: the machine was busy: whole"):

@@ -1,21 +1,24 @@
 """The command `calibrate`: what profiles teach of this machine, and refused calibrations."""
 
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
+from jaxtyping import Float, Int
 
 from gdp.cluster.detect import cpu_model
 from gdp.cluster.presets import device_names, device_preset
 from gdp.cluster.types import Cluster, Device, is_cpu_kind, make_cluster
 from gdp.costs import machine
-from gdp.costs.adapt import AdaptedCosts, Piece, Run, Share, adapt, op_keys
-from gdp.costs.calibrate import ModelPrediction
+from gdp.costs.adapt import AdaptedCosts, Piece, Run, adapt, op_keys, piece_shares
+from gdp.costs.base import CostModel
+from gdp.costs.calibrate import Predicted
 from gdp.costs.default import SHIPPED, resolve_costs
 from gdp.costs.kernels import components
 from gdp.costs.profile import Profile, ProfiledModel, ProfileError
+from gdp.graph.op_graph import OpGraph
 from gdp.question.prepare import prepare_problem
 from gdp.question.question import Question
 
@@ -39,9 +42,8 @@ def busy(models: Sequence[ProfiledModel]) -> str:
 
 
 def require_better(
-    before: Sequence[ModelPrediction], after: Sequence[ModelPrediction],
-    models: Sequence[ProfiledModel],
-) -> None:  # fmt: skip
+    before: Sequence[Predicted], after: Sequence[Predicted], models: Sequence[ProfiledModel]
+) -> None:
     """Raise `ProfileError` where a calibration predicts whole models worse than the one before.
 
     Args:
@@ -123,7 +125,7 @@ def _learned(profile: Profile, name: str) -> tuple[Remembered, list[machine.Mach
         after_s = float(problem.compute_s[:, 0].sum())
         rows.append((model.name, model.latency_s, taught[k].planned_s, after_s))
         records.append(machine.MachineRecord(
-            schema=machine.SCHEMA, date=machine.now(), model=model.name, digest=taught[k].digest,
+            schema=machine.SCHEMA, date=machine.now(), model=model.name, digest=model.graph.digest,
             runtime=profile.runtime,
             versions={k: v for k, v in profile.versions.items() if k == profile.runtime},
             costs=taught[k].label, devices=machine.measured_devices(cluster),
@@ -144,13 +146,10 @@ def _require_here(profile: Profile) -> None:
         raise ProfileError("the profile holds no models; make one with `gdp profile --quick`")
 
 
-@dataclass(frozen=True, eq=False)
-class _Observed:
+class _Observed(NamedTuple):
     """One profiled model as a run of `gdp.costs.adapt`."""
 
-    model: ProfiledModel
-    digest: str
-    base: Any  # the shipped cost model
+    base: CostModel  # the shipped one
     label: str
     planned_s: float
     run: Run
@@ -159,46 +158,42 @@ class _Observed:
 def _observed(model: ProfiledModel, cluster: Cluster) -> _Observed:
     """Measured seconds of the kernels of each op type, compared with shipped costs; kernels are
     scaled to the whole model's seconds."""
-    graph, device = model.graph, cluster.devices[0]
+    graph = model.graph
     base, label = resolve_costs(SHIPPED, cluster, graph)
     problem = prepare_problem(Question(graph, cluster, costs=base))
     unfused = bool(getattr(base, "reads_unfused", False))
     rows = graph if unfused else problem.graph
     group = np.arange(graph.num_ops) if unfused else problem.origin.group_of
     seconds = base(rows, cluster)[:, 0]
-    keys = op_keys(rows)
     works = ~rows.is_io & np.isfinite(seconds) & (seconds > 0)
     kernels = [kernel for kernel in model.kernels if kernel.ops]
     members, of_group = components([k.ops for k in kernels], np.where(works[group], group, -1))
     component_s = [sum(kernels[k].seconds for k in own) for own in members]
     if not kernels:
         component_s, of_group = [model.latency_s], dict.fromkeys(np.flatnonzero(works).tolist(), 0)
-    pieces = _pieces(of_group, component_s, seconds, keys, device, model.latency_s)
-    return _Observed(
-        model, graph.digest, base, label, float(problem.compute_s[:, 0].sum()),
-        Run(model.name, pieces),
-    )  # fmt: skip
+    component = np.array([of_group.get(row, -1) for row in range(rows.num_ops)], dtype=np.int64)
+    pieces = _pieces(rows, seconds, component, component_s, cluster.devices[0], model.latency_s)
+    planned_s = float(problem.compute_s[:, 0].sum())
+    return _Observed(base, label, planned_s, Run(model.name, pieces))
 
 
 def _pieces(
-    of_group: Mapping[int, int], component_s: Sequence[float], seconds: np.ndarray,
-    keys: Sequence[tuple[str, int, str]], device: Device, latency_s: float,
+    rows: OpGraph, seconds: Float[np.ndarray, "N"], component: Int[np.ndarray, "N"],
+    component_s: Sequence[float], device: Device, latency_s: float,
 ) -> tuple[Piece, ...]:  # fmt: skip
     """Components whose longest op is of one type, together."""
-    groups = defaultdict[int, list[int]](list)
-    for g, component in of_group.items():
-        groups[component].append(g)
-    shares = defaultdict[str, dict[tuple[str, int, str], float]](dict)
+    keys, lead = op_keys(rows), dict[int, str]()
+    for row in np.argsort(-seconds, kind="stable").tolist():
+        lead.setdefault(int(component[row]), keys[row][0])
+    lead.pop(-1, None)
     measured = defaultdict[str, float](float)
-    for component, own in groups.items():
-        lead = keys[max(own, key=lambda g: seconds[g])][0]
-        measured[lead] += component_s[component]
-        for g in own:
-            shares[lead][keys[g]] = shares[lead].get(keys[g], 0.0) + float(seconds[g])
-    scale = latency_s / sum(measured.values())
+    for each, name in lead.items():
+        measured[name] += component_s[each]
+    number = {name: k for k, name in enumerate(measured)}
+    piece = np.array([number[lead[c]] if c >= 0 else -1 for c in component.tolist()])
+    shares, scale = piece_shares(keys, seconds, piece), latency_s / sum(measured.values())
     return tuple(
-        Piece(device.name, device.kind, tuple(Share(*key, s) for key, s in own.items()),
-              measured[lead] * scale, False)
-        for lead, own in shares.items()
-        if measured[lead] > 0
-    )  # fmt: skip
+        Piece(device.name, device.kind, shares[number[name]], own_s * scale, False)
+        for name, own_s in measured.items()
+        if own_s > 0
+    )

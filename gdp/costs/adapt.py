@@ -425,6 +425,22 @@ def op_keys(graph: OpGraph) -> list[tuple[str, int, str]]:
     return keys
 
 
+def piece_shares(
+    keys: Sequence[tuple[str, int, str]],
+    seconds: Float[np.ndarray, "N"],
+    piece: Int[np.ndarray, "N"],
+) -> dict[int, tuple[Share, ...]]:
+    """Predicted seconds of the ops of each piece, those of one key of `op_keys` together.
+
+    Ops in none (-1) have no share, nor have those that take no time or run nowhere.
+    """
+    sums = defaultdict[int, dict[tuple[str, int, str], float]](dict)
+    for i in np.flatnonzero((piece >= 0) & np.isfinite(seconds) & (seconds > 0)).tolist():
+        own = sums[int(piece[i])]
+        own[keys[i]] = own.get(keys[i], 0.0) + float(seconds[i])
+    return {p: tuple(Share(*key, s) for key, s in own.items()) for p, own in sums.items()}
+
+
 @dataclass(frozen=True)
 class AdaptedCosts(DerivedCosts):
     """A cost model with the multipliers of an adaptation on its seconds and overheads."""

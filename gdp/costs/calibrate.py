@@ -35,34 +35,22 @@ NOISE_LOG_STD = 0.15
 
 
 @dataclass(frozen=True)
-class KernelPrediction:
-    """One measured kernel of a held-out model, or several that were predicted as one."""
+class Predicted:
+    """A model that was held out, or one of its kernels, or several that were predicted as one."""
 
     model: str
-    type: str  # of the costliest op
-    measured_s: float
+    kind: str  # family of a model; of a kernel the type of its costliest op
+    measured_s: float  # of a model without the profiler
     predicted_s: float
     roofline_s: float
-
-
-@dataclass(frozen=True)
-class ModelPrediction:
-    """One held-out model as a whole."""
-
-    model: str
-    family: str
-    measured_s: float  # without the profiler
-    predicted_s: float
-    roofline_s: float
-    kernels: int
 
 
 @dataclass(frozen=True)
 class Report:
     """Errors on held-out families; shares, not percent."""
 
-    kernels: tuple[KernelPrediction, ...]
-    models: tuple[ModelPrediction, ...]
+    kernels: tuple[Predicted, ...]
+    models: tuple[Predicted, ...]
     train_models: int
     train_families: int
     held_families: tuple[str, ...]
@@ -97,7 +85,7 @@ class Report:
             "note": self.note,
         }  # fmt: skip
 
-    def _kernel_figures(self, kernels: Sequence[KernelPrediction]) -> dict[str, Any]:
+    def _kernel_figures(self, kernels: Sequence[Predicted]) -> dict[str, Any]:
         measured = np.array([k.measured_s for k in kernels])
         figures: dict[str, Any] = {"kernels": len(kernels)}
         for name, signed in _errors(kernels).items():
@@ -110,10 +98,10 @@ class Report:
             }
         return figures
 
-    def _by_type(self) -> list[tuple[str, float, list[KernelPrediction]]]:
+    def _by_type(self) -> list[tuple[str, float, list[Predicted]]]:
         total = sum(k.measured_s for k in self.kernels)
-        names = {k.type for k in self.kernels}
-        groups = [(n, [k for k in self.kernels if k.type == n]) for n in names]
+        names = {k.kind for k in self.kernels}
+        groups = [(n, [k for k in self.kernels if k.kind == n]) for n in names]
         shared = [(n, sum(k.measured_s for k in own) / total, own) for n, own in groups]
         return sorted(shared, key=lambda entry: -entry[1])
 
@@ -130,9 +118,7 @@ class Report:
         }
 
 
-def _errors(
-    rows: Sequence[KernelPrediction] | Sequence[ModelPrediction],
-) -> dict[str, Float[np.ndarray, "R"]]:
+def _errors(rows: Sequence[Predicted]) -> dict[str, Float[np.ndarray, "R"]]:
     """Relative errors of both predictions."""
     measured, learned, datasheet = np.array(
         [(row.measured_s, row.predicted_s, row.roofline_s) for row in rows]
@@ -216,12 +202,10 @@ def _calibrate_rates(profile: Profile, reference: Device) -> tuple[Calibration, 
     rates, predicted_s = fit_work_rates(profile)
     one = make_cluster("reference", [reference])
     models = tuple(
-        ModelPrediction(
-            m.name, m.family, m.latency_s, float(p), float(roofline(m.graph, one).sum()), 1
-        )
+        Predicted(m.name, m.family, m.latency_s, float(p), float(roofline(m.graph, one).sum()))
         for m, p in zip(profile.models, predicted_s, strict=True)
     )
-    families = tuple(sorted({m.family for m in models}))
+    families = tuple(sorted({m.kind for m in models}))
     note = "each family held out in turn"
     report = Report((), models, len(models), len(families), families, note)
     return Calibration(
@@ -313,21 +297,16 @@ def evaluate(
 ) -> Report:
     """Errors of learned kernels on models, kernel by kernel and as a whole."""
     networks = calibration.networks
-    kernels: list[KernelPrediction] = []
-    models: list[ModelPrediction] = []
+    kernels: list[Predicted] = []
+    models: list[Predicted] = []
     for model in held:
         group = networks.groups(model.graph)
         features = kernel_features(model.graph, group)
         seconds = networks.seconds(features)
         datasheet = roofline_s(features, model, reference)
-        own = _kernel_errors(model, group, features, seconds, datasheet)
-        kernels += own
-        models.append(
-            ModelPrediction(
-                model.name, model.family, model.latency_s, float(seconds.sum()),
-                float(datasheet.sum()), len(seconds),
-            )
-        )  # fmt: skip
+        kernels += _kernel_errors(model, group, features, seconds, datasheet)
+        whole = model.latency_s, float(seconds.sum()), float(datasheet.sum())
+        models.append(Predicted(model.name, model.family, *whole))
     return Report(
         tuple(kernels), tuple(models), len(train), len({m.family for m in train}),
         tuple(sorted({m.family for m in held})), note,
@@ -349,7 +328,7 @@ def _kernel_errors(
     features: KernelFeatures,
     seconds: Float[np.ndarray, "K"],
     datasheet: Float[np.ndarray, "K"],
-) -> list[KernelPrediction]:
+) -> list[Predicted]:
     """Errors per kernel; kernels that fuse differently are merged before they are compared."""
     timed = [k for k in model.kernels if k.ops]
     members, of_group = components([k.ops for k in timed], group)
@@ -361,7 +340,7 @@ def _kernel_errors(
         plain[place] += datasheet[g]
         kind[place] = max(kind.get(place, (0.0, "")), (float(seconds[g]), features.lead_type[g]))
     return [
-        KernelPrediction(
+        Predicted(
             model.name, kind.get(place, (0.0, "none"))[1], float(measured[place]),
             float(predicted[place]), float(plain[place]),
         )

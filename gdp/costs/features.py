@@ -46,7 +46,6 @@ class KernelFeatures:
     size: Float[np.ndarray, "K S"]
     other: Float[np.ndarray, "K O"]
     lead: Int[np.ndarray, "K"]
-    ops: tuple[tuple[int, ...], ...]
 
 
 def kernel_features(graph: OpGraph, kernel: Int[np.ndarray, "N"]) -> KernelFeatures:
@@ -91,7 +90,6 @@ def kernel_features(graph: OpGraph, kernel: Int[np.ndarray, "N"]) -> KernelFeatu
         size=size.reshape(count, len(SIZES)),
         other=np.array(other).reshape(count, -1),
         lead=lead,
-        ops=tuple(tuple(ops) for ops in members),
     )
 
 

@@ -1,20 +1,17 @@
 """Fits the networks of `gdp.costs.learned` to measured kernels. Needs JAX and optax."""
 
-import logging
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Float
 
 from gdp.costs.features import KernelFeatures, kernel_features
 from gdp.costs.kernels import kernel_ids
 from gdp.costs.learned import Ensemble, encode
 from gdp.costs.profile import ProfiledModel
-
-LOG = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -27,7 +24,7 @@ class FitConfig:
     steps: int = 1500
     batch: int = 1024
     learning_rate: float = 1e-2
-    weight_decay: float = 0.3  # chosen, as the rest, on families left out while fitting
+    weight_decay: float = 0.3  # chosen, as the rest, on families left out of members
     huber: float = 0.15  # log error where the loss turns linear
     min_rows: int = 8  # lead types with fewer kernels count as never measured
     seed: int = 0
@@ -47,22 +44,14 @@ class MeasuredKernels:
 
     features: KernelFeatures
     seconds: Float[np.ndarray, "K"]
-    model: Int[np.ndarray, "K"]  # index of the model
     family: tuple[str, ...]  # of each kernel
 
 
 def rows_of(models: Sequence[ProfiledModel]) -> MeasuredKernels:
     """Kernels of profiled models as the runtime executed them."""
-    parts, seconds, model_of, family = [], [], [], []
-    for i, model in enumerate(models):
-        features, times = model_rows(model)
-        parts.append(features)
-        seconds.append(times)
-        model_of.append(np.full(len(times), i))
-        family += [model.family] * len(times)
-    return MeasuredKernels(
-        concatenate(parts), np.concatenate(seconds), np.concatenate(model_of), tuple(family)
-    )
+    features, seconds = zip(*map(model_rows, models), strict=True)
+    family = [m.family for m, times in zip(models, seconds, strict=True) for _ in times]
+    return MeasuredKernels(concatenate(features), np.concatenate(seconds), tuple(family))
 
 
 def model_rows(model: ProfiledModel) -> tuple[KernelFeatures, Float[np.ndarray, "K"]]:
@@ -93,7 +82,6 @@ def concatenate(parts: Sequence[KernelFeatures]) -> KernelFeatures:
         size=np.concatenate([p.size for p in parts]),
         other=np.concatenate([p.other for p in parts]),
         lead=np.concatenate([p.lead for p in parts]),
-        ops=tuple(o for p in parts for o in p.ops),
     )
 
 
@@ -118,24 +106,8 @@ def fit(rows: MeasuredKernels, config: FitConfig | None = None) -> Ensemble:
     kept = np.ones((config.members, len(target)), dtype=bool)
     if len(families) >= config.members:
         kept = fold[None] != np.arange(config.members)[:, None]
-    stacked, predicted = _fit_members((terms, other, target), weight * kept, start, config)
-    error = np.where(kept, np.nan, predicted - target)
-    # Every row is left out by one member at most.
-    left_out = np.nansum(error, axis=0)
-    left_out[kept.all(axis=0)] = np.nan
-    _log_left_out(left_out, rows.seconds)
-    return Ensemble(start.types, start.other_mean, start.other_scale, stacked)
-
-
-def _log_left_out(left_out: Float[np.ndarray, "K"], seconds: Float[np.ndarray, "K"]) -> None:
-    """Log the errors of single members on the families they left out, by which to tune."""
-    known = np.isfinite(left_out)
-    if known.any():
-        error, weight = np.abs(np.expm1(left_out[known])), seconds[known]
-        order = np.argsort(error)
-        share = np.cumsum(weight[order]) / weight.sum()
-        median, p90 = (error[order][np.searchsorted(share, q)] for q in (0.5, 0.9))
-        LOG.info("families left out while fitting: median %.3f, p90 %.3f of time", median, p90)
+    layers = _fit_members((terms, other, target), weight * kept, start, config)
+    return Ensemble(start.types, start.other_mean, start.other_scale, layers)
 
 
 def _fit_members(
@@ -143,8 +115,8 @@ def _fit_members(
     weight: Float[np.ndarray, "M K"],
     start: Ensemble,
     config: FitConfig,
-) -> tuple[dict[str, np.ndarray], Float[np.ndarray, "M K"]]:
-    """(layers of all networks, fitted at once; their log seconds of all rows)."""
+) -> dict[str, np.ndarray]:
+    """Layers of all networks, fitted at once."""
     import jax
     import jax.numpy as jnp
     import optax
@@ -176,14 +148,11 @@ def _fit_members(
         updates, state = optimiser.update(jax.grad(loss)(params, weight, at), state, params)
         return (optax.apply_updates(params, updates), state, weight), None
 
-    def member(params: Any, weight: Any) -> tuple[Any, Any]:
-        params = jax.lax.scan(step, (params, optimiser.init(params), weight), batches)[0][0]
-        return params, network(params, terms, other, plain)
+    def member(params: Any, weight: Any) -> Any:
+        return jax.lax.scan(step, (params, optimiser.init(params), weight), batches)[0][0]
 
-    params, predicted = jax.jit(jax.vmap(member))(start_params, weights)
-    return {name: np.asarray(value, np.float32) for name, value in params.items()}, np.asarray(
-        predicted
-    )
+    params = jax.jit(jax.vmap(member))(start_params, weights)
+    return {name: np.asarray(value, np.float32) for name, value in params.items()}
 
 
 def _init(

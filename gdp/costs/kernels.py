@@ -78,23 +78,14 @@ def kernel_ids(model: ProfiledModel) -> Int[np.ndarray, "N"]:
 def kernel_groups(graph: OpGraph, table: FusionTable) -> Int[np.ndarray, "N"]:
     """The kernel of every op by dense id, -1 for inputs, outputs and ops that cost nothing."""
     context = _Context(graph)
-    parent = np.arange(graph.num_ops)
-
-    def root(op: int) -> int:
-        while parent[op] != op:
-            parent[op] = parent[parent[op]]
-            op = int(parent[op])
-        return op
-
-    for src, dst in context.edges():
-        if (table.share(context.edge_keys(src, dst)) or 0.0) > 0.5:
-            parent[root(dst)] = root(src)
+    fused = [e for e in context.edges() if (table.share(context.edge_keys(*e)) or 0.0) > 0.5]
+    src, dst = np.array(fused, np.int64).reshape(-1, 2).T
+    whole = connected(src, dst, graph.num_ops)
     free = graph.is_io.copy()
     for op in np.flatnonzero(~graph.is_io).tolist():
         free[op] = (table.share(context.op_keys(op)) or 0.0) > 0.5
-    roots = np.array([root(op) for op in range(graph.num_ops)])
     ids = np.full(graph.num_ops, -1, dtype=np.int64)
-    ids[~free] = np.unique(roots[~free], return_inverse=True)[1]
+    ids[~free] = np.unique(whole[~free], return_inverse=True)[1]
     return ids
 
 

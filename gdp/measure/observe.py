@@ -7,7 +7,15 @@ import numpy as np
 from jaxtyping import Int
 
 from gdp.cluster.types import Cluster
-from gdp.costs.adapt import LinkSeconds, Piece, Run, Share, base_dispatch_s, op_keys
+from gdp.costs.adapt import (
+    LinkSeconds,
+    Piece,
+    Run,
+    Share,
+    base_dispatch_s,
+    op_keys,
+    piece_shares,
+)
 from gdp.costs.base import CostModel, RuntimeOverheads
 from gdp.graph.groups import first_members
 from gdp.graph.op_graph import OpGraph
@@ -54,9 +62,9 @@ def observed_run(
     for s, d in enumerate(plan.segment_device.tolist()):
         device = overheads.devices[d]
         dispatches = int(ops[s] if overheads.launches_ops[d] else runs[s])
-        own = (*shares[s], Share("", 0, "", base_dispatch_s(device) * dispatches))
-        if s not in measured or not shares[s]:
+        if s not in measured or s not in shares:
             continue
+        own = (*shares[s], Share("", 0, "", base_dispatch_s(device) * dispatches))
         serving = plan.devices_of(d)
         each_s = by_member.get(s, ()) if together else ()
         if len(each_s) != len(serving):
@@ -109,7 +117,7 @@ def _by_member(report: RunReport) -> dict[int, tuple[float, ...]]:
 
 def _shares(
     graph: OpGraph, cluster: Cluster, base: CostModel, prediction: Prediction, plan: ExecutionPlan
-) -> list[list[Share]]:
+) -> dict[int, tuple[Share, ...]]:
     """The ops of every segment with their base-cost predictions, identical ops together."""
     if getattr(base, "reads_unfused", False):
         rows, segment = graph, plan.segment
@@ -117,14 +125,7 @@ def _shares(
         rows = prediction.problem.graph
         segment = _segment_of_fused(prediction, plan)
     seconds = base(rows, cluster)[np.arange(rows.num_ops), plan.segment_device[segment]]
-    seconds = seconds * rows.repeats
-    counted = ~rows.is_io & np.isfinite(seconds) & (seconds > 0)
-    keys = op_keys(rows)
-    sums: list[dict[tuple[str, int, str], float]] = [{} for _ in plan.segment_device]
-    for i in np.flatnonzero(counted).tolist():
-        own = sums[int(segment[i])]
-        own[keys[i]] = own.get(keys[i], 0.0) + float(seconds[i])
-    return [[Share(*key, total) for key, total in own.items()] for own in sums]
+    return piece_shares(op_keys(rows), seconds * rows.repeats, np.where(rows.is_io, -1, segment))
 
 
 def _transfers(

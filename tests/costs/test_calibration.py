@@ -210,7 +210,6 @@ def _take(features, at: list[int]):
         size=features.size[rows],
         other=features.other[rows],
         lead=features.lead[rows],
-        ops=tuple(features.ops[i] for i in at),
     )
 
 

@@ -178,9 +178,7 @@ def methods(
         seconds = search.budget().seconds if search.evaluations is None else None
         greedy_s = GREEDY_S + GREEDY_OP_S * problem.num_ops
         if trained and (checkpoint is not None or problem.num_ops >= POLICY_OPS):
-            from gdp.policy.method import policy_candidate
-
-            extra = [("policy", policy_candidate(checkpoint))]
+            extra = [("policy", trained["policy_samples"])]
         elif trained and (seconds is None or greedy_s <= GREEDY_SHARE * seconds):
             extra = [("policy", trained["policy_greedy"])]
         for name, method in extra:

@@ -34,7 +34,7 @@ def fitting_greedy(
     clock, rules = clock or Clock(None), len(rules_of(problem))
 
     def greedy(limit: Float[np.ndarray, "D"]) -> tuple[DecodeProblem, Int[np.ndarray, "N"]]:
-        under = under_limits(problem, view, limit)
+        under = view._replace(memory_bytes=limit, pool_bytes=pool_limits(problem, limit))
         return under, decode(under, head, samples=1, seed=0, greedy_first=True).device[0]
 
     first = greedy(view.memory_bytes)
@@ -63,13 +63,6 @@ def fitting_greedy(
         if evaluate_rules(problem, device[None]).overflow[0] == 0:
             return under, device, spent
     return *first, spent
-
-
-def under_limits(
-    problem: Problem, view: DecodeProblem, limit: Float[np.ndarray, "D"]
-) -> DecodeProblem:
-    """The view with lower memory limits, of the memories that devices share as well."""
-    return view._replace(memory_bytes=limit, pool_bytes=pool_limits(problem, limit))
 
 
 TEMPERATURES = (0.3, 0.7, 1.0)

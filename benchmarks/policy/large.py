@@ -34,8 +34,8 @@ from gdp.learn.instances import Instance, Problems, make
 from gdp.methods.base import Answer, Search
 from gdp.methods.portfolio import HEURISTICS
 from gdp.methods.priorities import evaluate_rules
-from gdp.policy.advice import advise, incumbents
-from gdp.policy.method import SAMPLES, policy_candidate
+from gdp.policy.advice import advice
+from gdp.policy.method import SAMPLES, policy_methods
 from gdp.policy.model.network import init
 from gdp.policy.policy import Policy, default_checkpoint, policy_folder
 from gdp.policy.propose import propose
@@ -110,8 +110,7 @@ def heuristics(problem: Problem, seed: int) -> Cells:
     cpu_s = sum(one.cpu_s for one in made.values())
     spent = sum(one.evaluations for one in made.values())
     begin_s = time.process_time()
-    advise(problem, answers)
-    rated = evaluate_rules(problem, incumbents(problem))
+    rated = evaluate_rules(problem, advice(problem, answers).device)
     fits = np.where(rated.overflow == 0, rated.seconds, np.inf)
     return {
         **{SHOWN[name]: made[name] for name in SHOWN},
@@ -127,7 +126,7 @@ def heuristics(problem: Problem, seed: int) -> Cells:
 def decoded(problem: Problem, seed: int, policy: Policy, name: str) -> Cells:
     """The greedy placement and the best of 17, as decoded; the advisers' seconds count in both."""
     begin_s = time.process_time()
-    advise(problem, {})
+    advice(problem)
     advised_s, cells = time.process_time() - begin_s, {}
     for count, row in ((1, "greedy"), (1 + SAMPLES, f"{1 + SAMPLES} decodes")):
         begin_s = time.process_time()
@@ -178,7 +177,7 @@ def cells_of(
     if kind == "decoded":
         return decoded(fresh(), seed, policy, name)
     if kind == "with":
-        way = searched(evaluations, policy_candidate(policy))
+        way = searched(evaluations, policy_methods(policy)["policy_samples"])
         return {f"auto with the policy, {name}": measured(way, fresh(), seed)}
     return {f"policy, {name}": measured(answered(policy), fresh(), seed)}
 
@@ -352,7 +351,10 @@ def best(split: str, file: Path | None, evaluations: int, seed: int) -> None:
         if entry.evaluations >= evaluations:
             continue
         k, found = entries.index(entry), entry
-        for name, policy in (("auto", None), ("auto with the policy", policy_candidate())):
+        for name, policy in (
+            ("auto", None),
+            ("auto with the policy", policy_methods()["policy_samples"]),
+        ):
             made = measured(searched(evaluations, policy), problem_of(entry, graphs), seed)
             found = _lower(found, made.value_s, name, evaluations)
             click.echo(f"{entry.graph}, {entry.cluster}, {name}: {made}", err=True)

@@ -47,8 +47,8 @@ from gdp.methods.base import Method, Search
 from gdp.methods.portfolio import HEURISTICS, auto
 from gdp.methods.priorities import evaluate_rules
 from gdp.methods.search.local_search import local_search
-from gdp.policy.advice import incumbents
-from gdp.policy.method import place_with_policy, policy_candidate
+from gdp.policy.advice import advice
+from gdp.policy.method import place_with_policy, policy_methods
 from gdp.policy.model.network import init
 from gdp.policy.policy import Policy
 from gdp.policy.propose import propose
@@ -157,9 +157,9 @@ def heuristics(problem: Problem, seed: int) -> tuple[float, int]:
 
 
 def advisers(problem: Problem, seed: int) -> tuple[float, int]:
-    """Placements that the policy starts from, under all rules of priority, and the heuristics."""
+    """Placements that the policy reads, under all rules of priority, and the heuristics."""
     value_s, spent = heuristics(problem, seed)
-    rated = evaluate_rules(problem, incumbents(problem))
+    rated = evaluate_rules(problem, advice(problem).device)
     fits = np.where(rated.overflow == 0, rated.seconds, np.inf)
     return min(value_s, float(fits.min())), spent + rated.evaluations
 
@@ -191,7 +191,7 @@ def answered(checkpoint: Path | Policy | None, evaluations: int | None = None) -
 
     def way(problem: Problem, seed: int) -> tuple[float, int]:
         search = Search(seed=seed, seconds=None, evaluations=evaluations)
-        answer = place_with_policy(problem, checkpoint, search)
+        answer = place_with_policy(problem, search, checkpoint)
         return reached_s(problem, answer), answer.evaluations
 
     return way
@@ -271,7 +271,7 @@ def _bettered(task: tuple[Entry, int, int]) -> Entry:
     entry, count, seed = task
     problem = problem_of(entry, source())
     found = {"auto": reached_s(problem, auto(problem, _budget(seed, count)))}
-    extra = [("policy", policy_candidate())]
+    extra = [("policy", policy_methods()["policy_samples"])]
     answer = auto(problem_of(entry, source()), _budget(seed, count), extra)
     found["auto with the policy"] = reached_s(problem, answer)
     if entry.regime != "large":
@@ -302,9 +302,9 @@ def show_verb(
         "auto, 1,000 evaluations": searched(1000),
     }
     if with_policy:
-        policy = loaded(checkpoint)
+        policy, samples = loaded(checkpoint), policy_methods(checkpoint)["policy_samples"]
         ways |= {
-            "auto with the policy, 1,000 evaluations": searched(1000, policy_candidate(checkpoint)),
+            "auto with the policy, 1,000 evaluations": searched(1000, samples),
             "policy, greedy": greedy(policy),
             "policy": answered(checkpoint),
             "policy, random weights": answered(Policy(policy.config, init(policy.config, 0))),

@@ -44,7 +44,7 @@ def ratios(
     found = propose(policy, problem, SAMPLES, 0)
     made = [found.value_s[0], found.value_s.min()]
     if answers:
-        answer = place_with_policy(problem, where, Search(seed=0, seconds=None))
+        answer = place_with_policy(problem, Search(seed=0, seconds=None), where)
         value_s = np.inf
         if answer.assignment is not None:
             rank = answer.assignment.rank

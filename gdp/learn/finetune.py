@@ -6,6 +6,7 @@ With simulated rewards it starts from the answer of `auto` with as many evaluati
 gates (`gdp.learn.gates`) before the gradient changes any weight, and ends with a local search.
 """
 
+import functools
 import json
 import os
 from collections.abc import Callable, Iterator
@@ -43,13 +44,13 @@ from gdp.methods.priorities import RULES, rules_of
 from gdp.methods.scoring import Evaluated, score_all
 from gdp.methods.search.local_search import local_search
 from gdp.methods.shares import REFERENCE_SHARE
-from gdp.policy.advice import Advice, advice, advise, incumbents, with_incumbent
+from gdp.policy.advice import advice
 from gdp.policy.decode import DecodeProblem, decode
-from gdp.policy.method import load, policy_candidate
+from gdp.policy.method import load, policy_methods
 from gdp.policy.model.config import Head, Params
 from gdp.policy.model.network import Batch
 from gdp.policy.policy import Policy, default_checkpoint, keep_placement, save_policy
-from gdp.policy.propose import fitting_greedy, under_limits
+from gdp.policy.propose import fitting_greedy
 from gdp.problem.problem import Problem
 
 Freedom = Literal["gates_first", "gates", "all"]
@@ -182,7 +183,7 @@ def _finetuned(
     """The fine-tuning of `finetune`, which ends early on an interrupt."""
     clock, judge = Clock(config.seconds), PlacementEvaluator(problem, config.evaluations)
     if policy.config.advice:
-        advise(problem, {}, clock.part(REFERENCE_SHARE))
+        advice(problem, clock=clock.part(REFERENCE_SHARE))
     tuner = _Tuner(problem, policy, config, judge, seed)
     start_answer = None
     if given is not None:
@@ -230,7 +231,7 @@ def _portfolio(
     """The answer of `auto` with this policy and as many evaluations, in a share of the seconds."""
     limit = _limit(config, clock.part(REFERENCE_SHARE))
     search = Search(seed, None, config.evaluations, clock=limit)
-    return auto(problem, search, extra=[("policy", policy_candidate(policy))])
+    return auto(problem, search, extra=[("policy", policy_methods(policy)["policy_samples"])])
 
 
 def _limit(config: FinetuneConfig, clock: Clock) -> Clock | None:
@@ -278,14 +279,11 @@ class _Tuner:
         self.transform = optimiser(config.rate, config.rate_end, config.updates * config.epochs)
         self.state = self.transform.init(self.params)
         self.explorer = Explorer(policy.params, seed)
-        self.explored: tuple[Advice | None, Head] | None = None  # what was encoded last
         self.temperature = 1.0
-        self.limits: Float[np.ndarray, "D"] | None = None
-        self.advised: Advice | None = None
         if self.network.advice:
             # What the policy reads is judged first.
             rules = rules_of(problem)
-            judge.judge(incumbents(problem)[: max(1, judge.left // len(rules))], rules)
+            judge.judge(advice(problem).device[: max(1, judge.left // len(rules))], rules)
 
     def rounds(self, clock: Clock) -> Iterator[dict[str, float]]:
         """Exploration, then updates, within the evaluations and the clock; yields log entries.
@@ -306,14 +304,20 @@ class _Tuner:
                 yield phase(at)
                 stale = 0 if len(self.judge.known) > num_evaluated else stale + 1
 
+    @functools.cached_property
+    def head(self) -> Head:
+        """The problem as the start encodes it."""
+        return Policy(self.network, self.explorer.params).head(self.problem)
+
+    @functools.cached_property
+    def view(self) -> DecodeProblem:
+        """Decoder input with memory limits tightened as far as the start needs."""
+        plain = Policy(self.network, self.explorer.params).view(self.problem)
+        return fitting_greedy(self.problem, plain, self.head)[0]
+
     def explore(self, at: int) -> dict[str, float]:
         """One round of policies with other gates; the best ones become the weights."""
-        start = Policy(self.network, self.explorer.params)
-        around = self.advice()
-        if self.explored is None or self.explored[0] is not around:
-            self.explored = around, start.head(self.problem, around)
-        view, head = self.view(start, around), self.explored[1]
-        drawn = self.explorer.draw(view, head, self.config.samples)
+        drawn = self.explorer.draw(self.view, self.head, self.config.samples)
         cost_s = self.judge.judge(drawn)
         self.explorer.learn(cost_s)
         self.params = self.explorer.adapted()
@@ -323,13 +327,12 @@ class _Tuner:
         """One update: sample placements, evaluate them, a few optimiser steps."""
         config = self.config
         policy = Policy(self.network, self.params)
-        around = self.advice()
-        batch = policy.batch(self.problem, around)
+        batch = policy.batch(self.problem)
         # The best placement is the last row, a label; where there is none yet, the row is idle.
         forced = None if np.isinf(self.judge.best_s) else self.judge.best[None]
         count, before, temperature = config.samples, len(self.judge.known), self.temperature
         drawn = decode(
-            self.view(policy, around), policy.head_of(self.problem, batch), samples=count + 1,
+            self.view, policy.head_of(self.problem, batch), samples=count + 1,
             seed=self.seed * 100_003 + at, temperature=temperature, greedy_first=at == 0,
             forced=forced, keep=batch.size,
         )  # fmt: skip
@@ -373,24 +376,6 @@ class _Tuner:
                 self.transform, self.params, self.state, self.params, grads, 0.0
             )
         return entropy
-
-    def view(self, policy: Policy, around: Advice | None) -> DecodeProblem:
-        """Decoder input with memory limits tightened as far as the start policy needs."""
-        plain = policy.view(self.problem, around)
-        if self.limits is None:
-            tight, _, _ = fitting_greedy(self.problem, plain, policy.head(self.problem, around))
-            self.limits = tight.memory_bytes
-        return under_limits(self.problem, plain, self.limits)
-
-    def advice(self) -> Advice | None:
-        """Advice with the best placement so far as the incumbent."""
-        if not self.network.advice:
-            return None
-        if np.isinf(self.judge.best_s):
-            return advice(self.problem)
-        if self.advised is None or (self.advised.device[0] != self.judge.best).any():
-            self.advised = with_incumbent(advice(self.problem), self.problem, self.judge.best)
-        return self.advised
 
     def freedom(self, at: int) -> Freedom:
         """Trainable weights of an update."""

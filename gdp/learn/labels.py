@@ -23,12 +23,11 @@ from gdp.base.files.reading import Kind, decode_json, is_there, read_bytes
 from gdp.base.files.writing import write_atomic
 from gdp.base.tasks import HERE, Engine, each
 from gdp.learn.instances import Instance, Problems, load_problems
-from gdp.methods.base import Search
+from gdp.methods.base import Assignment, Search
 from gdp.methods.portfolio import HEURISTICS
-from gdp.methods.priorities import timing
+from gdp.methods.priorities import RULES, evaluate_rules, rank_under, timing
 from gdp.methods.search.local_search import local_search
-from gdp.policy.advice import judge
-from gdp.policy.method import assignment
+from gdp.policy.advice import cost, judge
 from gdp.policy.policy import pack, unpack
 from gdp.problem.problem import Problem
 from gdp.problem.symmetry import canonical
@@ -189,10 +188,11 @@ def search_label(
     start, best = None, "none"
     improved: dict[str, Int[np.ndarray, "N"]] = {}
     if candidates:
-        cost_s, _ = judge(problem, np.stack(list(candidates.values())))
-        best = list(candidates)[int(np.argmin(cost_s))]
-        improved[best] = candidates[best]
-        start = assignment(problem, candidates[best])
+        rated = evaluate_rules(problem, np.stack(list(candidates.values())))
+        row = int(np.argmin(cost(problem, rated)))
+        best = list(candidates)[row]
+        improved[best] = device = candidates[best]
+        start = Assignment(device, rank_under(problem, device, RULES[int(rated.rule[row])]))
     search = Search(seed=seed, seconds=None, evaluations=evaluations, start=start)
     answer = local_search(problem, search)
     if answer.assignment is not None:

@@ -21,7 +21,7 @@ import optax
 from jaxtyping import Array, Bool, Float, Int
 
 from gdp.methods.priorities import timing
-from gdp.policy.advice import Advice, advice, judge, with_incumbent
+from gdp.policy.advice import advice, judge
 from gdp.policy.decode import Rollout, decode
 from gdp.policy.model.config import Head, NetworkConfig, Params, score
 from gdp.policy.model.network import Batch, apply
@@ -84,45 +84,32 @@ class Episode:
 
 
 def sample(
-    policy: Policy,
-    problem: Problem,
-    *,
-    samples: int,
-    seed: int,
-    around: Advice | None = None,
-    gaps: int = 0,
-    threads: int = 1,
+    policy: Policy, problem: Problem, *, samples: int, seed: int, gaps: int = 0, threads: int = 1
 ) -> Episode:
-    """`samples` placements with all that was seen.
-
-    `around` is advice around another incumbent than the best adviser. The last `gaps` rows are the
-    incumbent with a gap each that is decoded again.
-    """
-    batch, gap_rows = policy.batch(problem, around), slice(samples - gaps, samples)
+    """`samples` placements with all that was seen; the last `gaps` are the best adviser's with a
+    gap each that is decoded again."""
+    batch, gap_rows = policy.batch(problem), slice(samples - gaps, samples)
     free = np.ones((samples, batch.size[0]), dtype=bool)
     forced, incumbent_s = None, np.nan
     if gaps:
-        start = around or advice(problem)
+        start = advice(problem)
         incumbent_s = float(start.cost_s[0])
         forced = with_gaps(problem, start.device[0], gaps, np.random.default_rng([seed, 5]))
         free[gap_rows, : problem.num_ops] = forced < 0
     rollout = decode(
-        policy.view(problem, around), policy.head_of(problem, batch), samples=samples, seed=seed,
+        policy.view(problem), policy.head_of(problem, batch), samples=samples, seed=seed,
         forced=forced, keep=batch.size, threads=threads,
     )  # fmt: skip
     cost_s, feasible = judge(problem, rollout.device)
     return Episode(problem, batch, rollout, free, gap_rows, incumbent_s, cost_s, feasible)
 
 
-def with_label(
-    policy: Policy, episode: Episode, label: Int[np.ndarray, "N"], around: Advice | None
-) -> Episode:
+def with_label(policy: Policy, episode: Episode, label: Int[np.ndarray, "N"]) -> Episode:
     """The episode with one more row, which follows a label."""
-    batch, followed = follow(policy, episode.problem, label[None], around, episode.batch)
+    followed = follow(policy, episode.problem, label[None], episode.batch.size)
     cost_s, feasible = judge(episode.problem, followed.device)
     return replace(
         episode,
-        batch=batch,
         rollout=Rollout(*map(np.concatenate, zip(episode.rollout, followed, strict=True))),
         free=np.concatenate([episode.free, np.ones_like(episode.free[:1])]),
         cost_s=np.concatenate([episode.cost_s, cost_s]),
@@ -141,35 +128,12 @@ def with_gaps(
     return table
 
 
-def advance(policy: Policy, problem: Problem, around: Advice, *, samples: int, seed: int) -> Advice:
-    """Advice with the best of some samples as the incumbent, if it is better."""
-    drawn = decode(
-        policy.view(problem, around), policy.head(problem, around), samples=samples, seed=seed
-    ).device
-    cost_s, _ = judge(problem, drawn)
-    row = int(np.argmin(cost_s))
-    if cost_s[row] >= around.cost_s[0]:
-        return around
-    return with_incumbent(around, problem, drawn[row])
-
-
 def follow(
-    policy: Policy,
-    problem: Problem,
-    labels: Int[np.ndarray, "K N"],
-    around: Advice | None = None,
-    batch: Batch | None = None,
-) -> tuple[Batch, Rollout]:
-    """Inputs of the network and the decoder when a placement is forced."""
-    batch = policy.batch(problem, around) if batch is None else batch
-    return batch, decode(
-        policy.view(problem, around),
-        blank_head(problem),
-        samples=len(labels),
-        seed=0,
-        forced=labels,
-        keep=batch.size,
-    )
+    policy: Policy, problem: Problem, labels: Int[np.ndarray, "K N"], size: tuple[int, int]
+) -> Rollout:
+    """Inputs of the decoder when placements are forced, padded to a size of the network."""
+    view, head = policy.view(problem), blank_head(problem)
+    return decode(view, head, samples=len(labels), seed=0, forced=labels, keep=size)
 
 
 def blank_head(problem: Problem) -> Head:
@@ -198,7 +162,6 @@ class PpoConfig:
     updates: int = 1000
     graphs: int = 4  # problems per update
     samples: int = 16  # placements drawn per problem
-    rounds: int = 2  # at most so many ungraded rounds improve the incumbent before
     gaps: float = 0.0  # share of the samples that is the incumbent with a gap decoded again
     epochs: int = 2  # optimiser steps per update
     clip: float = 0.2  # epsilon of equation 7
@@ -454,16 +417,11 @@ class ImitationConfig:
 
 
 def imitation_rows(
-    policy: Policy,
-    problem: Problem,
-    label: Int[np.ndarray, "N"],
-    noise: float,
-    seed: int,
-    around: Advice | None = None,
+    policy: Policy, problem: Problem, label: Int[np.ndarray, "N"], noise: float, seed: int
 ) -> tuple[Batch, ChoiceRows]:
     """Two rows: the label followed exactly, and followed with some ops astray."""
-    astray = perturb(problem, label, noise, seed)
-    batch, rollout = follow(policy, problem, np.stack([label, astray]), around)
+    batch, astray = policy.batch(problem), perturb(problem, label, noise, seed)
+    rollout = follow(policy, problem, np.stack([label, astray]), batch.size)
     labelled = rows(rollout, np.zeros(2), np.zeros(2), np.ones(2))
     n = problem.num_ops
     action = np.array(labelled.action)

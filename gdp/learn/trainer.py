@@ -19,7 +19,6 @@ from gdp.learn.ppo import (
     Episode,
     Metrics,
     Weights,
-    advance,
     advantages,
     gap_advantages,
     gap_weights,
@@ -36,7 +35,6 @@ from gdp.learn.ppo import (
 from gdp.learn.processes import ProcessGroup
 from gdp.learn.recipe import Recipe, RecipeError
 from gdp.methods.priorities import timing
-from gdp.policy.advice import Advice, advice, incumbents, with_incumbent
 from gdp.policy.model.config import Params
 from gdp.policy.model.network import Batch
 from gdp.policy.policy import Policy
@@ -113,10 +111,7 @@ class Trainer:
                 problem, seed = self.problems.get(instance), int(seeds[k])
                 label = self.labels.get(instance, problem)
                 if label is not None:
-                    around = self._advice(policy, problem, seed, rounds=0)
-                    yield imitation_rows(
-                        policy, problem, label.placement(), config.noise, seed, around
-                    )
+                    yield imitation_rows(policy, problem, label.placement(), config.noise, seed)
 
         total, metrics = self._gradients(state, followed(), Weights(0.2, 0.0, 1.0))
         state = self._apply(state, total, len(metrics), self.transforms[0], config.average)
@@ -184,10 +179,9 @@ class Trainer:
         problem, config = self.problems.get(instance), self.recipe.ppo
         label = self.labels.get(instance, problem)
         follows = config.imitate > 0 and label is not None
-        around = self._advice(policy, problem, seed, config.rounds)
         # There are as many rows with a label as without, so that both share one compiled gradient.
         episode = sample(
-            policy, problem, samples=config.samples - follows, seed=seed, around=around,
+            policy, problem, samples=config.samples - follows, seed=seed,
             gaps=int(config.gaps * config.samples) if policy.config.advice else 0,
             threads=self.threads,
         )  # fmt: skip
@@ -198,26 +192,7 @@ class Trainer:
                 evaluations=len(episode.cost_s), found_by="policy",
             )  # fmt: skip
             best = label.placement()
-        return instance, with_label(policy, episode, best, around) if follows else episode
-
-    def _advice(self, policy: Policy, problem: Problem, seed: int, rounds: int) -> Advice | None:
-        """Advice around a random incumbent: an adviser's placement, improved by a few rounds.
-
-        Half the time the best adviser's, as at the first decode of a problem; None means that.
-        """
-        if not policy.config.advice:
-            return None
-        rng = np.random.default_rng([seed, 3])
-        around, start = None, incumbents(problem)
-        if rng.random() < 0.5 and len(start) > 1:
-            device = start[int(rng.integers(1, len(start)))]
-            around = with_incumbent(advice(problem), problem, device)
-        for k in range(int(rng.integers(rounds + 1))):
-            around = advance(
-                policy, problem, around or advice(problem), samples=self.recipe.ppo.samples // 2,
-                seed=seed + 1 + k,
-            )  # fmt: skip
-        return around
+        return instance, with_label(policy, episode, best) if follows else episode
 
     def _rows(self, instance: Instance, episode: Episode) -> ChoiceRows:
         samples = len(episode.cost_s)

@@ -1,7 +1,7 @@
 """A network with weights, ready to place, and the placement that it was fine-tuned to.
 
-A decode begins from reference placements; a better one that a fine-tuning found is kept with the
-weights, as it would not be found again without searching.
+A placement that a fine-tuning found is kept with the weights, as it would not be found again
+without searching.
 """
 
 import base64
@@ -19,7 +19,7 @@ from jaxtyping import Int
 from gdp.base import checkpoint
 from gdp.base.files.reading import Kind, convert, data_path, is_there
 from gdp.methods.base import Assignment
-from gdp.policy.advice import Advice, advice
+from gdp.policy.advice import advice
 from gdp.policy.decode import DecodeProblem, prepare
 from gdp.policy.model.config import Head, NetworkConfig, Params, nested, shapes
 from gdp.policy.model.inference import encode
@@ -115,32 +115,29 @@ class Policy:
     name: str = "policy"
     placed: KeptPlacement | None = None  # what it was fine-tuned to
 
-    def features(self, problem: Problem, around: Advice | None = None) -> Features:
-        """Input features of the network, cached unless advice is given."""
-        if around is not None:
-            return features(problem, self.config.features, around)
+    def features(self, problem: Problem) -> Features:
+        """Input features of the network."""
         return _features(problem, self.config.features, self.config.advice)
 
-    def batch(self, problem: Problem, around: Advice | None = None) -> "Batch":
+    def batch(self, problem: Problem) -> "Batch":
         """Padded JAX arrays of the input features, for learning."""
-        from gdp.policy.model.network import on_device, pad
-
-        if around is not None:
-            return on_device(pad(self.features(problem, around)))
         return _batch(problem, self.config.features, self.config.advice)
 
-    def view(self, problem: Problem, around: Advice | None = None) -> DecodeProblem:
+    def view(self, problem: Problem) -> DecodeProblem:
         """The problem as the decoder reads it, under this network's masks."""
-        plain = prepare(
+        view = prepare(
             problem, mask_memory=self.config.mask_memory, mask_alike=self.config.mask_alike
         )
         if not self.config.advice:
-            return plain
-        return advised(plain, around or advice(problem))
+            return view
+        told = advice(problem)
+        return view._replace(
+            advice=np.ascontiguousarray(told.device), advice_weight=told.weight.astype(np.float64)
+        )
 
-    def head(self, problem: Problem, around: Advice | None = None) -> Head:
+    def head(self, problem: Problem) -> Head:
         """The encoded problem: one pass of the network, in NumPy."""
-        head = encode(self.config, self.params, self.features(problem, around))
+        head = encode(self.config, self.params, self.features(problem))
         return head.cut(problem.num_ops, problem.num_devices)
 
     def head_of(self, problem: Problem, batch: "Batch") -> Head:
@@ -149,13 +146,6 @@ class Policy:
 
         head = network.encode(self.config, self.params, batch)
         return head.cut(problem.num_ops, problem.num_devices)
-
-
-def advised(view: DecodeProblem, around: Advice) -> DecodeProblem:
-    """The view with the advice that the decoder is to read."""
-    return view._replace(
-        advice=np.ascontiguousarray(around.device), advice_weight=around.weight.astype(np.float64)
-    )
 
 
 class _Meta(msgspec.Struct):

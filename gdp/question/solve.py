@@ -54,13 +54,10 @@ SHORT_S = 1.0
 """Seconds that every call may take, however few are requested."""
 COUNTED_BOUND_S = 2.0
 """Work of the bound where evaluations are given, in seconds of an idle core."""
-POLICY_OPS = 5000
-"""Ops from which the shipped policy's placements, sampled and relinked, are a candidate of `auto`;
-of smaller graphs the greedy one is, where it is cheap: search alone is up to 6% behind with it on
-tiled products, and as good elsewhere (docs/decisions.md)."""
 GREEDY_S, GREEDY_OP_S, GREEDY_SHARE = 0.1, 2.2e-4, 0.1
-"""Seconds of an idle core that a greedy decode takes, for each op besides, and the most that it may
-take of the requested seconds."""
+"""Seconds of an idle core that the shipped policy's greedy decode takes, for each op besides, and
+the most that it may take of the requested seconds, as a candidate of `auto`: without it search is
+up to 6% behind on tiled products, and as good elsewhere (docs/decisions.md)."""
 MAX_WAYS = 12
 HSDAG = "gdp.learn.hsdag.train:hsdag"
 """Training from scratch on the problem; JAX is imported where it is called."""
@@ -164,8 +161,8 @@ def methods(
     """Every placement method by its command-line name.
 
     The policy of a checkpoint is `policy`, without search `policy_greedy` and `policy_samples`, and
-    a candidate of `auto`; the shipped one of graphs of `POLICY_OPS` ops and more, and of smaller
-    ones its greedy decode. `planned` are further candidates of `auto`, which come first.
+    a candidate of `auto`; of the shipped one the greedy decode is, where it is cheap. A plain
+    pipeline is another, for a throughput. `planned` are further ones, which come first.
     """
     from gdp.methods.portfolio import auto
     from gdp.methods.scoring import compile_once
@@ -177,17 +174,25 @@ def methods(
         extra: list[tuple[str, Method]] = []
         seconds = search.budget().seconds if search.evaluations is None else None
         greedy_s = GREEDY_S + GREEDY_OP_S * problem.num_ops
-        if trained and (checkpoint is not None or problem.num_ops >= POLICY_OPS):
-            from gdp.policy.method import policy_candidate
-
-            extra = [("policy", policy_candidate(checkpoint))]
+        if trained and checkpoint is not None:
+            extra = [("policy", trained["policy_samples"])]
         elif trained and (seconds is None or greedy_s <= GREEDY_SHARE * seconds):
             extra = [("policy", trained["policy_greedy"])]
+        if find_objective(problem.objective).pipelined:
+            extra.append(("pipeline", _linear_pipeline))
         for name, method in extra:
             compile_once(name, method, problem.objective)
         return auto(problem, search, extra=extra, planned=planned)
 
     return METHODS | for_general(trained | {"hsdag": later(HSDAG), "auto": with_policy})
+
+
+def _linear_pipeline(problem: Problem, search: Search) -> Answer:
+    """The plain pipeline whose dearest stage costs least along a few linear orders."""
+    from gdp.methods.pipeline.method import best_pipeline
+
+    pipeline = best_pipeline(problem, search, linear_only=True)
+    return Answer(pipeline.assignment, reason="" if pipeline.assignment else "no pipeline fits")
 
 
 def _trained(checkpoint: str | Path | None) -> dict[str, Method]:

@@ -20,7 +20,7 @@ from gdp.methods.portfolio import auto
 from gdp.methods.priorities import RULES
 from gdp.policy.advice import advice
 from gdp.policy.decode import decode
-from gdp.policy.method import policy_candidate
+from gdp.policy.method import policy_methods
 from gdp.policy.model.config import NetworkConfig
 from gdp.policy.model.network import init
 from gdp.policy.policy import Policy, load_policy
@@ -107,7 +107,7 @@ def test_fine_tuning_is_never_worse_than_auto_with_as_many_evaluations(
     policy: Policy, objective: Literal["latency", "throughput"]
 ) -> None:
     """It starts where auto ends; without it, from what the policy reads, which is no better."""
-    placed = policy_candidate(policy)
+    placed = policy_methods(policy)["policy_samples"]
     for seed in range(2):
         instance = Instance(f"layered-40-{seed}", seed, objective)
         problem = make(instance, random_graph)

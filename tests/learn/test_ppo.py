@@ -217,7 +217,7 @@ def test_hot_samples_are_weighed_by_the_odds_at_which_they_were_drawn(
 def test_a_label_rides_along_as_the_last_row(policy: Policy, problem: Problem) -> None:
     episode = sample(policy, problem, samples=3, seed=1)
     label = sample(policy, problem, samples=1, seed=9).rollout.device[0]
-    found = with_label(policy, episode, label, None)
+    found = with_label(policy, episode, label)
     assert found.labelled
     assert not episode.labelled
     assert (found.rollout.device[3] == label).all()

@@ -5,14 +5,13 @@ import pytest
 from tiny import fork_join, random_problem
 
 from gdp.base.errors import MissingExtraError
-from gdp.methods.base import Answer, Assignment, Search
-from gdp.methods.pipeline.method import best_pipeline
+from gdp.methods.base import Answer, Assignment
 from gdp.methods.priorities import timing
-from gdp.policy.advice import ADVISERS, advice, advise, incumbents, judge, with_incumbent
-from gdp.policy.decode import decode, prepare
+from gdp.policy.advice import ADVISERS, advice, judge
+from gdp.policy.decode import decode
 from gdp.policy.model.config import NetworkConfig
 from gdp.policy.model.network import init
-from gdp.policy.policy import Policy, advised
+from gdp.policy.policy import Policy
 from gdp.policy.view.decode_problem import PAIR, PairFeatures
 from gdp.policy.view.features import NUM_OP_FEATURES, features
 from gdp.problem.symmetry import canonical
@@ -31,43 +30,13 @@ def test_the_incumbent_is_the_best_adviser() -> None:
             assert (row == canonical(problem, row, timing(problem).order)).all()
 
 
-@pytest.mark.parametrize("objective", ["latency", "throughput"])
-def test_decodes_start_from_advisers_best_first_and_from_a_pipeline(objective: str) -> None:
-    pipelines = 0
-    for seed in range(4):
-        problem = random_problem(seed, objective=objective, num_ops=30, num_devices=3)
-        found = incumbents(problem)
-        cost_s, _ = judge(problem, found)
-        assert (np.diff(cost_s) >= 0).all()
-        rows = {row.tobytes() for row in found}
-        assert len(rows) == len(found)
-        wanted = {row.tobytes() for row in advice(problem).device}
-        pipeline = best_pipeline(problem, Search(seconds=None), linear_only=True).assignment
-        if objective == "throughput" and pipeline is not None:
-            wanted.add(canonical(problem, pipeline.device, timing(problem).order).tobytes())
-            pipelines += 1
-        assert rows == wanted
-    assert pipelines > 0 or objective == "latency"
-
-
-def test_another_incumbent_takes_row_zero() -> None:
-    problem = random_problem(1, num_ops=30, num_devices=3)
-    worst = advice(problem).device[1 + int(np.argmax(advice(problem).cost_s[1:]))]
-    found = with_incumbent(advice(problem), problem, worst)
-    assert (found.device[0] == worst).all()
-    assert found.cost_s[0] == advice(problem).cost_s.max()
-    assert (found.log_ratio <= 0).all()
-    assert (advice(problem).device[0] != worst).any(), "the original stays as it was"
-
-
 def test_the_decoder_sees_where_advisers_put_an_op() -> None:
     """Followed from start to end, the incumbent's feature is one exactly where it goes."""
     problem = random_problem(2, num_ops=30, num_devices=3)
     found = advice(problem)
-    view = advised(prepare(problem), found)
     policy = Policy(CONFIG, init(CONFIG, 0))
     drawn = decode(
-        view, policy.head(problem), samples=1, seed=0, forced=found.device[:1],
+        policy.view(problem), policy.head(problem), samples=1, seed=0, forced=found.device[:1],
         keep=(problem.num_ops, problem.num_devices),
     )  # fmt: skip
     followed = 0
@@ -118,8 +87,8 @@ def test_an_adviser_whose_answer_is_known_is_not_asked_again() -> None:
     problem, twin = random_problem(2, num_ops=30), random_problem(2, num_ops=30)
     row = ADVISERS.index("heft") + 1
     odd = problem.group_allowed.argmax(axis=1)[problem.group]
-    told = advise(problem, {"heft": Answer(Assignment(odd))})
+    told = advice(problem, {"heft": Answer(Assignment(odd))})
     wanted = canonical(problem, odd, timing(problem).order)
     assert (told.device[row] == wanted).all()
     assert (advice(twin).device[row] != wanted).any(), "by itself it answers something else"
-    assert advise(problem, {"heft": Answer(None)}) is told, "once asked, the advice stays"
+    assert advice(problem, {"heft": Answer(None)}) is told, "once asked, the advice stays"

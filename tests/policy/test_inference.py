@@ -105,7 +105,7 @@ import sys
 from tiny import random_problem
 from gdp.methods.base import Search
 from gdp.policy.method import place_with_policy
-assert place_with_policy(random_problem(1, num_ops=20), None, Search(evaluations=1)).assignment
+assert place_with_policy(random_problem(1, num_ops=20), Search(evaluations=1)).assignment
 print(sorted({"jax", "jraph", "flax", "optax", "jinja2"} & set(sys.modules)))
 """
 

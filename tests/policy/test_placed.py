@@ -77,13 +77,13 @@ def test_a_tuned_policy_answers_no_worse_than_it_was_tuned(policy: Policy, tmp_p
     problem = make(Instance(graph="layered-60-2", cluster=5), random_graph)
     config = FinetuneConfig(samples=8, evaluations=200)
     found = finetune(problem, policy, config=config, out=tmp_path / "tuned")
-    answer = place_with_policy(problem, tmp_path / "tuned", Search(seconds=None))
+    answer = place_with_policy(problem, Search(seconds=None), tmp_path / "tuned")
     assert answer.assignment is not None
     seconds, overflow = values(problem, answer.assignment.device[None], answer.assignment.rank)
     assert overflow[0] == 0
     assert seconds[0] <= found.value_s * (1 + 1e-12)
     save_policy(policy, tmp_path / "plain")
-    plain = place_with_policy(problem, tmp_path / "plain", Search(seconds=None), polish=False)
+    plain = place_with_policy(problem, Search(seconds=None), tmp_path / "plain", polish=False)
     assert plain.assignment is not None
     before, _ = values(problem, plain.assignment.device[None], plain.assignment.rank)
     assert seconds[0] < before[0]

@@ -29,7 +29,6 @@ from gdp.learn.ppo import (
     step,
 )
 from gdp.learn.recipe import Recipe, load_recipe
-from gdp.policy.advice import Advice
 from gdp.policy.model.config import Params
 from gdp.policy.model.network import Batch, init, on_device, pad
 from gdp.policy.policy import Policy
@@ -79,14 +78,14 @@ def blind(params: Params) -> Params:
 class ByIndex(Policy):
     """A policy that knows of each device only which one it is."""
 
-    def features(self, problem: Problem, around: Advice | None = None) -> Features:
+    def features(self, problem: Problem) -> Features:
         """The features, with one column per device; 17 devices at most."""
-        plain = super().features(problem, around)
+        plain = super().features(problem)
         return plain._replace(device=np.eye(*plain.device.shape, dtype=np.float32))
 
-    def batch(self, problem: Problem, around: Advice | None = None) -> Batch:
+    def batch(self, problem: Problem) -> Batch:
         """The features padded and as JAX arrays."""
-        return on_device(pad(self.features(problem, around)))
+        return on_device(pad(self.features(problem)))
 
 
 class _Learner:

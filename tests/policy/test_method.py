@@ -1,4 +1,4 @@
-"""The policy's answer is never worse than any heuristic's, whatever the instance and the seed."""
+"""The policy's answers: what was decoded, and no worse after a repair and a search."""
 
 import numpy as np
 import pytest
@@ -11,8 +11,7 @@ from gdp.methods.portfolio import HEURISTICS
 from gdp.methods.priorities import RULES, rank_under
 from gdp.methods.scoring import Evaluated, best_priority_rule, score_all
 from gdp.policy import method as policy_method
-from gdp.policy.advice import incumbents
-from gdp.policy.method import decode_with_policy, place_with_policy, policy_methods
+from gdp.policy.method import place_with_policy, policy_methods
 from gdp.policy.policy import default_checkpoint
 from gdp.problem.problem import Problem
 from gdp.sim.score import values
@@ -33,54 +32,51 @@ def value_s(problem: Problem, answer: Answer) -> float:
 
 @pytest.mark.parametrize("objective", ["latency", "throughput"])
 @pytest.mark.parametrize("seed", range(6))
-def test_no_heuristic_is_better_than_the_policy(seed: int, objective: str) -> None:
+def test_an_answer_is_no_worse_than_what_was_decoded(seed: int, objective: str) -> None:
+    """And it fits where a placement of any heuristic does."""
     problem = random_problem(seed, objective=objective, num_ops=24, num_devices=2 + seed % 3)
     unlimited = problem.cluster.memory_bytes.min() >= UNLIMITED_BYTES
     if seed % 2 and unlimited:
         problem = limit_memory(problem, 1.2)
-    budget = [None, 1, 40][seed % 3]
-    answer = place_with_policy(problem, None, Search(seed=seed, seconds=None, evaluations=budget))
-    found_s = value_s(problem, answer)
-    for name, method in HEURISTICS:
-        assert found_s <= value_s(problem, method(problem, Search(seconds=None))), name
+    search = Search(seed=seed, seconds=None, evaluations=[None, 1, 40][seed % 3])
+    answer = place_with_policy(problem, search)
+    decoded = place_with_policy(problem, search, polish=False)
+    assert value_s(problem, answer) <= value_s(problem, decoded)
+    others = (method(problem, Search(seconds=None)) for _, method in HEURISTICS)
+    fits = any(other.assignment is not None for other in others)
+    assert (answer.assignment is not None) == fits
 
 
 @pytest.mark.parametrize("objective", ["latency", "throughput"])
 @pytest.mark.parametrize("seed", range(4))
-def test_no_heuristic_is_better_than_a_decode_without_search(
+def test_without_search_the_answer_is_what_was_decoded(
     seed: int, objective: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Nor is a placement that it read; and neither relinking, repair nor a search follows."""
+    """Neither a repair nor a search follows; the greedy placement is one of the 17."""
     problem = random_problem(seed, objective=objective, num_ops=24, num_devices=3)
-    for name in ("relink", "repair", "_polished"):
+    for name in ("repair", "_polished"):
         monkeypatch.setattr(policy_method, name, None)
     search, found = Search(seed=seed, seconds=None), {}
     for samples in (0, 16):
-        answer = decode_with_policy(problem, None, search, samples=samples)
+        answer = place_with_policy(problem, search, samples=samples, polish=False)
         found[samples] = value_s(problem, answer)
-        what = "greedy" if samples == 0 else "best of 17"
-        assert f"no search: {what} " in answer.reason
-        for name, method in HEURISTICS:
-            assert found[samples] <= value_s(problem, method(problem, Search(seconds=None))), name
-        read, over = values(problem, incumbents(problem))
-        assert found[samples] <= read[over == 0].min(initial=np.inf)
+        assert ("best of 17 " in answer.reason) == (samples == 16)
     assert found[16] <= found[0]
 
 
 @pytest.mark.slow
 def test_decodes_without_search_are_methods_that_say_what_was_decoded() -> None:
     """One greedy placement costs fewer evaluations than 17, these fewer than the whole answer."""
-    methods, spent, behind = policy_methods(), {}, 0
+    methods, spent = policy_methods(), {}
     for seed in range(1, 4):
         for name, method in methods.items():
             problem = random_problem(seed, num_ops=24, num_devices=3)
             answer = method(problem, Search(seed=seed, seconds=None))
             spent.setdefault(name, []).append(answer.evaluations)
-            behind += "that it read is better" in answer.reason
+            assert "greedy " in answer.reason
     assert list(spent) == ["policy", "policy_greedy", "policy_samples"]
     for whole, greedy, samples in zip(*spent.values(), strict=True):
         assert greedy < samples < whole
-    assert behind
 
 
 def test_own_ranks_stay_in_the_running() -> None:

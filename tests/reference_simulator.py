@@ -184,8 +184,7 @@ def weight_bytes(problem: Problem, *ways: list[int]) -> list[int]:
     where they lie."""
     graph, names = problem.graph, [x.name for x in problem.cluster.devices]
     home = [
-        names.index(x.caches_on) if x.caches_on else i
-        for i, x in enumerate(problem.cluster.devices)
+        names.index(x.runs_on) if x.runs_on else i for i, x in enumerate(problem.cluster.devices)
     ]
     apart = home != [*range(problem.num_devices)] and graph.cache_bytes.any()
     held: dict[tuple[int, int, str], int] = {}

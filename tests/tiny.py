@@ -80,7 +80,7 @@ def keeping_caches(rng: np.random.Generator, devices: list[Device]) -> list[Devi
     away = rng.random(len(devices)) < rng.choice([0.0, 0.6])
     home = rng.integers(len(devices), size=len(devices))
     return [
-        replace(device, caches_on=devices[h].name) if moves else device
+        replace(device, runs_on=devices[h].name) if moves else device
         for device, h, moves in zip(devices, home, away, strict=True)
     ]
 

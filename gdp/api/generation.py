@@ -9,7 +9,7 @@ from jaxtyping import Bool, Float
 
 from gdp.base.errors import ArgumentError, ModelError
 from gdp.cluster.types import UNLIMITED_BYTES, Cluster
-from gdp.costs.offload import is_offload, is_sent, offloads
+from gdp.costs.offload import is_sent, offloads
 from gdp.graph.generation import cached_share
 from gdp.graph.op_graph import SAMPLING_OPS, OpGraph
 from gdp.ops.llamacpp import DRAFT
@@ -188,7 +188,7 @@ def causes_s(predicted: Prediction) -> dict[str, Float[np.ndarray, "M"]]:
     if problem.origin.exchange_s is not None:
         exchange_s[work] = problem.origin.exchange_s[ops, device][work]
     op_s = op_s - exchange_s
-    streams = np.array([is_offload(entry) for entry in devices])[device]
+    streams = problem.cluster.rests[device]
     on_cpu = problem.cluster.is_cpu[device]
     sends = is_sent(graph) & offloads(graph, problem.cluster) & on_cpu & ~streams
     own = work & ~streams & ~sends

@@ -4,12 +4,9 @@ steps."""
 import sys
 from typing import Any
 
-import numpy as np
-
 from gdp.base.errors import ArgumentError, PlacementError
 from gdp.cluster.file import Machine
 from gdp.costs.base import roofline
-from gdp.costs.offload import is_offload
 from gdp.importers.pytorch.export import import_torch
 from gdp.placement.placement import DIVIDED, Placed, Placement
 from gdp.question.models import Model
@@ -82,8 +79,7 @@ def on_devices(
 
 def _require_held(question: Question, placement: Placement) -> None:
     """Raise `PlacementError` for weights off the devices, and for stages on several."""
-    devices = question.cluster.devices
-    if any(is_offload(devices[d]) for d in np.unique(placement.device)):
+    if question.cluster.rests[placement.device].any():
         raise PlacementError(
             "the placement offloads weights, and gdp.on_devices keeps all on devices: place again "
             "with offload='none', or load the exported map with accelerate"

@@ -10,7 +10,6 @@ from gdp.api.generation import phases_s
 from gdp.base.errors import PlacementError
 from gdp.base.units import format_bytes, format_seconds
 from gdp.cluster.types import Cluster, overflow_bytes
-from gdp.costs.offload import is_offload
 from gdp.graph.generation import steps_of
 from gdp.graph.op_graph import OpGraph
 from gdp.placement.placement import make_placement
@@ -65,9 +64,8 @@ def phases_apart(result: Result) -> str:
 def _first_of_kinds(cluster: Cluster) -> list[int]:
     """The first device of each kind that computes."""
     kinds: dict[str, int] = {}
-    for d in np.flatnonzero(cluster.computes).tolist():
-        if not is_offload(cluster.devices[d]):
-            kinds.setdefault(cluster.devices[d].kind, d)
+    for d in np.flatnonzero(cluster.computes & ~cluster.rests).tolist():
+        kinds.setdefault(cluster.devices[d].kind, d)
     return list(kinds.values())
 
 

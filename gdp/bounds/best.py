@@ -31,7 +31,6 @@ from gdp.bounds.loads import (
 )
 from gdp.bounds.path_program import path_program_size, rows_bind
 from gdp.bounds.work import shared_work_s
-from gdp.costs.offload import is_offload
 from gdp.problem.arrays import arrays_of
 from gdp.problem.problem import Problem, TimeUnit
 from gdp.problem.ticks import rounding_share
@@ -175,10 +174,10 @@ def _work_in_memory(problem: Problem, budget: WorkBudget, known_s: float) -> lis
     solved, _ = _linear(program, budget, "linear program of work and of weights within memory")
     if solved is None:
         return []
-    text, rest = solved.argument, np.array([not is_offload(d) for d in problem.cluster.devices])
-    room = problem.cluster.room_bytes(rest & problem.group_allowed.any(axis=0))
+    text, rests = solved.argument, problem.cluster.rests
+    room = problem.cluster.room_bytes(~rests & problem.group_allowed.any(axis=0))
     streamed = int(arrays_of(problem).weight_bytes.sum()) - room
-    if streamed > 0 and not rest.all():
+    if streamed > 0 and rests.any():
         text += f"; {format_bytes(streamed)} of weights or more stream"
     return [Bound(solved.value_s, text)]
 

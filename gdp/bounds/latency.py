@@ -7,7 +7,7 @@ takes at least
     min over devices of the path's ops of (time along the path + sum of c_d * weights on d)
         - sum over d of c_d * memory_d
 
-(caches at the price of the device that holds them, `Cluster.cache_home`)
+(at the price of the device that holds them, `Problem.held_on`)
 
 (Lagrangian relaxation of a shortest path with resources: Handler and Zang 1980,
 doi 10.1002/net.3230100403). The minimum is a dynamic program over the path; prices follow the
@@ -166,10 +166,9 @@ def _memory(
     if problem.graph.weight_bytes.sum() <= memory.min() or problem.num_ops > MAX_OPS:
         return None
     steps_s, path = _longest_path(arcs, spans, head_s)
-    weight, cache = _weights(problem, path)
-    if (weight + cache).sum() <= memory.min():
+    held = _weights(problem, path)
+    if held.sum() <= memory.min():
         return None
-    cache_home = problem.cluster.cache_home
     price = np.zeros(problem.num_devices)
     best_s = 0.0
     # Prices are of the order of the slowest way along the path for the bytes that a device holds.
@@ -178,11 +177,10 @@ def _memory(
     for _ in range(_PRICE_ROUNDS):
         if budget.is_over():
             break
-        price_s = weight[:, None] * price + cache[:, None] * price[cache_home]
+        price_s = (held[:, :, None] * price[problem.held_on][:, None]).sum(axis=0)
         value_s, device = _cheapest(steps_s, price_s)
         best_s = max(best_s, value_s - float(price @ memory))
-        load = np.bincount(device, weight, minlength=len(price))
-        load += np.bincount(cache_home[device], cache, minlength=len(price))
+        load = np.bincount(problem.held_on[:, device].ravel(), held.ravel(), minlength=len(price))
         over = load / memory - 1.0
         over = np.where((price > 0.0) | (over > 0.0), over, 0.0)
         if not over.any():
@@ -191,7 +189,7 @@ def _memory(
         step = step * _SHRINK
     return Bound(
         best_s,
-        f"memory: {format_bytes((weight + cache).sum())} of weights along the critical path do not "
+        f"memory: {format_bytes(held.sum())} of weights along the critical path do not "
         f"fit where it is fastest; spread over devices it takes at least "
         f"{problem.unit.text(best_s)}",
     )
@@ -229,19 +227,16 @@ def _longest_path(
     return np.array(steps[::-1]), np.array(ops[::-1], dtype=np.int64)
 
 
-def _weights(
-    problem: Problem, path: Int[np.ndarray, "L"]
-) -> tuple[Float[np.ndarray, "L"], Float[np.ndarray, "L"]]:
-    """(bytes of weights, of caches) of each op of the path; a shared weight counts once."""
+def _weights(problem: Problem, path: Int[np.ndarray, "L"]) -> Float[np.ndarray, "K L"]:
+    """Bytes of each kind of weights of each op of the path; a shared weight counts once."""
     graph, stored = problem.graph, stored_bytes(problem)
     ops = path[:-1]  # the last one is the end of the run
     _, first = np.unique(graph.weight_id[ops], return_index=True)
     counted = np.zeros(len(path), dtype=bool)
     counted[first] = True
-    by_op = np.zeros((2, graph.num_ops))
-    by_op[stored.is_cache.astype(np.int64), stored.op] = stored.size_bytes
-    own, cache = np.append(by_op[:, ops], np.zeros((2, 1)), axis=1) * counted
-    return own, cache
+    by_op = np.zeros((len(problem.held_on), graph.num_ops))
+    by_op[stored.kind, stored.op] = stored.size_bytes
+    return np.pad(by_op[:, ops], ((0, 0), (0, 1))) * counted
 
 
 def _cheapest(

@@ -48,7 +48,7 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Float, Int
 
 from gdp.bounds.linear_program import LinearProgram, RowBuilder
 from gdp.graph.groups import distinct
@@ -194,14 +194,14 @@ def build_work(problem: Problem, unit_s: float) -> LinearProgram:
 def _classes(problem: Problem) -> tuple[Float[np.ndarray, "Q D"], Int[np.ndarray, "G"]]:
     """(Least seconds of all members of each class of equal groups, class of each group)."""
     seconds = least_group_seconds(problem)
-    group, weight, size, is_cache = held_weights(problem)
-    held = np.bincount(group, np.where(is_cache, 0, size), problem.num_groups)
-    cached = np.bincount(group, np.where(is_cache, size, 0), problem.num_groups)
+    group, weight, size, kind = held_weights(problem)
+    held = np.zeros((len(problem.held_on), problem.num_groups))
+    np.add.at(held, (kind, group), size)
     own = np.zeros(problem.num_groups)  # a class of its own for groups that share weights
     sharing = distinct(group[np.bincount(weight)[weight] > 1])
     own[sharing] = 1 + sharing
     # In single precision, as sums of equal seconds in other orders differ.
-    key = np.column_stack([seconds.astype(np.float32), held, cached, own])
+    key = np.column_stack([seconds.astype(np.float32), *held, own])
     _, of_group, count = np.unique(key, axis=0, return_inverse=True, return_counts=True)
     of_group = of_group.reshape(-1)
     least = np.full((len(count), problem.num_devices), np.inf)
@@ -356,7 +356,7 @@ class HeldWeights:
 
     Where groups disagree on the size of a weight, any of them may be the one that holds it. With
     `of_group`, the classes of the groups have the columns (`build_work`). A cache is on device d
-    where its group is on any device that keeps its caches there (`Cluster.cache_home`): the sum of
+    where its group is on any device that keeps its caches there (`Problem.held_on`): the sum of
     these shares, which is at most 1, takes the place of x(g, d).
     """
 
@@ -365,8 +365,8 @@ class HeldWeights:
     ) -> None:
         self.rows, self.d = rows, problem.num_devices
         self.memory = np.maximum(1.0, arrays_of(problem).memory_bytes.astype(np.float64))
-        self.group, weight, self.size, self.is_cache = held_weights(problem)
-        self.cache_home = problem.cluster.cache_home
+        self.group, weight, self.size, self.kind = held_weights(problem)
+        self.held_on = problem.held_on
         if of_group is not None:
             self.group = of_group[self.group]
         sharers = np.bincount(weight)
@@ -380,21 +380,20 @@ class HeldWeights:
 
     def terms(self, i: int) -> tuple[list[Any], list[Any]]:
         """Columns and shares of memory of all weights on device i."""
-        h = self.first + np.arange(len(self.least)) * self.d + i
-        alone, limit = ~self.tied & ~self.is_cache, self.memory[i]
-        columns, values = [self.group[alone] * self.d + i, h], [self.size[alone], self.least]
-        alone = ~self.tied & self.is_cache
-        for d in np.flatnonzero(self.cache_home == i) if alone.any() else ():
+        columns = [self.first + np.arange(len(self.least)) * self.d + i]
+        values = [self.least / self.memory[i]]
+        for kind, d in np.argwhere(self.held_on == i).tolist():
+            alone = ~self.tied & (self.kind == kind)
             columns.append(self.group[alone] * self.d + d)
-            values.append(self.size[alone])
-        return columns, [size / limit for size in values]
+            values.append(self.size[alone] / self.memory[i])
+        return columns, values
 
     def add_ties(self, i: int) -> None:
-        """Hold each shared weight on device i where any of its groups is, and each shared cache
-        where any of them is on a device that keeps its caches there."""
-        for kind, devices in ((False, [i]), (True, np.flatnonzero(self.cache_home == i).tolist())):
-            tied = self.tied & (self.is_cache == kind)
-            if tied.any() and devices:
+        """Hold each shared weight on device i where any of its groups is on a device that keeps
+        weights of its kind there."""
+        for kind, home in enumerate(self.held_on):
+            tied, devices = self.tied & (self.kind == kind), np.flatnonzero(home == i)
+            if tied.any() and len(devices):
                 one = np.ones(int(tied.sum()))
                 held = self.first + self.place[tied] * self.d + i
                 on = [self.group[tied] * self.d + d for d in devices]
@@ -404,22 +403,21 @@ class HeldWeights:
 def held_weights(
     problem: Problem,
 ) -> tuple[
-    Int[np.ndarray, "M"], Int[np.ndarray, "M"], Float[np.ndarray, "M"], Bool[np.ndarray, "M"]
+    Int[np.ndarray, "M"], Int[np.ndarray, "M"], Float[np.ndarray, "M"], Int[np.ndarray, "M"]
 ]:
-    """(Group, weight, bytes, whether it is a cache that may be on another device) of every weight
-    of every group, each once."""
+    """(Group, weight, bytes, kind of `Problem.held_on`) of all weights of each group, each once."""
     stored = stored_bytes(problem)
     weight = np.unique(stored.id, return_inverse=True)[1]
     count = int(weight.max(initial=0)) + 1
     pairs, which = np.unique(problem.group[stored.op] * count + weight, return_inverse=True)
-    size, is_cache = np.zeros(len(pairs)), np.zeros(len(pairs), dtype=bool)
+    size, kind = np.zeros(len(pairs)), np.zeros(len(pairs), dtype=np.int64)
     np.maximum.at(size, which, stored.size_bytes.astype(np.float64))
-    is_cache[which] = stored.is_cache
-    return pairs // count, pairs % count, size, is_cache
+    kind[which] = stored.kind
+    return pairs // count, pairs % count, size, kind
 
 
 def owned_weights(
-    problem: Problem, owner: Int[np.ndarray, "N"], num_owners: int, *, caches: bool = False
+    problem: Problem, owner: Int[np.ndarray, "N"], num_owners: int, kind: int = 0
 ) -> tuple[Int[np.ndarray, "X"], tuple[tuple[int, tuple[int, ...]], ...]]:
     """(bytes of weights of each owner alone, (bytes, owners) of each weight that owners share).
 
@@ -427,10 +425,10 @@ def owned_weights(
         problem: With the weights of its ops.
         owner: Of each op, such as its group; `num_owners` for none.
         num_owners: X.
-        caches: Of caches that may lie on another device instead, which are none of the weights.
+        kind: Of `Problem.held_on`.
     """
     stored = stored_bytes(problem)
-    chosen = np.flatnonzero(stored.is_cache == caches)
+    chosen = np.flatnonzero(stored.kind == kind)
     chosen = chosen[np.argsort(stored.op[chosen], kind="stable")]
     holders: dict[int, set[int]] = {}
     largest: dict[int, int] = {}

@@ -5,6 +5,8 @@ import itertools
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
+import numpy as np
+
 from gdp.cluster.table import Preset, presets
 from gdp.cluster.types import Cluster, Device
 
@@ -170,8 +172,7 @@ def links_line(cluster: Cluster) -> str:
 
     Links among accelerators are named where they are of other kinds than those to processors.
     """
-    # A device whose caches are kept elsewhere stands for weights at rest, without a link itself.
-    gpus = [d for d, x in enumerate(cluster.devices) if not (x.is_cpu or x.caches_on)]
+    gpus = np.flatnonzero(~cluster.is_cpu & ~cluster.rests).tolist()  # links of others are theirs
     cpus = [d for d, device in enumerate(cluster.devices) if device.is_cpu]
     known = [presets()[d.kind] for d in cluster.devices if d.kind in presets()]
     host, kinds = host_generation(known), dict[object, tuple[LinkKind, bool]]()

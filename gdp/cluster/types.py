@@ -68,7 +68,9 @@ class Device:
     backend: str = ""  # of llama.cpp on a GPU, of `BACKENDS`; "": the usual one of its maker
     copy_bytes_per_s: float = 0.0  # of a processor: a core copies memory so fast; 0: not known
     sockets: int = 1  # of a processor; `bytes_per_s` is that of all together
-    caches_on: str = ""  # device that holds the caches of ops placed here; "": this one
+    # Device that computes the ops placed here, whose weights rest here, and holds their caches;
+    # "": this one.
+    runs_on: str = ""
 
     def __post_init__(self) -> None:
         where = f"device {self.name!r}"
@@ -214,7 +216,7 @@ class Cluster:
     def alike(self) -> Int[np.ndarray, "D"]:
         """Class of each device: devices of one class differ in name and in shared memory alone."""
         unnamed = [
-            replace(device, name="-", memory_pool="", processor="", caches_on="")
+            replace(device, name="-", memory_pool="", processor="", runs_on="")
             for device in self.devices
         ]
         return np.array([unnamed.index(device) for device in unnamed], dtype=np.int64)
@@ -308,19 +310,19 @@ class Cluster:
         return room
 
     @functools.cached_property
-    def cache_home(self) -> Int[np.ndarray, "D"]:
-        """Device that holds the caches of the ops on each: itself, or the one that
-        `Device.caches_on` names, where the cluster has it."""
+    def runs_on(self) -> Int[np.ndarray, "D"]:
+        """Device that computes the ops on each: itself, or the one that `Device.runs_on` names,
+        where the cluster has it."""
         names = self.device_names
-        homes = [device.caches_on for device in self.devices]
+        homes = [device.runs_on for device in self.devices]
         return np.array(
             [names.index(n) if n in names else d for d, n in enumerate(homes)], dtype=np.int64
         )
 
     @functools.cached_property
-    def moves_caches(self) -> bool:
-        """True if caches of some device are stored on another one."""
-        return bool((self.cache_home != np.arange(self.num_devices)).any())
+    def rests(self) -> Bool[np.ndarray, "D"]:
+        """True for devices that stand for weights at rest, whose ops another device computes."""
+        return self.runs_on != np.arange(self.num_devices)
 
     @functools.cached_property
     def processor(self) -> Int[np.ndarray, "D"]:

@@ -3,7 +3,7 @@
 **accelerate** lets weights rest in host memory or on disk; they cross the link at every use. An
 offload device stands for that in a cluster. An op on it takes the time of its weights' way to
 the main device and of its computation there; its tensors are the main device's, so that nothing
-has to be moved between the two, and its caches lie there (`Device.caches_on`). The main device
+has to be moved between the two, and its caches lie there (`Device.runs_on`). The main device
 keeps room for weights that stream through it. What this leaves out: the main device and its
 offload device could overlap here, while accelerate copies, then computes. Placements that keep
 modules whole are chains, in which nothing overlaps.
@@ -73,7 +73,7 @@ def _offload_device(
     # `dispatch_model`), so its keys and values are made there and stay; weights alone rest.
     blank = replace(
         main, name=OFFLOAD_NAMES[target], kind=KINDS[target], reserve_bytes=0, memory_pool="",
-        caches_on=main.name,
+        runs_on=main.name,
     )  # fmt: skip
     memories = {d.memory_pool or d.name: d for d in devices if d.is_cpu}
     host_bytes = sum(d.memory_bytes for d in memories.values())
@@ -86,16 +86,10 @@ def _offload_device(
     )  # fmt: skip
 
 
-def is_offload(device: Device) -> bool:
-    """True for a device that only stands for offloaded weights."""
-    return device.kind in KINDS.values()
-
-
 def main_device(cluster: Cluster) -> int | None:
     """The device that computes what is offloaded: the first accelerator, of the host's machine
     where that has one."""
-    accelerators = [i for i, d in enumerate(cluster.devices) if not d.is_cpu and not is_offload(d)]
-    at = machines(cluster)
+    accelerators, at = np.flatnonzero(~cluster.is_cpu & ~cluster.rests).tolist(), machines(cluster)
     return next(
         (i for i in accelerators if at[i] == at[cluster.host]), next(iter(accelerators), None)
     )
@@ -114,7 +108,7 @@ def with_offload(cluster: Cluster, targets: Sequence[str], reserved_bytes: int =
     main = main_device(cluster)
     if main is None:
         return cluster
-    base, d, k = resident(cluster), cluster.num_devices, len(targets)
+    base = resident(cluster)
     devices = list(base.devices)
     streamed = min(reserved_bytes, int(MAX_SHARE * devices[main].memory_bytes))
     devices[main] = replace(
@@ -126,18 +120,13 @@ def with_offload(cluster: Cluster, targets: Sequence[str], reserved_bytes: int =
         for i in hosts:
             devices[i] = replace(devices[i], memory_pool=devices[i].memory_pool or HOST_POOL)
     devices += [_offload_device(base.devices[main], t, devices, streamed) for t in targets]
-    # Constraints on the main device hold for the device that stands for its weights, too.
-    rows = np.array([*range(d), *[main] * k])
-    same = rows[:, None] == rows[None, :]
-    bandwidth = np.where(same, np.inf, cluster.link_bytes_per_s[np.ix_(rows, rows)])
-    latency = np.where(same, 0.0, cluster.link_latency_s[np.ix_(rows, rows)])
-    channel = cluster.channel[np.ix_(rows, rows)].copy()
-    aliases = np.flatnonzero(same.reshape(-1) & ~np.eye(d + k, dtype=bool).reshape(-1))
-    channel.reshape(-1)[aliases] = cluster.num_channels + np.arange(len(aliases))
-    return replace(
-        cluster, devices=tuple(devices), link_bytes_per_s=bandwidth, link_latency_s=latency,
-        channel=channel,
-    )  # fmt: skip
+    # The links of the main device are those of the devices that stand for its weights, too.
+    rows = np.array([*range(cluster.num_devices), *[main] * len(targets)])
+    widened = _of_devices(cluster, devices, rows)
+    channel = widened.channel.copy()
+    aliases = np.nonzero((rows[:, None] == rows) & ~np.eye(len(rows), dtype=bool))
+    channel[aliases] = cluster.num_channels + np.arange(len(aliases[0]))
+    return replace(widened, channel=channel)
 
 
 @dataclass(frozen=True)
@@ -149,14 +138,13 @@ class Streamed(DerivedCosts):
         return f"{getattr(self.base, '__name__', type(self.base).__name__)}, weights streamed"
 
     def __call__(self, graph: OpGraph, cluster: Cluster) -> Float[np.ndarray, "N D"]:
-        plain = [i for i, device in enumerate(cluster.devices) if not is_offload(device)]
-        main = main_device(cluster)
+        plain, rests = np.flatnonzero(~cluster.rests), np.flatnonzero(cluster.rests)
+        devices = [cluster.devices[d] for d in plain]
         seconds = np.full((graph.num_ops, cluster.num_devices), np.inf)
-        seconds[:, plain] = self.base(graph, _part(cluster, plain))
-        for i, device in enumerate(cluster.devices):
-            if is_offload(device) and main is not None:
-                way_s = weight_way_s(graph, cluster, main, device.kind)
-                seconds[:, i] = np.where(graph.is_io, np.inf, seconds[:, main] + way_s)
+        seconds[:, plain] = self.base(graph, _of_devices(cluster, devices, plain))
+        for d, main in zip(rests.tolist(), cluster.runs_on[rests].tolist(), strict=True):
+            way_s = weight_way_s(graph, cluster, main, cluster.devices[d].kind)
+            seconds[:, d] = np.where(graph.is_io, np.inf, seconds[:, main] + way_s)
         return seconds
 
 
@@ -205,13 +193,12 @@ def read_bytes(graph: OpGraph) -> Int[np.ndarray, "N"]:
     return read
 
 
-def _part(cluster: Cluster, kept: Sequence[int]) -> Cluster:
-    index = np.ix_(kept, kept)
+def _of_devices(cluster: Cluster, devices: Sequence[Device], rows: Int[np.ndarray, "X"]) -> Cluster:
+    """A cluster of other devices, with the links of the devices at some rows."""
+    index = np.ix_(rows, rows)
     return replace(
-        cluster, devices=tuple(cluster.devices[i] for i in kept),
-        link_bytes_per_s=cluster.link_bytes_per_s[index].copy(),
-        link_latency_s=cluster.link_latency_s[index].copy(),
-        channel=cluster.channel[index].copy(),
+        cluster, devices=tuple(devices), link_bytes_per_s=cluster.link_bytes_per_s[index],
+        link_latency_s=cluster.link_latency_s[index], channel=cluster.channel[index],
     )  # fmt: skip
 
 

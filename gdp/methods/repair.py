@@ -24,8 +24,7 @@ from gdp.methods.scoring import (
     best_priority_rule,
     best_two,
     expand,
-    group_cache_bytes,
-    group_weight_bytes,
+    group_held_bytes,
     proven_misfit,
 )
 from gdp.problem.arrays import arrays_of
@@ -121,7 +120,7 @@ def _shedding(
     from gdp.methods.repair_kernels import shed
 
     a = arrays_of(problem)
-    size, cache = _group_bytes(problem), group_cache_bytes(problem).astype(float)
+    size, cache = _group_bytes(problem)
     near = np.zeros(problem.num_devices)
     capacity, shares = problem.cluster.memory_bytes.astype(float), a.pool >= 0
     for rank in ranks[:2]:
@@ -147,8 +146,7 @@ def _packing(
     from gdp.methods.repair_kernels import pack
 
     a = arrays_of(problem)
-    size = _group_bytes(problem)
-    held = size + group_cache_bytes(problem)
+    size, cache = _group_bytes(problem)
     capacity, shares = problem.cluster.memory_bytes.astype(float), a.pool >= 0
     in_all = float(problem.cluster.room_bytes(np.ones(problem.num_devices, dtype=bool)))
     topological = np.arange(problem.num_groups)
@@ -157,7 +155,7 @@ def _packing(
     mixed = np.concatenate([by_size[large[by_size]], topological[~large]])
     for order in (topological, mixed, by_size):
         # Weights spread evenly first: each device gets the same share of its memory.
-        share = min(1.0, float(held.sum()) / in_all)
+        share = min(1.0, float((size + cache).sum()) / in_all)
         room, shared = capacity * share, a.pool_bytes * share
         for _ in range(_ROUNDS // 2):
             device = expand(problem, pack(a, order, room, shared))
@@ -169,9 +167,9 @@ def _packing(
             shared = np.maximum(a.pool_bytes - others, 0.05 * a.pool_bytes)
 
 
-def _group_bytes(problem: Problem) -> Float[np.ndarray, "G"]:
-    """Bytes freed at least by moving each group: its weights and outputs, no remote caches."""
-    a = arrays_of(problem)
-    size = (group_weight_bytes(problem) - group_cache_bytes(problem)).astype(float)
+def _group_bytes(problem: Problem) -> tuple[Float[np.ndarray, "G"], Float[np.ndarray, "G"]]:
+    """(bytes freed at least by moving each group, its weights and outputs; remote caches)."""
+    a, held = arrays_of(problem), group_held_bytes(problem).astype(float)
+    size = held[0].copy()
     np.add.at(size, a.group[a.producer], a.held_bytes)
-    return size
+    return size, held[1:].sum(axis=0)

@@ -50,7 +50,7 @@ def fill_packs(a, order, room_bytes, pool_room_bytes, group_device, holds, used,
             if not a.group_allowed[g, d]:
                 continue
             left = share_left(a, holds, used, room_bytes, pool_room_bytes, g, d, d)
-            home = a.cache_home[d]
+            home = a.held_on[a.held_on.shape[0] - 1, d]
             if home != d and added_bytes(a, holds, g, d, home) > 0:
                 there = share_left(a, holds, used, room_bytes, pool_room_bytes, g, d, home)
                 left = min(left, there)
@@ -108,14 +108,14 @@ def shed(
 
     Changes `group_device` and what is over and left in place, of devices and of the memories that
     they share: a group leaves an overfull pool for another memory. `cache` [G] are bytes beside
-    `size` that lie on `cache_home`, which may be overfull, too. The receiver is the device with
-    room that the group exchanges most with. `near` [D] is scratch.
+    `size` that lie on the devices of the last kind, which may be overfull, too. The receiver is the
+    device with room that the group exchanges most with. `near` [D] is scratch.
     """
-    num_devices = a.group_allowed.shape[1]
+    num_devices, homes = a.group_allowed.shape[1], a.held_on[a.held_on.shape[0] - 1]
     moved = 0
     for g in order:
         home = group_device[g]
-        kept = a.cache_home[home]
+        kept = homes[home]
         crowded = a.pool[home] >= 0 and pool_excess[a.pool[home]] > 0.0
         lacks = (excess_bytes[home] > 0.0 or crowded) and size[g] > 0.0
         if not lacks and (cache[g] <= 0.0 or excess_bytes[kept] <= 0.0):
@@ -125,7 +125,7 @@ def shed(
         for d in range(num_devices):
             if d == home or not a.group_allowed[g, d]:
                 continue
-            there = a.cache_home[d]
+            there = homes[d]
             left = cache[g] if there != kept else 0.0  # caches that change their device
             if not lacks and left == 0.0:
                 continue
@@ -146,7 +146,7 @@ def shed(
         if best >= 0:
             group_device[g] = best
             carry(a, home, best, size[g], excess_bytes, slack_bytes, pool_excess, pool_slack)
-            there = a.cache_home[best]
+            there = homes[best]
             if there != kept and cache[g] > 0.0:
                 carry(a, kept, there, cache[g], excess_bytes, slack_bytes, pool_excess, pool_slack)
             moved += 1

@@ -136,24 +136,13 @@ def group_seconds(problem: Problem) -> Float[np.ndarray, "G D"]:
 
 
 @cached_on_problem
-def group_weight_bytes(problem: Problem) -> Int[np.ndarray, "G"]:
-    """Bytes of the distinct weights and caches of each group."""
-    return _held_by_groups(problem, 0)
-
-
-@cached_on_problem
-def group_cache_bytes(problem: Problem) -> Int[np.ndarray, "G"]:
-    """Of `group_weight_bytes`, caches that lie on the `Cluster.cache_home` of the group's device;
-    none where every device holds those of its own ops."""
-    return _held_by_groups(problem, arrays_of(problem).first_cache)
-
-
-def _held_by_groups(problem: Problem, first: int) -> Int[np.ndarray, "G"]:
-    """Bytes of the distinct weights of each group, of those from `first` on."""
+def group_held_bytes(problem: Problem) -> Int[np.ndarray, "K G"]:
+    """Bytes of the distinct weights of each group, by kind: those of kind k lie on the device
+    `problem.held_on[k]` of the group's one."""
     a = arrays_of(problem)
-    held = np.zeros(problem.num_groups, dtype=np.int64)
+    held = np.zeros((len(a.held_on), problem.num_groups), dtype=np.int64)
     owner = np.repeat(np.arange(problem.num_groups), np.diff(a.group_weight_start))
-    np.add.at(held, owner, np.where(a.group_weight >= first, a.weight_bytes[a.group_weight], 0))
+    np.add.at(held, (a.weight_kind[a.group_weight], owner), a.weight_bytes[a.group_weight])
     held.setflags(write=False)
     return held
 
@@ -207,21 +196,19 @@ def proven_misfit(problem: Problem) -> str | None:
     2. Weights whose ops are all confined to some devices need room on those devices together, in
        which a memory that several of them share counts once; their caches where these lie.
     """
-    graph, cache = problem.graph, group_cache_bytes(problem)
-    held = group_weight_bytes(problem) - cache
+    graph, own = problem.graph, problem.held_on == np.arange(problem.num_devices)
+    held = group_held_bytes(problem).T @ own
     may_use = problem.group_allowed[problem.group]
     at_once = (may_use & (problem.compute_s == 0.0)).any(axis=1)
-    need = held[problem.group] + np.where(at_once, 0, touched_bytes(problem))
-    own = problem.cluster.cache_home == np.arange(problem.num_devices)
-    memory, beside = problem.cluster.memory_bytes, np.where(own, cache[:, None], 0)
-    left = np.where(problem.group_allowed, memory - beside, np.iinfo(np.int64).min // 2)
+    need, memory = np.where(at_once, 0, touched_bytes(problem)), problem.cluster.memory_bytes
+    left = np.where(problem.group_allowed, memory - held, np.iinfo(np.int64).min // 2)
     short = need - left.max(axis=1)[problem.group]
     if short.max() > 0:
         op = int(short.argmax())
         g, d = problem.group[op], left[problem.group[op]].argmax()
         return (
             f"no placement can fit: op {graph.op_names[op]!r} needs "
-            f"{format_bytes(need[op] + beside[g, d])} on one device, the largest it may use holds "
+            f"{format_bytes(need[op] + held[g, d])} on one device, the largest it may use holds "
             f"{format_bytes(memory[d])}: {format_bytes(short[op])} missing"
         )
     return _confined_weights(problem)
@@ -235,12 +222,11 @@ def _confined_weights(problem: Problem) -> str | None:
     for home in [np.ones(problem.num_devices, dtype=bool), *homes]:
         inside = ~(problem.group_allowed & ~home).any(axis=1)
         weights = distinct(a.group_weight[inside[owner]])
-        caches = weights[weights >= a.first_cache]
-        cached = np.isin(np.arange(problem.num_devices), cluster.cache_home[home])
-        # Weights and caches together, and where these lie elsewhere, either of them alone.
-        ways = [(weights, home | cached if len(caches) else home)]
-        ways += [(weights[weights < a.first_cache], home), (caches, cached)] if len(caches) else []
-        for ids, where in ways:
+        kind = a.weight_kind[weights]
+        # All together, and where there are several kinds, each alone.
+        for kinds in dict.fromkeys([tuple(np.unique(kind)), *((k,) for k in np.unique(kind))]):
+            ids = weights[np.isin(kind, kinds)]
+            where = np.isin(np.arange(problem.num_devices), problem.held_on[list(kinds)][:, home])
             needed, held = int(a.weight_bytes[ids].sum()), cluster.room_bytes(where)
             if needed > held:
                 names = [n for n, here in zip(cluster.device_names, where, strict=True) if here]
@@ -260,8 +246,8 @@ def _needed(
     ops = np.flatnonzero(inside[problem.group] & (graph.cache_bytes > 0))
     once = ops[np.unique(graph.weight_id[ops], return_index=True)[1]]
     cached = min(int(graph.cache_bytes[once].sum()), needed)
-    if a.first_cache < len(a.weight_bytes):
-        cached = int(a.weight_bytes[ids[ids >= a.first_cache]].sum())
+    if len(a.held_on) > 1:
+        cached = int(a.weight_bytes[ids[a.weight_kind[ids] > 0]].sum())
     if not cached:
         return f"weights need {format_bytes(needed)}"
     if cached == needed:

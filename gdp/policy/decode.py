@@ -96,12 +96,13 @@ def prepare(
     latency_s, s_per_byte = links(problem)
     speed = np.where(problem.allowed & ~a.is_io[:, None], times.cost_s, np.nan)
     total = np.maximum(np.nan_to_num(speed).sum(axis=0), 1e-30)
+    weight = np.unique(problem.graph.weight_id, return_inverse=True)[1]
     return DecodeProblem(
         **{name: getattr(a, name) for name in SHARED},
         cost_s=times.cost_s,
         order=times.order,
         tail_s=times.up_s - times.mean_cost_s,
-        weight=np.unique(problem.graph.weight_id, return_inverse=True)[1],
+        weight=np.arange(len(a.weight_bytes)).reshape(len(a.held_on), -1)[:, weight],
         num_uses=np.diff(a.use_start),
         latency_s=latency_s,
         s_per_byte=s_per_byte,

@@ -31,14 +31,15 @@ def room(p, s, op, i):
     lie on another device, what is left there, if that is less.
     """
     weights, tensors, group = s.weight_bytes[i], s.live_bytes[i], p.group[op]
-    home, cached = p.cache_home[i], 0
+    last, cached = p.held_on.shape[0] - 1, 0
+    home = p.held_on[last, i]
     s.visit[0] += 1
     for k in range(p.group_start[group], p.group_start[group + 1]):
         member = p.group_op[k]
-        if not s.holds[p.weight[member], i]:
-            weights += p.weight_bytes[p.weight[member]]
-        if p.first_cache < p.num_weights:
-            cache = p.weight[member] + p.first_cache
+        if not s.holds[p.weight[0, member], i]:
+            weights += p.weight_bytes[p.weight[0, member]]
+        if last > 0:
+            cache = p.weight[last, member]
             cached += 0 if s.holds[cache, home] else p.weight_bytes[cache]
         for x in range(p.in_start[member], p.in_start[member + 1]):
             t = p.in_tensor[x]
@@ -114,15 +115,11 @@ def settle_group(p, s, group, i):
     s.group_device[group] = i
     for k in range(p.group_start[group], p.group_start[group + 1]):
         member = p.group_op[k]
-        weight = p.weight[member]
-        if not s.holds[weight, i]:
-            s.holds[weight, i] = True
-            s.weight_bytes[i] += p.weight_bytes[weight]
-        if p.first_cache < p.num_weights:
-            cache, home = weight + p.first_cache, p.cache_home[i]
-            if not s.holds[cache, home]:
-                s.holds[cache, home] = True
-                s.weight_bytes[home] += p.weight_bytes[cache]
+        for kind in range(p.held_on.shape[0]):
+            weight, home = p.weight[kind, member], p.held_on[kind, i]
+            if not s.holds[weight, home]:
+                s.holds[weight, home] = True
+                s.weight_bytes[home] += p.weight_bytes[weight]
         for x in range(p.in_start[member], p.in_start[member + 1]):
             if s.placed[p.producer[p.in_tensor[x]], 0] >= 0:
                 receive(p, s, p.in_tensor[x], i)

@@ -1,7 +1,7 @@
 """The flat arrays that the heuristics and the local search read inside their kernels.
 
 Axes: N ops, T tensors, E uses, D devices, G groups, W distinct weights and caches, M (group,
-weight) pairs, P memories that devices share.
+weight) pairs, P memories that devices share, K kinds of weights.
 """
 
 from typing import NamedTuple
@@ -46,9 +46,8 @@ class Arrays(NamedTuple):
     group_weight_start: Int[np.ndarray, "G+1"]
     group_weight: Int[np.ndarray, "M"]  # the distinct weights of a group that hold any bytes
     weight_bytes: Int[np.ndarray, "W"]
-    # From here on caches, in the order of their weights, on `cache_home`; W where none are apart.
-    first_cache: int
-    cache_home: Int[np.ndarray, "D"]  # device that holds the caches of the ops on each
+    weight_kind: Int[np.ndarray, "W"]
+    held_on: Int[np.ndarray, "K D"]  # device that holds each kind of weights, see `Problem.held_on`
     memory_bytes: Int[np.ndarray, "D"]
     pool: Int[np.ndarray, "D"]  # memory that a device shares with others, or below zero
     pool_bytes: Int[np.ndarray, "P"]
@@ -64,7 +63,7 @@ def arrays_of(problem: Problem) -> Arrays:
     out_start, out_tensor = lists(graph.producer, n)
     use_start, tensor_use = lists(graph.use_tensor, t)
     group_start, group_op = lists(problem.group, problem.num_groups)
-    weight_bytes, first_cache, group_weight_start, group_weight = _weights(problem)
+    weight_bytes, weight_kind, group_weight_start, group_weight = _weights(problem)
     is_input = graph.has_type((INPUT,))
     opens = np.diff(in_start) == 0
     opens[graph.use_op[is_input[graph.producer[graph.use_tensor]]]] = True
@@ -97,8 +96,8 @@ def arrays_of(problem: Problem) -> Arrays:
         group_weight_start=group_weight_start,
         group_weight=group_weight,
         weight_bytes=weight_bytes,
-        first_cache=first_cache,
-        cache_home=_int(cluster.cache_home),
+        weight_kind=weight_kind,
+        held_on=_int(problem.held_on),
         memory_bytes=_int(cluster.memory_bytes),
         pool=_int(cluster.pool),
         pool_bytes=_int(cluster.pool_bytes),
@@ -121,14 +120,15 @@ def _int(values: np.ndarray) -> Int[np.ndarray, "..."]:
 
 def _weights(
     problem: Problem,
-) -> tuple[Int[np.ndarray, "W"], int, Int[np.ndarray, "L"], Int[np.ndarray, "M"]]:
-    """(largest bytes by weight id, first cache, start and ids of the weights of each group)."""
+) -> tuple[Int[np.ndarray, "W"], Int[np.ndarray, "W"], Int[np.ndarray, "L"], Int[np.ndarray, "M"]]:
+    """(largest bytes and kind by weight id, start and ids of the weights of each group)."""
     stored = stored_bytes(problem)
     ids, of_op = np.unique(problem.graph.weight_id, return_inverse=True)
-    weight = of_op[stored.op] + len(ids) * stored.is_cache
-    size = np.zeros(len(ids) * (1 + stored.is_cache.any()), dtype=np.int64)
+    weight = of_op[stored.op] + len(ids) * stored.kind
+    kind = np.repeat(np.arange(len(problem.held_on)), len(ids))
+    size = np.zeros(len(kind), dtype=np.int64)
     np.maximum.at(size, weight, stored.size_bytes)
     count = max(1, len(size))
     pairs = distinct(problem.group[stored.op] * count + weight)
     start = starts(np.bincount(pairs // count, minlength=problem.num_groups))
-    return size, len(ids), start, _int(pairs % count)
+    return size, kind, start, _int(pairs % count)

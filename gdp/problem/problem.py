@@ -104,6 +104,14 @@ class Problem:
         return int(self.group.max()) + 1
 
     @functools.cached_property
+    def held_on(self) -> Int[np.ndarray, "K D"]:
+        """Device that holds what the ops on each device hold, by kind: all of it the device itself,
+        or of two kinds weights the device itself and caches the one that computes its ops."""
+        own, cluster = np.arange(self.num_devices), self.cluster
+        apart = cluster.rests.any() and self.graph.cache_bytes.any()
+        return np.stack([own, cluster.runs_on]) if apart else own[None]
+
+    @functools.cached_property
     def group_allowed(self) -> Bool[np.ndarray, "G D"]:
         """Allowed devices of each group: those that all of its ops may use."""
         return all_per_group(self.allowed, self.group)
@@ -133,42 +141,32 @@ def cached_on_problem(
 
 
 class StoredBytes(NamedTuple):
-    """Bytes that ops hold throughout a run, on the device that they are placed on or, from entry
-    `first_cache` on, on the one that holds its caches (`Cluster.cache_home`).
+    """Bytes that ops hold throughout a run, on the devices of `Problem.held_on`.
 
     A device holds entries of one id once, of the largest size. Axis: H entries, by ids, ascending.
     """
 
     op: Int[np.ndarray, "H"]
-    id: Int[np.ndarray, "H"]  # those of caches that lie elsewhere are no others' ids
+    id: Int[np.ndarray, "H"]  # those of one kind are no other's
     size_bytes: Int[np.ndarray, "H"]
-    first_cache: int  # H where every device holds its caches, which are weights then
-
-    @property
-    def is_cache(self) -> Bool[np.ndarray, "H"]:
-        """True for entries that are caches, which may be stored on another device."""
-        return np.arange(len(self.op)) >= self.first_cache
+    kind: Int[np.ndarray, "H"]  # ascending
 
     def on(self, problem: Problem, device: Int[np.ndarray, "N"]) -> Int[np.ndarray, "H"]:
         """The device that holds each entry in a placement."""
-        where = np.array(device, dtype=np.int64)[self.op]
-        where[self.first_cache :] = problem.cluster.cache_home[where[self.first_cache :]]
-        return where
+        return problem.held_on[self.kind, device[self.op]]
 
 
 @cached_on_problem
 def stored_bytes(problem: Problem) -> StoredBytes:
-    """Weights and caches of a problem's ops, separately if caches of some device are stored on
-    another. O(N log N)."""
+    """Weights and caches of a problem's ops, of one kind unless they lie apart. O(N log N)."""
     graph = problem.graph
-    apart = problem.cluster.moves_caches and bool(graph.cache_bytes.any())
-    cache = graph.cache_bytes if apart else np.zeros_like(graph.cache_bytes)
+    cache = graph.cache_bytes if len(problem.held_on) > 1 else np.zeros_like(graph.cache_bytes)
     sizes = np.stack([graph.weight_bytes - cache, cache]).astype(np.int64)
     kind, op = np.nonzero(sizes)
     after = int(graph.weight_id.max(initial=0)) + 1
     ids = graph.weight_id[op].astype(np.int64) + kind * after
     order = np.argsort(ids, kind="stable")
-    return StoredBytes(op[order], ids[order], sizes[kind, op][order], int((kind == 0).sum()))
+    return StoredBytes(op[order], ids[order], sizes[kind, op][order], kind[order])
 
 
 def make_problem(

@@ -41,7 +41,7 @@ def classes_of(alike: Bool[np.ndarray, "D D"]) -> list[list[int]]:
 
 @cached_on_problem
 def links_alike(problem: Problem) -> Bool[np.ndarray, "D D"]:
-    """Pairs of devices whose exchange leaves links and homes of caches unchanged and renames
+    """Pairs of devices whose exchange leaves links and where their ops run unchanged and renames
     channels.
 
     Both share their memory and their processor with each other, or with none.
@@ -62,8 +62,8 @@ def links_alike(problem: Problem) -> Bool[np.ndarray, "D D"]:
             pairs = np.stack([cluster.channel[off], cluster.channel[moved][off]])
             renamed = len(np.unique(pairs, axis=1).T) == num_channels
             queues = (cluster.queues[moved] == cluster.queues).all()
-            homes = (swap[cluster.cache_home[swap]] == cluster.cache_home).all()
-            alike[i, j] = alike[j, i] = kept and renamed and queues and homes
+            runs = (swap[cluster.runs_on[swap]] == cluster.runs_on).all()
+            alike[i, j] = alike[j, i] = kept and renamed and queues and runs
     return alike & same(cluster.pool, cluster.processor)
 
 

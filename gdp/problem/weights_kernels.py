@@ -11,13 +11,6 @@ from gdp.problem.arrays import Arrays
 as_struct(Arrays)
 
 
-@numba.njit(**INNER_INLINE)
-@no_type_check
-def holder(a, w, d):
-    """The device that holds a weight, or a cache, of a group on device d."""
-    return d if w < a.first_cache else a.cache_home[d]
-
-
 @numba.njit(**INNER)
 @no_type_check
 def added_bytes(a, holds, g, d, at):
@@ -25,7 +18,7 @@ def added_bytes(a, holds, g, d, at):
     added = 0
     for x in range(a.group_weight_start[g], a.group_weight_start[g + 1]):
         w = a.group_weight[x]
-        if holder(a, w, d) == at and holds[w, at] == 0:
+        if a.held_on[a.weight_kind[w], d] == at and holds[w, at] == 0:
             added += a.weight_bytes[w]
     return added
 
@@ -36,7 +29,7 @@ def hold_weights(a, holds, used, g, d, sign):
     """Count the weights and caches of group g, on device d or (sign -1) off it, in `used` [D]."""
     for x in range(a.group_weight_start[g], a.group_weight_start[g + 1]):
         w = a.group_weight[x]
-        at = holder(a, w, d)
+        at = a.held_on[a.weight_kind[w], d]
         before = holds[w, at]
         holds[w, at] = before + sign
         if (before == 0) != (before + sign == 0):

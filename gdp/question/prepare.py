@@ -11,7 +11,6 @@ from gdp.base.rows import imported
 from gdp.cluster.types import Cluster
 from gdp.costs.adapt import AdaptedCosts
 from gdp.costs.base import CostModel, RuntimeOverheads
-from gdp.costs.offload import is_offload
 from gdp.graph.fuse import Fused, class_parts, fuse, group_seconds
 from gdp.graph.generation import single_step, steps_of
 from gdp.graph.groups import alike, all_per_group, first_members, joined, merge_ids, sum_per_group
@@ -204,8 +203,7 @@ def requests_in_flight(graph: OpGraph, cluster: Cluster, objective: str) -> int:
         return graph.request.requests
     if not find_objective(objective).pipelined:
         return 1
-    computing = (not is_offload(cluster.devices[d]) for d in np.flatnonzero(cluster.computes))
-    return max(1, sum(computing))
+    return max(1, int((cluster.computes & ~cluster.rests).sum()))
 
 
 def _with_all_caches(question: Question) -> OpGraph:

@@ -84,8 +84,8 @@ class EngineArrays(NamedTuple):
     weight_op: Int[np.ndarray, "H"]  # of `problem.StoredBytes`, as the next three
     weight_id: Int[np.ndarray, "H"]
     weight_bytes: Int[np.ndarray, "H"]
-    first_cache: int
-    cache_home: Int[np.ndarray, "D"]
+    weight_kind: Int[np.ndarray, "H"]
+    held_on: Int[np.ndarray, "K D"]
     memory_binds: bool  # one run of some placement could overflow some device
     pipeline_memory_binds: bool  # a full pipeline of some placement could
 
@@ -185,8 +185,8 @@ def arrays(problem: Problem) -> EngineArrays:
         weight_op=held.op,
         weight_id=held.id,
         weight_bytes=held.size_bytes,
-        first_cache=held.first_cache,
-        cache_home=a.cache_home,
+        weight_kind=held.kind,
+        held_on=a.held_on,
         memory_binds=_may_overflow(a, weight_bytes, all_bytes),
         # Two buffers of each tensor received, and one set for each stage that follows.
         pipeline_memory_binds=_may_overflow(a, weight_bytes, (d + 1) * all_bytes),

@@ -1,8 +1,7 @@
 """Peak memory of each device, in bytes.
 
 One run (latency). Weights, and optimizer state with them, are there throughout, each weight id once
-per device; so are caches, on the device that holds those of an op's device (`Device.caches_on`). A
-tensor is held
+per device; so are caches, on the device that computes the ops (`Device.runs_on`). A tensor is held
 * on the device that makes it: from the start of its producer until its last reader there has
   finished and its last outgoing transfer has arrived, or, with neither, until its producer ends;
 * on a device that receives it: from when the channel takes the transfer until its last reader

@@ -146,7 +146,7 @@ def peak_bytes(
     rows = np.stack([devices_of_sample(problem, device, teams, i) for i in range(ways)])
     peak_rows = np.stack([peaks(problem, row, rank) for row in rows])
     most = peak_rows.max(axis=0)
-    if problem.cluster.moves_caches:
+    if len(problem.held_on) > 1:
         # Devices that serve unlike samples may keep their caches on one, which holds all of them.
         peak_rows = peak_rows - np.stack([weights_held(problem, row) for row in rows])
         most = peak_rows.max(axis=0) + weights_of_ways(problem, rows)

@@ -38,8 +38,8 @@ def cache_bytes_on(
     """Bytes of the caches of so many requests on each device, of the graph as each one holds it
     (`gdp.splits.members.held_graphs`); of an offloaded module they lie where it is computed."""
     held, kept = weights_once(graphs, placement), np.zeros(cluster.num_devices, np.int64)
-    for d in np.unique(cluster.cache_home).tolist():
-        ops = np.concatenate([held[s] for s in np.flatnonzero(cluster.cache_home == d).tolist()])
+    for d in np.unique(cluster.runs_on).tolist():
+        ops = np.concatenate([held[s] for s in np.flatnonzero(cluster.runs_on == d).tolist()])
         kept[d] = graphs[d].cache_bytes[graphs[d].weight_holders(ops)].sum()
     return count * kept
 

@@ -11,7 +11,6 @@ from gdp.base.errors import GdpError, PlacementError
 from gdp.base.units import format_seconds
 from gdp.bounds.work import divided_pass_s
 from gdp.cluster.types import Cluster
-from gdp.costs.offload import is_offload
 from gdp.graph.op_graph import OpGraph
 from gdp.methods.base import Candidate
 from gdp.placement.constraints import allowed_mask, together_ids
@@ -84,7 +83,7 @@ def _renamed(placement: Placement, cluster: Cluster) -> Placement:
         number = np.array([names.get(name, 0) for name in placement.device_names])
         device = number[placement.device]
         return replace(placement, device_names=cluster.device_names, device=device)
-    if any(map(is_offload, cluster.devices)):
+    if cluster.rests.any():
         raise PlacementError(f"it uses {min(strange)}, which the question leaves out")
     return placement
 

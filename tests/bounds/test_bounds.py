@@ -304,7 +304,7 @@ def test_the_argument_says_what_proved_the_bound_in_figures() -> None:
 def test_caches_along_a_path_are_priced_where_they_lie() -> None:
     """A chain of 4 ops of 10 bytes, 4 of them caches, which all lie on d0, of 28 bytes: 2 ops stay
     there, 1 s each, and 2 take 9 s on d1. At 10 bytes an op on d0 there would be room for 2.8."""
-    devices = [cpu("d0", memory_bytes=28), cpu("d1", caches_on="d0")]
+    devices = [cpu("d0", memory_bytes=28), cpu("d1", runs_on="d0")]
     cluster = make_cluster("two", devices, default_bytes_per_s=np.inf, default_latency_s=0.0)
     graph = plain_graph(
         4, [(i, i + 1) for i in range(3)], 0, weight_bytes=[10] * 4, cache_bytes=[4] * 4

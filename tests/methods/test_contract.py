@@ -112,7 +112,7 @@ def streamed(objective: str) -> Problem:
     each op's 4 bytes 2 are caches, so that 10 bytes are there in any case."""
     fast = cpu("fast", memory_bytes=17 if objective == "throughput" else 15)
     cluster = make_cluster(
-        "streamed", [fast, cpu("slow", caches_on="fast")],
+        "streamed", [fast, cpu("slow", runs_on="fast")],
         default_bytes_per_s=1.0, default_latency_s=0.0,
     )  # fmt: skip
     graph = plain_graph(5, DIAMOND, 1, weight_bytes=[4] * 5, cache_bytes=[2] * 5)
@@ -280,7 +280,7 @@ def test_the_same_seed_gives_the_same_answer(name: str, objective: str) -> None:
 def test_caches_that_lie_elsewhere_bind(objective: str) -> None:
     for instance in ("streamed", *(["caches elsewhere"] if objective in EVENT else [])):
         problem, best_s = prepared(instance, objective)
-        own = tuple(replace(device, caches_on="") for device in problem.cluster.devices)
+        own = tuple(replace(device, runs_on="") for device in problem.cluster.devices)
         apart = replace(problem, cluster=replace(problem.cluster, devices=own))
         assert best_s != brute_force_s(apart)
 

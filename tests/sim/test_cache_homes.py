@@ -28,7 +28,7 @@ pytestmark = pytest.mark.usefixtures("both_ways")
 
 def three(objective: str = "latency", memory_bytes: int = 100, **fields) -> Problem:
     """Ops of 10, 20 and 40 bytes, of which 1, 2 and 4 are caches; d2 keeps its caches on d0."""
-    devices = [cpu("d0"), cpu("d1"), cpu("d2", caches_on="d0")]
+    devices = [cpu("d0"), cpu("d1"), cpu("d2", runs_on="d0")]
     devices = [replace(device, memory_bytes=memory_bytes) for device in devices]
     cluster = make_cluster("three", devices, default_bytes_per_s=1.0, default_latency_s=0.0)
     graph = plain_graph(3, [], 0, weight_bytes=[10, 20, 40], cache_bytes=[1, 2, 4], **fields)
@@ -63,17 +63,17 @@ def test_one_cache_of_two_ops_lies_once_where_both_keep_it() -> None:
 
 def test_a_home_that_the_cluster_lacks_is_the_device_itself() -> None:
     cluster = three().cluster
-    assert cluster.cache_home.tolist() == [0, 1, 0]
-    lost = make_cluster("lost", [cpu("d0"), cpu("d1", caches_on="gone")])
-    assert lost.cache_home.tolist() == [0, 1]
-    assert not lost.moves_caches
+    assert cluster.runs_on.tolist() == [0, 1, 0]
+    lost = make_cluster("lost", [cpu("d0"), cpu("d1", runs_on="gone")])
+    assert lost.runs_on.tolist() == [0, 1]
+    assert not lost.rests.any()
 
 
 def test_teams_keep_the_caches_of_all_samples_on_one_device() -> None:
     """d1 and d2 serve o0 in turn, d3 and d4 o1. The caches of d2 (1 byte) and of d3 (2 bytes) lie
     on d0, though no sample is served by both."""
     homes = ["", "", "d0", "d0", ""]
-    devices = [cpu(f"d{i}", caches_on=home) for i, home in enumerate(homes)]
+    devices = [cpu(f"d{i}", runs_on=home) for i, home in enumerate(homes)]
     cluster = make_cluster("five", devices, default_bytes_per_s=1.0, default_latency_s=0.0)
     graph = plain_graph(2, [], 0, weight_bytes=[10, 20], cache_bytes=[1, 2])
     problem = make_problem(graph, cluster, np.ones((2, 5)), "throughput")
@@ -92,7 +92,7 @@ def varied(count: int, **fields) -> list[Problem]:
         same = {"weight_bytes": graph.weight_bytes[first][of_op],
                 "cache_bytes": graph.cache_bytes[first][of_op]}  # fmt: skip
         problem = replace(problem, graph=replace(graph, **same))
-        if problem.cluster.moves_caches and problem.graph.cache_bytes.any():
+        if len(problem.held_on) > 1:
             found.append(problem)
         if len(found) == count:
             break
@@ -140,7 +140,7 @@ def tight(memory_bytes: int, second_bytes: int = 8) -> Problem:
     keeps all caches: k ops take 12 + 2 k bytes there, the others 2 each on the second."""
     devices = [
         cpu("d0", memory_bytes=memory_bytes),
-        cpu("d1", caches_on="d0", memory_bytes=second_bytes),
+        cpu("d1", runs_on="d0", memory_bytes=second_bytes),
     ]
     cluster = make_cluster("tight", devices, default_bytes_per_s=1.0, default_latency_s=0.0)
     graph = plain_graph(6, [], 0, weight_bytes=[4] * 6, cache_bytes=[2] * 6)
@@ -175,7 +175,7 @@ def test_caches_alone_are_proven_not_to_fit() -> None:
 
 def test_devices_that_keep_caches_differ_from_those_that_do_not() -> None:
     """Of four equal devices d1 and d2 keep theirs on d0: these two alone may be exchanged."""
-    devices = [cpu("d0"), cpu("d1", caches_on="d0"), cpu("d2", caches_on="d0"), cpu("d3")]
+    devices = [cpu("d0"), cpu("d1", runs_on="d0"), cpu("d2", runs_on="d0"), cpu("d3")]
     cluster = make_cluster("four", devices, default_bytes_per_s=1.0, default_latency_s=0.0)
     graph = plain_graph(1, [], weight_bytes=[2], cache_bytes=[1])
     problem = make_problem(graph, cluster, np.ones((1, 4)))

@@ -65,15 +65,16 @@ def fit_weights(model: Any, problem: Problem, on: dict[int, list[Any]]) -> None:
         on: Literal of each group, for each device; devices without are not limited.
     """
     cluster, groups = problem.cluster, (problem.group, problem.num_groups)
-    own, caches = owned_weights(problem, *groups), owned_weights(problem, *groups, caches=True)
-    kept = {d: [on[s] for s in np.flatnonzero(cluster.cache_home == d).tolist() if s in on]
-            for d in on}  # fmt: skip
+    owned = [owned_weights(problem, *groups, kind) for kind in range(len(problem.held_on))]
     memories = [([d], int(cluster.memory_bytes[d])) for d in on]
     for k, size in enumerate(cluster.pool_bytes.tolist()):
         members = [d for d in on if cluster.pool[d] == k]
         memories += [(members, size)] if members else []
     for members, capacity in memories:
-        parts = [([[on[d]] for d in members], *own), ([kept[d] for d in members], *caches)]
+        parts = [
+            ([[on[s] for s in np.flatnonzero(home == d).tolist() if s in on] for d in members], *of)
+            for home, of in zip(problem.held_on, owned, strict=True)
+        ]
         _limit_weights(model, parts, capacity)
 
 

@@ -12,9 +12,8 @@ from gdp.methods.repair import repair_and_select
 from gdp.methods.scoring import (
     compile_once,
     expand,
-    group_cache_bytes,
+    group_held_bytes,
     group_seconds,
-    group_weight_bytes,
     nearest_allowed,
 )
 from gdp.problem.arrays import arrays_of
@@ -149,7 +148,7 @@ def _device_seconds(problem: Problem) -> Float[np.ndarray, "D"]:
 def _splits(problem: Problem, sequence: Int[np.ndarray, "Q"]) -> Iterator[Int[np.ndarray, "G"]]:
     """A device for every group, for each way to cut the sequence."""
     seconds = np.where(np.isfinite(x := group_seconds(problem)), x, 0.0)[sequence]
-    held = group_weight_bytes(problem)
+    held = group_held_bytes(problem).sum(axis=0)
     work_s = _sums(seconds)
     bytes_up_to = _sums(held[sequence].astype(float)[:, None])[0]
     capacities = _capacities(problem)
@@ -191,15 +190,14 @@ def _capacities(problem: Problem) -> list[Float[np.ndarray, "D"]]:
     cluster = problem.cluster
     ways = [cluster.memory_bytes, cluster.divided_bytes] if len(cluster.pool_bytes) else []
     rooms = [way.astype(float) for way in ways or [cluster.memory_bytes]]
-    if not (cached := float(group_cache_bytes(problem).sum())):
+    held = group_held_bytes(problem)
+    if not (cached := float(held[1:].sum())):
         return rooms
     # Of the caches, those of ops that do not fit where caches lie, by their share of the weights.
-    held, devices = group_weight_bytes(problem), np.arange(problem.num_devices)
-    usable = problem.group_allowed[held > 0].any(axis=0)
-    keeps = usable & (cluster.cache_home == devices)
-    total = float(held.sum())
-    away = min(1.0, max(0.0, total - cluster.room_bytes(keeps)) / max(total - cached, 1.0))
-    lent = np.isin(devices, cluster.cache_home[usable & ~keeps])
+    usable, total = problem.group_allowed[held.any(axis=0)].any(axis=0), float(held.sum())
+    beyond = max(0.0, total - cluster.room_bytes(usable & ~cluster.rests))
+    away = min(1.0, beyond / max(total - cached, 1.0))
+    lent = np.isin(np.arange(problem.num_devices), cluster.runs_on[usable & cluster.rests])
     return [np.where(lent, np.maximum(room - cached * x, 1.0), room)
             for room in rooms for x in dict.fromkeys((away, 1.0))]  # fmt: skip
 

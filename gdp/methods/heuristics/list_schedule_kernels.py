@@ -147,7 +147,7 @@ def excess_bytes(a, plan, i, d, extra):
     """Bytes over the memory of device d, or that it shares, with op i, its group's weights and
     `extra` bytes; or over that of the device that would hold its caches."""
     weights, tensors = plan.weight_bytes[d] + extra, plan.live_bytes[d]
-    g, home = a.group[i], a.cache_home[d]
+    g, home = a.group[i], a.held_on[a.held_on.shape[0] - 1, d]
     if plan.group_device[g] != d:
         weights += added_bytes(a, plan.holds, g, d, d)
     for x in range(a.in_start[i], a.in_start[i + 1]):

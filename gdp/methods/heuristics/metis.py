@@ -15,8 +15,8 @@ from gdp.methods.repair import repair_and_select
 from gdp.methods.scoring import (
     compile_once,
     expand,
+    group_held_bytes,
     group_seconds,
-    group_weight_bytes,
     nearest_allowed,
 )
 from gdp.problem.problem import Problem
@@ -59,7 +59,7 @@ def metis_assignments(problem: Problem, library: Any, seed: int) -> Iterator[Ass
     start, neighbour, weight = _adjacency(problem, movable)
     seconds = group_seconds(problem)
     finite = np.where(np.isfinite(seconds), seconds, 0.0)[movable]
-    held = group_weight_bytes(problem)
+    held = group_held_bytes(problem).sum(axis=0)
     work = finite.mean(axis=1)
     # Relative speeds: one over the time for all that a device can run.
     total, speed = finite.sum(axis=0), np.ones(problem.num_devices)

@@ -14,9 +14,8 @@ from gdp.methods.scoring import (
     best_of,
     best_priority_rule,
     expand,
-    group_cache_bytes,
+    group_held_bytes,
     group_seconds,
-    group_weight_bytes,
     missing_text,
     nearest_allowed,
 )
@@ -65,14 +64,17 @@ def _deal(problem: Problem) -> Int[np.ndarray, "G"]:
     a = arrays_of(problem)
     num_devices = problem.num_devices
     seconds = group_seconds(problem)
-    heavy, caches = group_weight_bytes(problem).tolist(), group_cache_bytes(problem).tolist()
-    allowed, cache_home = problem.group_allowed.tolist(), a.cache_home.tolist()
+    sizes, homes = group_held_bytes(problem).T, a.held_on.T
+    allowed = problem.group_allowed.tolist()
     free, shared, pool = a.memory_bytes.copy(), a.pool_bytes.copy(), a.pool.tolist()
 
     def held(g: int, d: int) -> list[tuple[int, int]]:
         """(device, bytes) of the weights and caches of group g if it is on device d."""
-        apart = caches[g] if cache_home[d] != d else 0
-        return [(d, heavy[g] - apart), *([(cache_home[d], apart)] if apart else [])]
+        at: dict[int, int] = {d: 0}
+        for home, size in zip(homes[d].tolist(), sizes[g].tolist(), strict=True):
+            if size:
+                at[home] = at.get(home, 0) + size
+        return [*at.items()]
 
     def left(g: int, d: int) -> int:
         """Bytes of room that group g on device d leaves, where that is least."""

@@ -153,7 +153,7 @@ class _Model:
     def _are_equal(self) -> bool:
         a, cluster = self.accelerators, self.problem.cluster
         traits = (self.work, self.problem.allowed, cluster.memory_bytes, cluster.pool)
-        if cluster.moves_caches:
+        if len(self.problem.held_on) > 1:
             return False
         return len(a) > 0 and bool(same(*(trait[..., a] for trait in traits)).all())
 

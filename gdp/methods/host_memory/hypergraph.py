@@ -21,7 +21,7 @@ holds. Load is submodular: with u, and without v, a device is busy for at least
    free. Then a node is barred from a device where it cannot be with the nodes that are there for
    sure.
 
-Axes: G groups, V nodes, D devices, H hyperedges, P pins, K weights that nodes share.
+Axes: G groups, V nodes, D devices, H hyperedges, P pins, K kinds of weights.
 """
 
 import itertools
@@ -47,11 +47,9 @@ class LoadHypergraph:
     pays: Bool[np.ndarray, "D"]  # devices that pay for transfers
     pins: tuple[tuple[int, ...], ...]  # of each hyperedge, ascending, at least two
     weight_s: Float[np.ndarray, "H"]  # > 0
-    held_bytes: Int[np.ndarray, "V"]  # weights that no other node shares
-    shared: tuple[tuple[int, tuple[int, ...]], ...]  # (bytes, nodes) of each shared weight
-    cached_bytes: Int[np.ndarray, "V"]  # as the two before, of caches that lie on `cache_home`
-    shared_caches: tuple[tuple[int, tuple[int, ...]], ...]
-    cache_home: Int[np.ndarray, "D"]
+    held_bytes: Int[np.ndarray, "K V"]  # weights that no other node shares, by kind
+    shared: tuple[tuple[int, tuple[int, ...], int], ...]  # (bytes, nodes, kind) of shared weights
+    held_on: Int[np.ndarray, "K D"]  # of `Problem`: device that holds each kind
     memory_bytes: Int[np.ndarray, "D"]
     processor: Int[np.ndarray, "D"]  # of devices that add up to one load; below zero alone
 
@@ -77,16 +75,15 @@ class LoadHypergraph:
         """Nodes that may not go where they like: they hold bytes and some device could overflow."""
         if self.stored_bytes <= int(self.memory_bytes.min()):
             return np.zeros(self.num_nodes, dtype=bool)
-        heavy = self.held_bytes + self.cached_bytes > 0
-        for size, nodes in (*self.shared, *self.shared_caches):
+        heavy = self.held_bytes.any(axis=0)
+        for size, nodes, _ in self.shared:
             heavy[list(nodes)] |= size > 0
         return heavy
 
     @property
     def stored_bytes(self) -> int:
         """Weights and caches of all nodes, each once."""
-        alone = int(self.held_bytes.sum() + self.cached_bytes.sum())
-        return alone + sum(size for size, _ in (*self.shared, *self.shared_caches))
+        return int(self.held_bytes.sum()) + sum(size for size, _, _ in self.shared)
 
 
 def load_model(problem: Problem) -> LoadHypergraph:
@@ -97,19 +94,17 @@ def load_model(problem: Problem) -> LoadHypergraph:
     touched: list[set[int]] = [{int(g)} for g in group[graph.producer]]
     for t, g in zip(graph.use_tensor.tolist(), group[graph.use_op].tolist(), strict=True):
         touched[t].add(g)
-    held_bytes, shared = owned_weights(problem, group, problem.num_groups)
-    cached_bytes, caches = owned_weights(problem, group, problem.num_groups, caches=True)
+    kinds = range(len(problem.held_on))
+    owned = [owned_weights(problem, group, problem.num_groups, kind) for kind in kinds]
     model = LoadHypergraph(
         node=np.arange(problem.num_groups),
         work_s=np.where(problem.group_allowed, work_s, np.inf),
         pays=~is_cpu(problem),
         pins=tuple(tuple(sorted(known)) for known in touched),
         weight_s=sent_s(problem),
-        held_bytes=held_bytes,
-        shared=shared,
-        cached_bytes=cached_bytes,
-        shared_caches=caches,
-        cache_home=problem.cluster.cache_home,
+        held_bytes=np.stack([held for held, _ in owned]),
+        shared=tuple((*share, kind) for kind in kinds for share in owned[kind][1]),
+        held_on=problem.held_on,
         memory_bytes=np.array(problem.cluster.memory_bytes, dtype=np.int64),
         processor=problem.cluster.processor,
     )
@@ -126,23 +121,14 @@ def merge(model: LoadHypergraph, target: Int[np.ndarray, "V"]) -> LoadHypergraph
         moved = tuple(sorted({int(number[v]) for v in pins}))
         if len(moved) > 1 and seconds > 0:
             weight[moved] = weight.get(moved, 0.0) + seconds
-
-    def joined(
-        own: Int[np.ndarray, "V"], shares: tuple[tuple[int, tuple[int, ...]], ...]
-    ) -> tuple[Int[np.ndarray, "_"], tuple[tuple[int, tuple[int, ...]], ...]]:
-        held = np.zeros(len(kept), dtype=np.int64)
-        np.add.at(held, number, own)
-        shared = []
-        for size, nodes in shares:
-            moved = tuple(sorted({int(number[v]) for v in nodes}))
-            if len(moved) > 1:
-                shared.append((size, moved))
-            else:
-                held[moved[0]] += size
-        return held, tuple(shared)
-
-    held, shared = joined(model.held_bytes, model.shared)
-    cached, caches = joined(model.cached_bytes, model.shared_caches)
+    held, shared = np.zeros((len(model.held_on), len(kept)), dtype=np.int64), []
+    np.add.at(held, (slice(None), number), model.held_bytes)
+    for size, nodes, kind in model.shared:
+        moved = tuple(sorted({int(number[v]) for v in nodes}))
+        if len(moved) > 1:
+            shared.append((size, moved, kind))
+        else:
+            held[kind, moved[0]] += size
     return replace(
         model,
         node=number[model.node].astype(np.int64),
@@ -150,16 +136,14 @@ def merge(model: LoadHypergraph, target: Int[np.ndarray, "V"]) -> LoadHypergraph
         pins=tuple(weight),
         weight_s=np.array(list(weight.values()), dtype=float),
         held_bytes=held,
-        shared=shared,
-        cached_bytes=cached,
-        shared_caches=caches,
+        shared=tuple(shared),
     )
 
 
 def equal_devices(model: LoadHypergraph) -> list[list[int]]:
     """Classes of devices that may be exchanged for one another."""
     traits = [model.work_s, model.pays, model.memory_bytes, model.processor]
-    if (model.cache_home != np.arange(model.num_devices)).any():
+    if len(model.held_on) > 1:
         traits.append(np.arange(model.num_devices))
     return classes_of(same(*traits))
 

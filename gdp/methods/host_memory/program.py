@@ -324,18 +324,15 @@ def _limit_weights(model: LoadHypergraph, rows: RowBuilder, x: np.ndarray) -> No
     for d, capacity in enumerate(model.memory_bytes.tolist()):
         if capacity >= model.stored_bytes:
             continue
-        columns, values = list(x[:, d]), list(model.held_bytes / capacity)
-        keeping = np.flatnonzero(model.cache_home == d).tolist()
-        for s in keeping if model.cached_bytes.any() else ():
+        columns, values = [], []
+        for kind, s in np.argwhere(model.held_on == d).tolist():
             columns += list(x[:, s])
-            values += list(model.cached_bytes / capacity)
-        ways = [*((share, [d]) for share in model.shared)]
-        ways += [(share, keeping) for share in model.shared_caches]
-        for (size, nodes), devices in ways:
+            values += list(model.held_bytes[kind] / capacity)
+        for size, nodes, kind in model.shared:
             held = rows.columns(1)
             columns.append(held)
             values.append(size / capacity)
             for v in nodes:
-                for s in devices:
+                for s in np.flatnonzero(model.held_on[kind] == d).tolist():
                     rows.add_row([[held, x[v, s]]], [[1.0, -1.0]], np.inf, 0.0)
         rows.add_row([columns], [values], 1.0)

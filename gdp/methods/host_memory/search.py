@@ -1,8 +1,8 @@
 """Simulated annealing on max-load. Loads numba: import it inside functions.
 
 A move of one node changes the loads of two devices, by its work and by the hyperedges whose pins it
-takes from one to the other: O(degree). Axes as in `gdp.methods.host_memory.hypergraph`; R moves of
-one step.
+takes from one to the other: O(degree). Axes as in `gdp.methods.host_memory.hypergraph`; S weights
+that nodes share, R moves of one step.
 """
 
 from collections.abc import Iterator, Sequence
@@ -41,13 +41,12 @@ class HypergraphArrays(NamedTuple):
     pin_start: np.ndarray  # [H + 1]
     pin: np.ndarray
     weight_s: np.ndarray  # [H]
-    held_bytes: np.ndarray  # [V]
+    held_bytes: np.ndarray  # [K, V]
     share_start: np.ndarray  # [V + 1] the shared weights of a node
     share: np.ndarray
-    share_bytes: np.ndarray  # [K]
-    first_cache: int  # shared weights from here on are caches
-    cached_bytes: np.ndarray  # [V]
-    cache_home: np.ndarray  # [D] where caches of nodes on a device lie
+    share_bytes: np.ndarray  # [S]
+    share_kind: np.ndarray  # [S]
+    held_on: np.ndarray  # [K, D] of `Problem`: device that holds each kind
     memory_bytes: np.ndarray  # [D]
 
 
@@ -58,7 +57,7 @@ class LoadState(NamedTuple):
     load_s: np.ndarray  # [D]
     held: np.ndarray  # [D]
     pins: np.ndarray  # [H, D] pins of a hyperedge on a device
-    holders: np.ndarray  # [K, D] nodes on a device that hold a shared weight
+    holders: np.ndarray  # [S, D] nodes on a device that hold a shared weight
     moved: np.ndarray  # [R] the nodes that the step at hand moved
     source: np.ndarray  # [R] where each of them was
     best: np.ndarray  # [V] the best assignment so far
@@ -106,8 +105,7 @@ def search_loads(
 def flat_nodes(model: LoadHypergraph) -> HypergraphArrays:
     """The model as the flat arrays of the kernels."""
     edge_start, edge, pin_start, pin = _incidence(model.pins, model.num_nodes)
-    shared = (*model.shared, *model.shared_caches)
-    share_start, share, _, _ = _incidence([nodes for _, nodes in shared], model.num_nodes)
+    share_start, share, _, _ = _incidence([nodes for _, nodes, _ in model.shared], model.num_nodes)
     return HypergraphArrays(
         work_s=np.ascontiguousarray(model.work_s),
         pays=model.pays,
@@ -119,10 +117,9 @@ def flat_nodes(model: LoadHypergraph) -> HypergraphArrays:
         held_bytes=model.held_bytes,
         share_start=share_start,
         share=share,
-        share_bytes=np.array([size for size, _ in shared], dtype=np.int64),
-        first_cache=len(model.shared),
-        cached_bytes=model.cached_bytes,
-        cache_home=model.cache_home,
+        share_bytes=np.array([size for size, _, _ in model.shared], dtype=np.int64),
+        share_kind=np.array([kind for _, _, kind in model.shared], dtype=np.int64),
+        held_on=model.held_on,
         memory_bytes=model.memory_bytes,
     )
 
@@ -178,13 +175,13 @@ def fill(nodes, state):
     for v in range(state.device.size):
         d = state.device[v]
         state.load_s[d] += nodes.work_s[v, d]
-        state.held[d] += nodes.held_bytes[v]
-        state.held[nodes.cache_home[d]] += nodes.cached_bytes[v]
+        for kind in range(nodes.held_on.shape[0]):
+            state.held[nodes.held_on[kind, d]] += nodes.held_bytes[kind, v]
         for i in range(nodes.edge_start[v], nodes.edge_start[v + 1]):
             state.pins[nodes.edge[i], d] += 1
         for i in range(nodes.share_start[v], nodes.share_start[v + 1]):
             k = nodes.share[i]
-            at = d if k < nodes.first_cache else nodes.cache_home[d]
+            at = nodes.held_on[nodes.share_kind[k], d]
             if state.holders[k, at] == 0:
                 state.held[at] += nodes.share_bytes[k]
             state.holders[k, at] += 1
@@ -213,9 +210,10 @@ def move(nodes, state, v, to):
         state.pins[h, to] += 1
     for i in range(nodes.share_start[v], nodes.share_start[v + 1]):
         k = nodes.share[i]
-        source, target = home, to
-        if k >= nodes.first_cache:
-            source, target = nodes.cache_home[home], nodes.cache_home[to]
+        source, target = (
+            nodes.held_on[nodes.share_kind[k], home],
+            nodes.held_on[nodes.share_kind[k], to],
+        )
         if source == target:
             continue
         state.holders[k, source] -= 1
@@ -226,10 +224,9 @@ def move(nodes, state, v, to):
             state.held[target] += nodes.share_bytes[k]
     state.load_s[home] += leaves
     state.load_s[to] += enters
-    state.held[home] -= nodes.held_bytes[v]
-    state.held[to] += nodes.held_bytes[v]
-    state.held[nodes.cache_home[home]] -= nodes.cached_bytes[v]
-    state.held[nodes.cache_home[to]] += nodes.cached_bytes[v]
+    for kind in range(nodes.held_on.shape[0]):
+        state.held[nodes.held_on[kind, home]] -= nodes.held_bytes[kind, v]
+        state.held[nodes.held_on[kind, to]] += nodes.held_bytes[kind, v]
     state.device[v] = to
 
 

@@ -71,10 +71,9 @@ class DecodeProblem(NamedTuple):
     group_allowed: Bool[np.ndarray, "G D"]
     group_start: Int[np.ndarray, "G+1"]
     group_op: Int[np.ndarray, "N"]
-    weight: Int[np.ndarray, "N"]  # id of the weight an op holds; its cache is `first_cache` on
+    weight: Int[np.ndarray, "K N"]  # id of the weight of each kind that an op holds
     weight_bytes: Int[np.ndarray, "W"]
-    first_cache: int
-    cache_home: Int[np.ndarray, "D"]
+    held_on: Int[np.ndarray, "K D"]
     is_io: Bool[np.ndarray, "N"]
     is_backward: Bool[np.ndarray, "N"]
     in_start: Int[np.ndarray, "N+1"]
@@ -110,8 +109,8 @@ class DecodeProblem(NamedTuple):
 
 
 SHARED = (
-    "group", "group_allowed", "group_start", "group_op", "weight_bytes", "first_cache",
-    "cache_home", "is_io", "is_backward", "in_start", "in_tensor", "out_start", "out_tensor",
+    "group", "group_allowed", "group_start", "group_op", "weight_bytes", "held_on",
+    "is_io", "is_backward", "in_start", "in_tensor", "out_start", "out_tensor",
     "producer", "held_bytes", "sent_bytes", "use_start", "use_op", "segment_s", "pool",
     "pool_bytes",
 )  # fmt: skip

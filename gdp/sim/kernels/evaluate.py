@@ -94,24 +94,16 @@ def weights(a, w, device):
         end = k + 1
         while end < count and a.weight_id[end] == a.weight_id[k]:
             end += 1
-        moves = k >= a.first_cache
+        kind = a.weight_kind[k]
         for member in range(k, end):
-            i = _holder(a, device, member, moves)
+            i = a.held_on[kind, device[a.weight_op[member]]]
             more = a.weight_bytes[member] - w.hold[i, SCRATCH]
             if more > 0:
                 w.hold[i, SUM] += more
                 w.hold[i, SCRATCH] += more
         for member in range(k, end):
-            w.hold[_holder(a, device, member, moves), SCRATCH] = 0
+            w.hold[a.held_on[kind, device[a.weight_op[member]]], SCRATCH] = 0
         k = end
-
-
-@numba.njit(**INNER_INLINE)
-@typing.no_type_check
-def _holder(a, device, member, moves):
-    """Device that holds a weight, or a cache that `moves` to the home of its device's caches."""
-    i = np.int64(device[a.weight_op[member]])
-    return a.cache_home[i] if moves else i
 
 
 @numba.njit(**INNER)

@@ -10,7 +10,7 @@ from gdp.base.errors import PlacementError
 from gdp.base.files.writing import OWN_FILES_ONLY, OverwritePolicy, indented_json, new_contents
 from gdp.cluster.machines import numbers_on_machine
 from gdp.cluster.types import Cluster
-from gdp.costs.offload import KINDS, is_offload
+from gdp.costs.offload import KINDS
 from gdp.graph.op_graph import OpGraph
 from gdp.placement.placement import Placement
 from gdp.targets.modules import torch_module
@@ -46,7 +46,7 @@ def device_map(
             f"{mixed[0] or 'the model itself'!r}; place the model again with --for accelerate"
         )
     owner = {path: next(iter(devices)) for path, devices in holders.items()}
-    if len(owner) > 1 and "" in owner and is_offload(cluster.devices[owner[""]]):
+    if len(owner) > 1 and "" in owner and cluster.rests[owner[""]]:
         raise PlacementError(
             "accelerate streams no parameters of the model itself, beside its modules; place the "
             "model again with --for accelerate"
@@ -57,7 +57,7 @@ def device_map(
     own = {} if len(set(owner.values())) == 1 else _own_entries(owner, names, module)
     merged = {path: names[device] for path, device in _merged(owner, not own).items()}
     order = _in_order(merged, graph, module)
-    if any(map(is_offload, cluster.devices)) and 0 in merged.values():
+    if cluster.rests.any() and 0 in merged.values():
         # The first accelerator of the map computes what is offloaded; the plan has 0 for that.
         first = next(path for path in order if merged[path] == 0)
         order = [first, *(path for path in order if path != first)]
@@ -100,11 +100,9 @@ def hugging_face_names(cluster: Cluster) -> list[int | str]:
     """Names of devices: numbers of accelerators in order, "cpu" for CPUs, and for offloading where
     weights rest."""
     names: list[int | str] = []
+    targets = {kind: target for target, kind in KINDS.items()}
     for device, number in zip(cluster.devices, numbers_on_machine(cluster), strict=True):
-        if is_offload(device):
-            names.append(next(target for target, kind in KINDS.items() if kind == device.kind))
-        else:
-            names.append("cpu" if number is None else number)
+        names.append(targets.get(device.kind, "cpu" if number is None else number))
     return names
 
 
@@ -162,7 +160,7 @@ def export_accelerate(
     accelerate would compute on the CPU.
     """
     entries = device_map(graph, placement, cluster, module)
-    if set(entries.values()) <= set(KINDS) and any(map(is_offload, cluster.devices)):
+    if set(entries.values()) <= set(KINDS) and cluster.rests.any():
         raise PlacementError(
             "every weight is offloaded, and a map without an accelerator has accelerate compute on "
             "the CPU; call accelerate.cpu_offload(model, execution_device=0), or disk_offload"

@@ -28,7 +28,6 @@ from gdp.base.files.writing import OWN_FILES_ONLY, OverwritePolicy, indented_jso
 from gdp.cluster.machines import machines, numbers_on_machine
 from gdp.cluster.table import has_bfloat16
 from gdp.cluster.types import UNLIMITED_BYTES, Cluster
-from gdp.costs.offload import is_offload
 from gdp.graph.op_graph import OpGraph
 from gdp.graph.request import Request
 from gdp.methods.chain import LayerRow, layer_row
@@ -421,7 +420,7 @@ def _stretches(
     names = cluster.device_names
     for op in row.fixed.tolist():
         d, layer = int(placement.device[op]), int(row.layer[op])
-        if is_offload(cluster.devices[d]) or cluster.devices[d].is_cpu:
+        if cluster.rests[d] or cluster.is_cpu[d]:
             raise _cannot(f"{graph.scope[op]!r} lies on {names[d]!r}, and it computes on GPUs")
         if 0 <= layer < row.num_layers and where.setdefault(layer, d) != d:
             raise _cannot(f"layer {layer} lies on {names[where[layer]]!r} and on {names[d]!r}")

@@ -188,7 +188,7 @@ def causes_s(predicted: Prediction) -> dict[str, Float[np.ndarray, "M"]]:
     if problem.origin.exchange_s is not None:
         exchange_s[work] = problem.origin.exchange_s[ops, device][work]
     op_s = op_s - exchange_s
-    streams = problem.cluster.rests[device]
+    streams = problem.cluster.streams[device]
     on_cpu = problem.cluster.is_cpu[device]
     sends = is_sent(graph) & offloads(graph, problem.cluster) & on_cpu & ~streams
     own = work & ~streams & ~sends

@@ -79,7 +79,7 @@ def on_devices(
 
 def _require_held(question: Question, placement: Placement) -> None:
     """Raise `PlacementError` for weights off the devices, and for stages on several."""
-    if question.cluster.rests[placement.device].any():
+    if question.cluster.streams[placement.device].any():
         raise PlacementError(
             "the placement offloads weights, and gdp.on_devices keeps all on devices: place again "
             "with offload='none', or load the exported map with accelerate"

@@ -64,7 +64,7 @@ def phases_apart(result: Result) -> str:
 def _first_of_kinds(cluster: Cluster) -> list[int]:
     """The first device of each kind that computes."""
     kinds: dict[str, int] = {}
-    for d in np.flatnonzero(cluster.computes & ~cluster.rests).tolist():
+    for d in np.flatnonzero(cluster.computes & ~cluster.streams).tolist():
         kinds.setdefault(cluster.devices[d].kind, d)
     return list(kinds.values())
 

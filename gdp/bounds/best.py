@@ -174,10 +174,10 @@ def _work_in_memory(problem: Problem, budget: WorkBudget, known_s: float) -> lis
     solved, _ = _linear(program, budget, "linear program of work and of weights within memory")
     if solved is None:
         return []
-    text, rests = solved.argument, problem.cluster.rests
-    room = problem.cluster.room_bytes(~rests & problem.group_allowed.any(axis=0))
+    text, streams = solved.argument, problem.cluster.streams
+    room = problem.cluster.room_bytes(~streams & problem.group_allowed.any(axis=0))
     streamed = int(arrays_of(problem).weight_bytes.sum()) - room
-    if streamed > 0 and rests.any():
+    if streamed > 0 and streams.any():
         text += f"; {format_bytes(streamed)} of weights or more stream"
     return [Bound(solved.value_s, text)]
 

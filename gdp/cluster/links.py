@@ -172,7 +172,7 @@ def links_line(cluster: Cluster) -> str:
 
     Links among accelerators are named where they are of other kinds than those to processors.
     """
-    gpus = np.flatnonzero(~cluster.is_cpu & ~cluster.rests).tolist()  # links of others are theirs
+    gpus = np.flatnonzero(~cluster.is_cpu & ~cluster.streams).tolist()  # links of others are theirs
     cpus = [d for d, device in enumerate(cluster.devices) if device.is_cpu]
     known = [presets()[d.kind] for d in cluster.devices if d.kind in presets()]
     host, kinds = host_generation(known), dict[object, tuple[LinkKind, bool]]()

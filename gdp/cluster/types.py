@@ -320,7 +320,7 @@ class Cluster:
         )
 
     @functools.cached_property
-    def rests(self) -> Bool[np.ndarray, "D"]:
+    def streams(self) -> Bool[np.ndarray, "D"]:
         """True for devices that stand for weights at rest, whose ops another device computes."""
         return self.runs_on != np.arange(self.num_devices)
 

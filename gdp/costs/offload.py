@@ -89,7 +89,10 @@ def _offload_device(
 def main_device(cluster: Cluster) -> int | None:
     """The device that computes what is offloaded: the first accelerator, of the host's machine
     where that has one."""
-    accelerators, at = np.flatnonzero(~cluster.is_cpu & ~cluster.rests).tolist(), machines(cluster)
+    accelerators, at = (
+        np.flatnonzero(~cluster.is_cpu & ~cluster.streams).tolist(),
+        machines(cluster),
+    )
     return next(
         (i for i in accelerators if at[i] == at[cluster.host]), next(iter(accelerators), None)
     )
@@ -138,11 +141,11 @@ class Streamed(DerivedCosts):
         return f"{getattr(self.base, '__name__', type(self.base).__name__)}, weights streamed"
 
     def __call__(self, graph: OpGraph, cluster: Cluster) -> Float[np.ndarray, "N D"]:
-        plain, rests = np.flatnonzero(~cluster.rests), np.flatnonzero(cluster.rests)
+        plain, streams = np.flatnonzero(~cluster.streams), np.flatnonzero(cluster.streams)
         devices = [cluster.devices[d] for d in plain]
         seconds = np.full((graph.num_ops, cluster.num_devices), np.inf)
         seconds[:, plain] = self.base(graph, _of_devices(cluster, devices, plain))
-        for d, main in zip(rests.tolist(), cluster.runs_on[rests].tolist(), strict=True):
+        for d, main in zip(streams.tolist(), cluster.runs_on[streams].tolist(), strict=True):
             way_s = weight_way_s(graph, cluster, main, cluster.devices[d].kind)
             seconds[:, d] = np.where(graph.is_io, np.inf, seconds[:, main] + way_s)
         return seconds

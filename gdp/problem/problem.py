@@ -108,7 +108,7 @@ class Problem:
         """Device that holds what the ops on each device hold, by kind: all of it the device itself,
         or of two kinds weights the device itself and caches the one that computes its ops."""
         own, cluster = np.arange(self.num_devices), self.cluster
-        apart = cluster.rests.any() and self.graph.cache_bytes.any()
+        apart = cluster.streams.any() and self.graph.cache_bytes.any()
         return np.stack([own, cluster.runs_on]) if apart else own[None]
 
     @functools.cached_property

@@ -203,7 +203,7 @@ def requests_in_flight(graph: OpGraph, cluster: Cluster, objective: str) -> int:
         return graph.request.requests
     if not find_objective(objective).pipelined:
         return 1
-    return max(1, int((cluster.computes & ~cluster.rests).sum()))
+    return max(1, int((cluster.computes & ~cluster.streams).sum()))
 
 
 def _with_all_caches(question: Question) -> OpGraph:

@@ -83,7 +83,7 @@ def _renamed(placement: Placement, cluster: Cluster) -> Placement:
         number = np.array([names.get(name, 0) for name in placement.device_names])
         device = number[placement.device]
         return replace(placement, device_names=cluster.device_names, device=device)
-    if cluster.rests.any():
+    if cluster.streams.any():
         raise PlacementError(f"it uses {min(strange)}, which the question leaves out")
     return placement
 

@@ -66,7 +66,7 @@ def test_a_home_that_the_cluster_lacks_is_the_device_itself() -> None:
     assert cluster.runs_on.tolist() == [0, 1, 0]
     lost = make_cluster("lost", [cpu("d0"), cpu("d1", runs_on="gone")])
     assert lost.runs_on.tolist() == [0, 1]
-    assert not lost.rests.any()
+    assert not lost.streams.any()
 
 
 def test_teams_keep_the_caches_of_all_samples_on_one_device() -> None:

@@ -195,9 +195,9 @@ def _capacities(problem: Problem) -> list[Float[np.ndarray, "D"]]:
         return rooms
     # Of the caches, those of ops that do not fit where caches lie, by their share of the weights.
     usable, total = problem.group_allowed[held.any(axis=0)].any(axis=0), float(held.sum())
-    beyond = max(0.0, total - cluster.room_bytes(usable & ~cluster.rests))
+    beyond = max(0.0, total - cluster.room_bytes(usable & ~cluster.streams))
     away = min(1.0, beyond / max(total - cached, 1.0))
-    lent = np.isin(np.arange(problem.num_devices), cluster.runs_on[usable & cluster.rests])
+    lent = np.isin(np.arange(problem.num_devices), cluster.runs_on[usable & cluster.streams])
     return [np.where(lent, np.maximum(room - cached * x, 1.0), room)
             for room in rooms for x in dict.fromkeys((away, 1.0))]  # fmt: skip
 

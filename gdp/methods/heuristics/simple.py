@@ -64,17 +64,15 @@ def _deal(problem: Problem) -> Int[np.ndarray, "G"]:
     a = arrays_of(problem)
     num_devices = problem.num_devices
     seconds = group_seconds(problem)
-    sizes, homes = group_held_bytes(problem).T, a.held_on.T
+    sizes, cache_home = group_held_bytes(problem).T.tolist(), a.held_on[-1].tolist()
     allowed = problem.group_allowed.tolist()
     free, shared, pool = a.memory_bytes.copy(), a.pool_bytes.copy(), a.pool.tolist()
 
     def held(g: int, d: int) -> list[tuple[int, int]]:
         """(device, bytes) of the weights and caches of group g if it is on device d."""
-        at: dict[int, int] = {d: 0}
-        for home, size in zip(homes[d].tolist(), sizes[g].tolist(), strict=True):
-            if size:
-                at[home] = at.get(home, 0) + size
-        return [*at.items()]
+        if cache_home[d] == d or not sizes[g][-1]:
+            return [(d, sum(sizes[g]))]
+        return [(d, sizes[g][0]), (cache_home[d], sizes[g][-1])]
 
     def left(g: int, d: int) -> int:
         """Bytes of room that group g on device d leaves, where that is least."""

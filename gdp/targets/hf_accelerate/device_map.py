@@ -46,7 +46,7 @@ def device_map(
             f"{mixed[0] or 'the model itself'!r}; place the model again with --for accelerate"
         )
     owner = {path: next(iter(devices)) for path, devices in holders.items()}
-    if len(owner) > 1 and "" in owner and cluster.rests[owner[""]]:
+    if len(owner) > 1 and "" in owner and cluster.streams[owner[""]]:
         raise PlacementError(
             "accelerate streams no parameters of the model itself, beside its modules; place the "
             "model again with --for accelerate"
@@ -57,7 +57,7 @@ def device_map(
     own = {} if len(set(owner.values())) == 1 else _own_entries(owner, names, module)
     merged = {path: names[device] for path, device in _merged(owner, not own).items()}
     order = _in_order(merged, graph, module)
-    if cluster.rests.any() and 0 in merged.values():
+    if cluster.streams.any() and 0 in merged.values():
         # The first accelerator of the map computes what is offloaded; the plan has 0 for that.
         first = next(path for path in order if merged[path] == 0)
         order = [first, *(path for path in order if path != first)]
@@ -160,7 +160,7 @@ def export_accelerate(
     accelerate would compute on the CPU.
     """
     entries = device_map(graph, placement, cluster, module)
-    if set(entries.values()) <= set(KINDS) and cluster.rests.any():
+    if set(entries.values()) <= set(KINDS) and cluster.streams.any():
         raise PlacementError(
             "every weight is offloaded, and a map without an accelerator has accelerate compute on "
             "the CPU; call accelerate.cpu_offload(model, execution_device=0), or disk_offload"

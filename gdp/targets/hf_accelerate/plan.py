@@ -69,7 +69,7 @@ def plan_accelerate(question: Question) -> Result:
     if excess_s.max(initial=0.0) > 0:
         memory_bytes = cluster.devices[main_device(question.cluster) or 0].memory_bytes
     else:
-        memory_bytes = sum(cluster.memory_bytes[cluster.computes & ~cluster.rests].tolist())
+        memory_bytes = sum(cluster.memory_bytes[cluster.computes & ~cluster.streams].tolist())
     # One budget for both searches: a model that hardly fits keeps half of it for offloading.
     first = np.unique(graph.weight_id, return_index=True)[1]
     hardly = int(graph.weight_bytes[first].sum()) > HARDLY * memory_bytes
@@ -183,7 +183,7 @@ def _with_pins_of_root(question: Question) -> Question:
                 near[maker] = None
                 stack += [maker] * (not graph.scope[maker])
     names = cluster.device_names
-    computing = (names[main], *(names[d] for d in np.flatnonzero(cluster.rests)))
+    computing = (names[main], *(names[d] for d in np.flatnonzero(cluster.streams)))
     pins = [Pin(glob.escape(graph.op_names[op]), (names[main],)) for op in own]
     pins += [Pin(glob.escape(graph.op_names[op]), computing) for op in near]
     return replace(question, constraints=replace(constraints, pins=(*constraints.pins, *pins)))

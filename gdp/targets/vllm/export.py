@@ -420,7 +420,7 @@ def _stretches(
     names = cluster.device_names
     for op in row.fixed.tolist():
         d, layer = int(placement.device[op]), int(row.layer[op])
-        if cluster.rests[d] or cluster.is_cpu[d]:
+        if cluster.streams[d] or cluster.is_cpu[d]:
             raise _cannot(f"{graph.scope[op]!r} lies on {names[d]!r}, and it computes on GPUs")
         if 0 <= layer < row.num_layers and where.setdefault(layer, d) != d:
             raise _cannot(f"layer {layer} lies on {names[where[layer]]!r} and on {names[d]!r}")

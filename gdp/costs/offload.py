@@ -89,10 +89,8 @@ def _offload_device(
 def main_device(cluster: Cluster) -> int | None:
     """The device that computes what is offloaded: the first accelerator, of the host's machine
     where that has one."""
-    accelerators, at = (
-        np.flatnonzero(~cluster.is_cpu & ~cluster.streams).tolist(),
-        machines(cluster),
-    )
+    accelerators = np.flatnonzero(~cluster.is_cpu & ~cluster.streams).tolist()
+    at = machines(cluster)
     return next(
         (i for i in accelerators if at[i] == at[cluster.host]), next(iter(accelerators), None)
     )

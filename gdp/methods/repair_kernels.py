@@ -8,7 +8,7 @@ import numpy as np
 from gdp.base.kernels.options import BARE, INNER, INNER_INLINE
 from gdp.base.kernels.struct import as_struct
 from gdp.problem.arrays import Arrays
-from gdp.problem.weights_kernels import added_bytes, hold_weights
+from gdp.problem.weights_kernels import added_bytes, hold_weights, holder
 
 as_struct(Arrays)
 
@@ -50,7 +50,7 @@ def fill_packs(a, order, room_bytes, pool_room_bytes, group_device, holds, used,
             if not a.group_allowed[g, d]:
                 continue
             left = share_left(a, holds, used, room_bytes, pool_room_bytes, g, d, d)
-            home = a.held_on[a.held_on.shape[0] - 1, d]
+            home = holder(a, 1, d)
             if home != d and added_bytes(a, holds, g, d, home) > 0:
                 there = share_left(a, holds, used, room_bytes, pool_room_bytes, g, d, home)
                 left = min(left, there)
@@ -108,14 +108,14 @@ def shed(
 
     Changes `group_device` and what is over and left in place, of devices and of the memories that
     they share: a group leaves an overfull pool for another memory. `cache` [G] are bytes beside
-    `size` that lie on the devices of the last kind, which may be overfull, too. The receiver is the
-    device with room that the group exchanges most with. `near` [D] is scratch.
+    `size`, of the second kind, whose device may be overfull, too. The receiver is the device with
+    room that the group exchanges most with. `near` [D] is scratch.
     """
-    num_devices, homes = a.group_allowed.shape[1], a.held_on[a.held_on.shape[0] - 1]
+    num_devices = a.group_allowed.shape[1]
     moved = 0
     for g in order:
         home = group_device[g]
-        kept = homes[home]
+        kept = holder(a, 1, home)
         crowded = a.pool[home] >= 0 and pool_excess[a.pool[home]] > 0.0
         lacks = (excess_bytes[home] > 0.0 or crowded) and size[g] > 0.0
         if not lacks and (cache[g] <= 0.0 or excess_bytes[kept] <= 0.0):
@@ -125,7 +125,7 @@ def shed(
         for d in range(num_devices):
             if d == home or not a.group_allowed[g, d]:
                 continue
-            there = homes[d]
+            there = holder(a, 1, d)
             left = cache[g] if there != kept else 0.0  # caches that change their device
             if not lacks and left == 0.0:
                 continue
@@ -146,7 +146,7 @@ def shed(
         if best >= 0:
             group_device[g] = best
             carry(a, home, best, size[g], excess_bytes, slack_bytes, pool_excess, pool_slack)
-            there = homes[best]
+            there = holder(a, 1, best)
             if there != kept and cache[g] > 0.0:
                 carry(a, kept, there, cache[g], excess_bytes, slack_bytes, pool_excess, pool_slack)
             moved += 1

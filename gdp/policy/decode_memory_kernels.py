@@ -7,6 +7,7 @@ import numba
 import numpy as np
 
 from gdp.base.kernels.options import INNER
+from gdp.problem.weights_kernels import holder
 
 
 @numba.njit(**INNER)
@@ -31,15 +32,14 @@ def room(p, s, op, i):
     lie on another device, what is left there, if that is less.
     """
     weights, tensors, group = s.weight_bytes[i], s.live_bytes[i], p.group[op]
-    last, cached = p.held_on.shape[0] - 1, 0
-    home = p.held_on[last, i]
+    home, cached = holder(p, 1, i), 0
     s.visit[0] += 1
     for k in range(p.group_start[group], p.group_start[group + 1]):
         member = p.group_op[k]
         if not s.holds[p.weight[0, member], i]:
             weights += p.weight_bytes[p.weight[0, member]]
-        if last > 0:
-            cache = p.weight[last, member]
+        if p.held_on.shape[0] > 1:
+            cache = p.weight[1, member]
             cached += 0 if s.holds[cache, home] else p.weight_bytes[cache]
         for x in range(p.in_start[member], p.in_start[member + 1]):
             t = p.in_tensor[x]
@@ -116,7 +116,7 @@ def settle_group(p, s, group, i):
     for k in range(p.group_start[group], p.group_start[group + 1]):
         member = p.group_op[k]
         for kind in range(p.held_on.shape[0]):
-            weight, home = p.weight[kind, member], p.held_on[kind, i]
+            weight, home = p.weight[kind, member], holder(p, kind, i)
             if not s.holds[weight, home]:
                 s.holds[weight, home] = True
                 s.weight_bytes[home] += p.weight_bytes[weight]

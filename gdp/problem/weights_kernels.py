@@ -11,6 +11,13 @@ from gdp.problem.arrays import Arrays
 as_struct(Arrays)
 
 
+@numba.njit(**INNER_INLINE)
+@no_type_check
+def holder(a, kind, d):
+    """The device that holds the weights of a kind of what is placed on device d."""
+    return d if a.held_on.shape[0] == 1 else a.held_on[kind, d]
+
+
 @numba.njit(**INNER)
 @no_type_check
 def added_bytes(a, holds, g, d, at):
@@ -18,7 +25,7 @@ def added_bytes(a, holds, g, d, at):
     added = 0
     for x in range(a.group_weight_start[g], a.group_weight_start[g + 1]):
         w = a.group_weight[x]
-        if a.held_on[a.weight_kind[w], d] == at and holds[w, at] == 0:
+        if holder(a, a.weight_kind[w], d) == at and holds[w, at] == 0:
             added += a.weight_bytes[w]
     return added
 
@@ -29,7 +36,7 @@ def hold_weights(a, holds, used, g, d, sign):
     """Count the weights and caches of group g, on device d or (sign -1) off it, in `used` [D]."""
     for x in range(a.group_weight_start[g], a.group_weight_start[g + 1]):
         w = a.group_weight[x]
-        at = a.held_on[a.weight_kind[w], d]
+        at = holder(a, a.weight_kind[w], d)
         before = holds[w, at]
         holds[w, at] = before + sign
         if (before == 0) != (before + sign == 0):

@@ -57,7 +57,7 @@ def least_of(model: LoadHypergraph) -> float:
     chosen = np.array(list(itertools.product(*choices)))  # [B, V]
     on = chosen[:, :, None] == np.arange(model.num_devices)  # [B, V, D]
     load_s = (on * np.where(np.isfinite(model.work_s), model.work_s, 0.0)).sum(axis=1)
-    held = (on * model.held_bytes.sum(axis=0)[:, None]).sum(axis=1)
+    held = (on * model.held_bytes.sum(axis=1)[:, None]).sum(axis=1)
     for pins, seconds in zip(model.pins, model.weight_s, strict=True):
         part = on[:, list(pins)]
         load_s += seconds * (part.any(axis=1) & ~part.all(axis=1) & model.pays)

@@ -15,7 +15,7 @@ import numpy as np
 from gdp.base.kernels.options import BARE, INNER, INNER_INLINE
 from gdp.base.kernels.struct import as_struct
 from gdp.problem.arrays import Arrays
-from gdp.problem.weights_kernels import added_bytes, hold_weights
+from gdp.problem.weights_kernels import added_bytes, hold_weights, holder
 from gdp.sim.kernels.events import sending_s
 
 MAX_GAPS = 512  # idle gaps remembered per device; the earliest are forgotten first
@@ -147,7 +147,7 @@ def excess_bytes(a, plan, i, d, extra):
     """Bytes over the memory of device d, or that it shares, with op i, its group's weights and
     `extra` bytes; or over that of the device that would hold its caches."""
     weights, tensors = plan.weight_bytes[d] + extra, plan.live_bytes[d]
-    g, home = a.group[i], a.held_on[a.held_on.shape[0] - 1, d]
+    g, home = a.group[i], holder(a, 1, d)
     if plan.group_device[g] != d:
         weights += added_bytes(a, plan.holds, g, d, d)
     for x in range(a.in_start[i], a.in_start[i + 1]):

@@ -47,7 +47,7 @@ class LoadHypergraph:
     pays: Bool[np.ndarray, "D"]  # devices that pay for transfers
     pins: tuple[tuple[int, ...], ...]  # of each hyperedge, ascending, at least two
     weight_s: Float[np.ndarray, "H"]  # > 0
-    held_bytes: Int[np.ndarray, "K V"]  # weights that no other node shares, by kind
+    held_bytes: Int[np.ndarray, "V K"]  # weights that no other node shares, by kind
     shared: tuple[tuple[int, tuple[int, ...], int], ...]  # (bytes, nodes, kind) of shared weights
     held_on: Int[np.ndarray, "K D"]  # of `Problem`: device that holds each kind
     memory_bytes: Int[np.ndarray, "D"]
@@ -75,7 +75,7 @@ class LoadHypergraph:
         """Nodes that may not go where they like: they hold bytes and some device could overflow."""
         if self.stored_bytes <= int(self.memory_bytes.min()):
             return np.zeros(self.num_nodes, dtype=bool)
-        heavy = self.held_bytes.any(axis=0)
+        heavy = self.held_bytes.sum(axis=1) > 0
         for size, nodes, _ in self.shared:
             heavy[list(nodes)] |= size > 0
         return heavy
@@ -102,7 +102,7 @@ def load_model(problem: Problem) -> LoadHypergraph:
         pays=~is_cpu(problem),
         pins=tuple(tuple(sorted(known)) for known in touched),
         weight_s=sent_s(problem),
-        held_bytes=np.stack([held for held, _ in owned]),
+        held_bytes=np.stack([held for held, _ in owned], axis=1),
         shared=tuple((*share, kind) for kind in kinds for share in owned[kind][1]),
         held_on=problem.held_on,
         memory_bytes=np.array(problem.cluster.memory_bytes, dtype=np.int64),
@@ -121,14 +121,14 @@ def merge(model: LoadHypergraph, target: Int[np.ndarray, "V"]) -> LoadHypergraph
         moved = tuple(sorted({int(number[v]) for v in pins}))
         if len(moved) > 1 and seconds > 0:
             weight[moved] = weight.get(moved, 0.0) + seconds
-    held, shared = np.zeros((len(model.held_on), len(kept)), dtype=np.int64), []
-    np.add.at(held, (slice(None), number), model.held_bytes)
+    held, shared = np.zeros((len(kept), len(model.held_on)), dtype=np.int64), []
+    np.add.at(held, number, model.held_bytes)
     for size, nodes, kind in model.shared:
         moved = tuple(sorted({int(number[v]) for v in nodes}))
         if len(moved) > 1:
             shared.append((size, moved, kind))
         else:
-            held[kind, moved[0]] += size
+            held[moved[0], kind] += size
     return replace(
         model,
         node=number[model.node].astype(np.int64),

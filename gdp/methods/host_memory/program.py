@@ -327,7 +327,7 @@ def _limit_weights(model: LoadHypergraph, rows: RowBuilder, x: np.ndarray) -> No
         columns, values = [], []
         for kind, s in np.argwhere(model.held_on == d).tolist():
             columns += list(x[:, s])
-            values += list(model.held_bytes[kind] / capacity)
+            values += list(model.held_bytes[:, kind] / capacity)
         for size, nodes, kind in model.shared:
             held = rows.columns(1)
             columns.append(held)

@@ -41,7 +41,7 @@ class HypergraphArrays(NamedTuple):
     pin_start: np.ndarray  # [H + 1]
     pin: np.ndarray
     weight_s: np.ndarray  # [H]
-    held_bytes: np.ndarray  # [K, V]
+    held_bytes: np.ndarray  # [V, K]
     share_start: np.ndarray  # [V + 1] the shared weights of a node
     share: np.ndarray
     share_bytes: np.ndarray  # [S]
@@ -176,7 +176,7 @@ def fill(nodes, state):
         d = state.device[v]
         state.load_s[d] += nodes.work_s[v, d]
         for kind in range(nodes.held_on.shape[0]):
-            state.held[nodes.held_on[kind, d]] += nodes.held_bytes[kind, v]
+            state.held[nodes.held_on[kind, d]] += nodes.held_bytes[v, kind]
         for i in range(nodes.edge_start[v], nodes.edge_start[v + 1]):
             state.pins[nodes.edge[i], d] += 1
         for i in range(nodes.share_start[v], nodes.share_start[v + 1]):
@@ -225,8 +225,8 @@ def move(nodes, state, v, to):
     state.load_s[home] += leaves
     state.load_s[to] += enters
     for kind in range(nodes.held_on.shape[0]):
-        state.held[nodes.held_on[kind, home]] -= nodes.held_bytes[kind, v]
-        state.held[nodes.held_on[kind, to]] += nodes.held_bytes[kind, v]
+        state.held[nodes.held_on[kind, home]] -= nodes.held_bytes[v, kind]
+        state.held[nodes.held_on[kind, to]] += nodes.held_bytes[v, kind]
     state.device[v] = to
 
 

@@ -6,6 +6,7 @@ import numba
 import numpy as np
 
 from gdp.base.kernels.options import BARE, INNER, INNER_INLINE
+from gdp.problem.weights_kernels import holder
 from gdp.sim.engine import OPENS
 from gdp.sim.kernels.direct import run_latency
 from gdp.sim.kernels.events import run_events, sending_s, set_order
@@ -96,13 +97,13 @@ def weights(a, w, device):
             end += 1
         kind = a.weight_kind[k]
         for member in range(k, end):
-            i = a.held_on[kind, device[a.weight_op[member]]]
+            i = holder(a, kind, np.int64(device[a.weight_op[member]]))
             more = a.weight_bytes[member] - w.hold[i, SCRATCH]
             if more > 0:
                 w.hold[i, SUM] += more
                 w.hold[i, SCRATCH] += more
         for member in range(k, end):
-            w.hold[a.held_on[kind, device[a.weight_op[member]]], SCRATCH] = 0
+            w.hold[holder(a, kind, np.int64(device[a.weight_op[member]])), SCRATCH] = 0
         k = end
 
 

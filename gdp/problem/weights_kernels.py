@@ -14,7 +14,7 @@ as_struct(Arrays)
 @numba.njit(**INNER_INLINE)
 @no_type_check
 def holder(a, kind, d):
-    """The device that holds the weights of a kind of what is placed on device d."""
+    """The device that holds weights of a kind, of ops on device d."""
     return d if a.held_on.shape[0] == 1 else a.held_on[kind, d]
 
 

@@ -207,6 +207,8 @@ def proven_misfit(problem: Problem) -> str | None:
     2. Weights whose ops are all confined to some devices need room on those devices together, in
        which a memory that several of them share counts once; their caches where these lie.
     """
+    if objective_of(problem).memory == "weights":  # no placement holds inputs and outputs beside
+        return None
     graph, cache = problem.graph, group_cache_bytes(problem)
     held = group_weight_bytes(problem) - cache
     may_use = problem.group_allowed[problem.group]

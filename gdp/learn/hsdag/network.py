@@ -279,7 +279,8 @@ class HsdagNetwork(nnx.Module):
         h, src, dst = self.before(state), jnp.asarray(view.src), jnp.asarray(view.dst)
         ends = {"senders": jnp.concatenate([src, dst]), "receivers": jnp.concatenate([dst, src])}
         sizes = {"n_node": jnp.array([len(h)]), "n_edge": jnp.array([2 * len(src)])}
-        graph = jraph.GraphsTuple(nodes=h, edges=None, globals=None, **ends, **sizes)
+        graph: Any = jraph.GraphsTuple(nodes=h, edges=None, globals=None, **ends, **sizes)
+        layer: Any
         for layer in self.gcn:
             graph = jraph.GraphConvolution(layer, add_self_edges=True)(graph)
             graph = graph._replace(nodes=jax.nn.relu(graph.nodes))

@@ -111,7 +111,8 @@ def _by_cp_sat(
         )
     except MissingExtraError:
         return state
-    return _after(problem, state, solution, upper_s, "CP-SAT over all placements")
+    target_s = np.inf if state.best is None else upper_s
+    return _after(problem, state, solution, target_s, "CP-SAT over all placements")
 
 
 def _after(
@@ -200,7 +201,7 @@ def _cut(
 
 
 def _any_s(problem: Problem) -> float:
-    """Upper bound of any placement's load: all work and all transfers together."""
+    """Upper bound of any placement's load: all work, and all transfers on every device."""
     work_s = group_work_s(problem)
     slowest_s = np.where(np.isfinite(work_s), work_s, 0.0).max(axis=1)
-    return float(slowest_s.sum() + sent_s(problem).sum()) or 1.0
+    return float(slowest_s.sum() + problem.num_devices * sent_s(problem).sum()) or 1.0

@@ -181,14 +181,22 @@ def build_work(problem: Problem, unit_s: float) -> LinearProgram:
     rows.columns(g * d)
     finite = np.where(np.isfinite(seconds), seconds, 0.0).reshape(-1) / unit_s
     names = _add_device_loads(rows, problem, np.arange(g * d), finite, NO_SENDS)
+    add_weights(rows, problem, of_group)
+    return _largest_load(rows, seconds, unit_s, names)
+
+
+def add_weights(
+    rows: RowBuilder, problem: Problem, of_group: Int[np.ndarray, "G"] | None = None
+) -> None:
+    """Fit weights into every device and shared memory, where any can overflow; the first columns
+    are those of the groups, or of their classes, device by device."""
     if memory_binds(problem):
         weights = HeldWeights(rows, problem, of_group)
-        terms = [weights.terms(i) for i in range(d)]
-        for i in range(d):
-            rows.add_row(*terms[i], 1.0)
+        terms = [weights.terms(i) for i in range(problem.num_devices)]
+        for i, (columns, values) in enumerate(terms):
+            rows.add_row(columns, values, 1.0)
             weights.add_ties(i)
         _add_pools(rows, problem, weights, terms)
-    return _largest_load(rows, seconds, unit_s, names)
 
 
 def _classes(problem: Problem) -> tuple[Float[np.ndarray, "Q D"], Int[np.ndarray, "G"]]:

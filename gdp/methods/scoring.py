@@ -196,6 +196,8 @@ def proven_misfit(problem: Problem) -> str | None:
     2. Weights whose ops are all confined to some devices need room on those devices together, in
        which a memory that several of them share counts once; their caches where these lie.
     """
+    if objective_of(problem).memory == "weights":  # no placement holds inputs and outputs beside
+        return None
     graph, own = problem.graph, problem.held_on == np.arange(problem.num_devices)
     held = group_held_bytes(problem).T @ own
     may_use = problem.group_allowed[problem.group]

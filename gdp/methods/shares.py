@@ -67,8 +67,6 @@ EXACT_PIPELINE_SHARE = 0.3
 """For a pipeline's program that comes before the portfolio or a solver."""
 EXACT_START_SHARE = 0.25
 """For the portfolio before a solver."""
-EXACT_BLOCK_START_SHARE = 0.15
-"""For a first answer in blocks before a solver."""
 EXACT_BOUND_SHARE = 0.2
 """For bounds that know no placement."""
 # Of the seconds left, target by target.
@@ -80,13 +78,7 @@ EXACT_TARGET_SHARE = 0.4
 # `exact` of the largest load, of all its seconds.
 LOAD_PIPELINE_SHARE = 0.1
 """For the pipelines' program."""
-LOAD_SEARCH_SHARE = 0.15
-"""For annealing."""
-LOAD_POLISH_SHARE = 0.15
-"""For programs near the borders."""
-LOAD_POLISH_ROUND_SHARE = 0.3
-"""Of the seconds left of that, for one of them."""
+LOAD_CP_SHARE = 0.5
+"""Of the seconds left then, for CP-SAT."""
 LOAD_VALUE_SHARE = 0.1
 """Of the seconds left then, to decide the value itself."""
-LOAD_REDUCE_SHARE = 0.3
-"""Of a target's seconds, for reducing the graph below it."""

@@ -11,16 +11,15 @@ from gdp.learn.hsdag.network import (
     NUM_FEATURES,
     SHAPE,
     HsdagConfig,
+    HsdagNetwork,
     Parsing,
     colocated,
     fractal_dimension,
     init,
     make_nodes,
-    network,
     published,
-    replay,
+    run,
     sinusoids,
-    start,
     view_of,
 )
 from gdp.learn.hsdag.train import (
@@ -141,11 +140,7 @@ def test_the_gradient_of_the_policy_loss_by_hand() -> None:
 def logits_again(learner: Learner, state: jax.Array, parsing: Parsing) -> jax.Array:
     """What the loss makes of a recorded step."""
 
-    @jax.jit
-    def run(params, state, parsing):
-        return replay(network(SMALL, params), learner.view, state, parsing)
-
-    return run(learner.params, state, parsing)
+    return run(HsdagNetwork.replay, SMALL, learner.params, learner.view, state, parsing)
 
 
 def test_the_loss_sees_the_groups_and_logits_of_the_episode() -> None:
@@ -153,7 +148,7 @@ def test_the_loss_sees_the_groups_and_logits_of_the_episode() -> None:
     problem = random_problem(3, num_ops=30)
     learner = Learner(problem, SMALL, PlacementEvaluator(problem, 100), 1, init(SMALL, 1))
     steps, _ = learner.episode(2)
-    state = start(SMALL, learner.params, learner.view)
+    state = learner.first()
     for number in range(SMALL.steps):
         parsed = parse_state(SMALL, learner.params, learner.view, state, learner.nodes.count)
         parsing = jax.tree.map(lambda rows, number=number: rows[number], steps.parsing)
@@ -181,7 +176,8 @@ def test_parsing_keeps_more_than_one_group(connected: bool) -> None:
     problem = two_chains() if connected else random_problem(4, num_ops=60)
     nodes, params = make_nodes(problem, SMALL), init(SMALL, 2)
     view = view_of(nodes, SMALL.max_devices)
-    parsed = parse_state(SMALL, params, view, start(SMALL, params, view), nodes.count)
+    first = run(HsdagNetwork.start, SMALL, params, view)
+    parsed = parse_state(SMALL, params, view, first, nodes.count)
     groups = np.unique(parsed.parsing.part[: nodes.count])
     assert (groups == np.arange(len(groups))).all()
     assert len(groups) == 3 if connected else 2 <= len(groups) < nodes.count

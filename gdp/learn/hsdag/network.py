@@ -20,6 +20,7 @@ N nodes, P edges, H width.
 
 import functools
 import zlib
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any, Literal, NamedTuple
 
@@ -264,52 +265,56 @@ class HsdagNetwork(nnx.Module):
         self.pool = nnx.List(_mlp(width, width, width, rngs))
         self.head = nnx.List(_mlp(width, width, config.max_devices, rngs))
 
-    def start(self, feature: Float[Array, "N F"]) -> Float[Array, "N H"]:
+    def start(self, view: PaddedNodes) -> Float[Array, "N H"]:
         """The first state of every episode."""
-        return _through(self.enter, feature)
+        return _through(self.enter, jnp.asarray(view.feature))
 
     def embed(
         self, view: PaddedNodes, state: Float[Array, "N H"]
     ) -> tuple[Float[Array, "N H"], Float[Array, "P"]]:
-        """Embeddings of the nodes, and the scores of the edges, 0 for padding."""
-        h, src, dst = self.before(state), jnp.asarray(view.src), jnp.asarray(view.dst)
-        edge, count = jnp.asarray(view.edge), state.shape[0]
-        weight = edge.astype(h.dtype)
-        degree = 1.0 + jraph.segment_sum(weight, src, count)
-        degree = degree + jraph.segment_sum(weight, dst, count)
-        scale = jax.lax.rsqrt(degree)[:, None]
-        x = h
-        for layer in self.gcn:
-            sent = scale * layer(x)
-            received = sent + jraph.segment_sum(sent[src] * weight[:, None], dst, count)
-            received = received + jraph.segment_sum(sent[dst] * weight[:, None], src, count)
-            x = jax.nn.relu(scale * received)
-        h = self.after(h + x)
-        score = jax.nn.sigmoid(_through(self.edge, h[src] * h[dst])[:, 0])
-        return h, jnp.where(edge, score, 0.0)
+        """Embeddings of the nodes, and the scores of the edges.
 
-    def pooled(
+        Padding edges join the last node, which is padding, to itself.
+        """
+        h, src, dst = self.before(state), jnp.asarray(view.src), jnp.asarray(view.dst)
+        ends = {"senders": jnp.concatenate([src, dst]), "receivers": jnp.concatenate([dst, src])}
+        sizes = {"n_node": jnp.array([len(h)]), "n_edge": jnp.array([2 * len(src)])}
+        graph: Any = jraph.GraphsTuple(nodes=h, edges=None, globals=None, **ends, **sizes)
+        layer: Any
+        for layer in self.gcn:
+            graph = jraph.GraphConvolution(layer, add_self_edges=True)(graph)
+            graph = graph._replace(nodes=jax.nn.relu(graph.nodes))
+        h = self.after(h + graph.nodes)
+        return h, jax.nn.sigmoid(_through(self.edge, h[src] * h[dst])[:, 0])
+
+    def finish(
         self,
+        view: PaddedNodes,
+        state: Float[Array, "N H"],
         h: Float[Array, "N H"],
         score: Float[Array, "P"],
-        src: Int[Array, "P"],
         parsed: Parsing,
-    ) -> Float[Array, "N H"]:
-        """Embeddings of the groups, one row each, in rows 0.. of as many as there are nodes."""
-        count = h.shape[0]
+    ) -> tuple[Float[Array, "N D"], Float[Array, "N H"]]:
+        """(logits of the groups, the next state) from the embeddings, the scores and the groups.
+
+        Groups have a row each, in rows 0.. of as many as there are nodes.
+        """
+        count, part = len(h), jnp.asarray(parsed.part)
         first, second = self.pool
-        size = jnp.maximum(jraph.segment_sum(jnp.ones(count), parsed.part, count), 1.0)[:, None]
-        mean = jraph.segment_sum(h, parsed.part, count) / size
-        inner = jraph.segment_sum(jax.nn.relu(first(h)), parsed.part, count) / size
-        tied, of = parsed.kept.astype(h.dtype), parsed.part[src]
+        mean = jraph.segment_mean(h, part, count)
+        inner = jraph.segment_mean(jax.nn.relu(first(h)), part, count)
+        tied, of = jnp.asarray(parsed.kept).astype(h.dtype), part[view.src]
         ties = jraph.segment_sum(tied, of, count)
         strength = jraph.segment_sum(tied * score, of, count) / jnp.maximum(ties, 1.0)
         # A node on its own has no edge to be strong by.
-        return mean + jnp.where(ties > 0, strength, 1.0)[:, None] * second(inner)
+        z = mean + jnp.where(ties > 0, strength, 1.0)[:, None] * second(inner)
+        return _through(self.head, z), state + z[part]
 
-    def logits(self, z: Float[Array, "N H"]) -> Float[Array, "N D"]:
-        """Scores of every group's devices."""
-        return _through(self.head, z)
+    def replay(
+        self, view: PaddedNodes, state: Float[Array, "N H"], parsed: Parsing
+    ) -> Float[Array, "N D"]:
+        """The logits of one step again, with the groups as they were."""
+        return self.finish(view, state, *self.embed(view, state), parsed)[0]
 
 
 def _mlp(inputs: int, hidden: int, outputs: int, rngs: nnx.Rngs) -> list[nnx.Linear]:
@@ -351,34 +356,7 @@ def network(config: HsdagConfig, params: Params) -> HsdagNetwork:
     return nnx.merge(graphdef, state)
 
 
-@functools.partial(jax.jit, static_argnums=0)
-def start(config: HsdagConfig, params: Params, view: PaddedNodes) -> Float[Array, "N H"]:
-    """The first state."""
-    return network(config, params).start(jnp.asarray(view.feature))
-
-
-@functools.partial(jax.jit, static_argnums=0)
-def embed(
-    config: HsdagConfig, params: Params, view: PaddedNodes, state: Array
-) -> tuple[Float[Array, "N H"], Float[Array, "P"]]:
-    """`HsdagNetwork.embed`, compiled."""
-    return network(config, params).embed(view, state)
-
-
-@functools.partial(jax.jit, static_argnums=0)
-def finish(
-    config: HsdagConfig, params: Params, view: PaddedNodes, state: Array, h: Array, score: Array,
-    parsed: Parsing,
-) -> tuple[Float[Array, "N D"], Float[Array, "N H"]]:  # fmt: skip
-    """(logits of the groups, the next state) from the embeddings, the scores and the groups."""
-    net = network(config, params)
-    z = net.pooled(h, score, jnp.asarray(view.src), parsed)
-    return net.logits(z), state + z[parsed.part]
-
-
-def replay(
-    net: HsdagNetwork, view: PaddedNodes, state: Array, parsed: Parsing
-) -> Float[Array, "N D"]:
-    """The logits of one step again, with the groups as they were."""
-    h, score = net.embed(view, state)
-    return net.logits(net.pooled(h, score, jnp.asarray(view.src), parsed))
+@functools.partial(jax.jit, static_argnums=(0, 1))
+def run(part: Callable[..., Any], config: HsdagConfig, params: Params, *arguments: Any) -> Any:
+    """A method of the network, compiled, such as `HsdagNetwork.embed`, with these weights."""
+    return part(network(config, params), *arguments)

@@ -24,15 +24,13 @@ from gdp.graph.groups import best_edges, components
 from gdp.learn.evaluator import PlacementEvaluator
 from gdp.learn.hsdag.network import (
     HsdagConfig,
+    HsdagNetwork,
     PaddedNodes,
     Parsing,
-    embed,
-    finish,
     init,
     make_nodes,
     network,
-    replay,
-    start,
+    run,
     view_of,
 )
 from gdp.learn.ppo import advantages
@@ -68,9 +66,10 @@ def parse_state(
     config: HsdagConfig, params: Params, view: PaddedNodes, state: Float[Array, "N H"], count: int
 ) -> Parsed:
     """Encode, parse and pool a state, of which the first `count` nodes are real."""
-    h, score = embed(config, params, view, state)
+    h, score = run(HsdagNetwork.embed, config, params, view, state)
     parsing = _parse(np.asarray(score), view, count)
-    logits, following = finish(config, params, view, state, h, score, parsing)
+    last = view, state, h, score, parsing
+    logits, following = run(HsdagNetwork.finish, config, params, *last)
     return Parsed(parsing, np.asarray(logits), following)
 
 
@@ -136,7 +135,7 @@ def episode_loss(
     net = network(config, params)
 
     def of_step(step: EpisodeStep, advantage: Float[Array, "K"]) -> Float[Array, ""]:
-        logits = replay(net, view, step.state, step.parsing)
+        logits = net.replay(view, step.state, step.parsing)
         return policy_loss(logits, step.legal, step.action, advantage, config.entropy)
 
     return jax.vmap(of_step)(steps, advantage).mean()
@@ -176,10 +175,13 @@ class Learner:
         self.transform = _optimiser(config.rate)
         self.state = self.transform.init(params)
 
+    def first(self) -> Float[Array, "N H"]:
+        """The state that every episode begins with."""
+        return run(HsdagNetwork.start, self.config, self.params, self.view)
+
     def episode(self, samples: int) -> tuple[EpisodeStep, Int[np.ndarray, "S K O"]]:
         """One episode's steps, stacked, and the devices of every op in each placement."""
-        state = start(self.config, self.params, self.view)
-        steps, devices = [], []
+        state, steps, devices = self.first(), [], []
         for _ in range(self.config.steps):
             parsed = parse_state(self.config, self.params, self.view, state, self.nodes.count)
             part = parsed.parsing.part
@@ -222,7 +224,7 @@ class Learner:
 
     def groups(self) -> Int[np.ndarray, "O"]:
         """The learned group of every op: the parsing of the first state."""
-        state = start(self.config, self.params, self.view)
+        state = self.first()
         parsed = parse_state(self.config, self.params, self.view, state, self.nodes.count)
         return parsed.parsing.part[self.nodes.node_of].astype(np.int64)
 

@@ -9,12 +9,15 @@ from jaxtyping import Int
 
 from gdp.base.errors import MissingExtraError
 from gdp.base.version import install_command
+from gdp.bounds.linear_program import LinearProgram, PlacementSolution
 from gdp.bounds.loads import owned_weights
+from gdp.methods.fix_and_optimise.rounds import group_devices
 from gdp.problem.problem import Problem
 
 TICKS = 10**8
 """Whole-number units in the known value: all times are rounded down to one, which keeps bounds."""
-_WORKERS = 2
+_WORKERS = 4
+_FINE = 1 << 40  # whole-number units in the limit of a row that is no load, such as memory
 _SEEDS = 1 << 31
 _COUNTED_S = 20.0  # of the solver's own count of work, which is about a second each
 
@@ -51,31 +54,48 @@ def ticks(seconds: np.ndarray, unit_s: float) -> Int[np.ndarray, "..."]:
     return np.where(np.isfinite(seconds), whole, 2 * TICKS).astype(np.int64)
 
 
+def place_groups(
+    model: Any, problem: Problem, hint: Int[np.ndarray, "N"] | None
+) -> list[list[Any]]:
+    """`on[g][d]`: literals of group g on device d, one of them true, within all memories; the
+    search starts at the devices of a hint."""
+    on = [[model.new_bool_var("") for _ in row] for row in problem.group_allowed]
+    if hint is not None:
+        _add_hint(model, on, group_devices(problem, hint))
+    for row, allowed in zip(on, problem.group_allowed.tolist(), strict=True):
+        model.add_exactly_one(row)
+        for literal, may in zip(row, allowed, strict=True):
+            if not may:
+                model.add(literal == 0)
+    _fit_weights(model, problem, on)
+    return on
+
+
 Part = tuple[list[list[list[Any]]], Int[np.ndarray, "G"], tuple[tuple[int, tuple[int, ...]], ...]]
 """(of each device of a memory, rows of a literal of each group, any of which has the device hold
 it; bytes of each group alone; (bytes, groups) of each weight that groups share)"""
 
 
-def fit_weights(model: Any, problem: Problem, on: dict[int, list[Any]]) -> None:
-    """Fit weights and caches into every device, and into every memory that devices share.
+def _add_hint(model: Any, on: list[list[Any]], home: Int[np.ndarray, "G"]) -> None:
+    for row, own in zip(on, home.tolist(), strict=True):
+        for d, literal in enumerate(row):
+            model.add_hint(literal, d == own)
 
-    Args:
-        model: Under construction.
-        problem: With the weights of its ops.
-        on: Literal of each group, for each device; devices without are not limited.
-    """
+
+def _fit_weights(model: Any, problem: Problem, on: list[list[Any]]) -> None:
+    """Fit weights and caches into every device, and into every memory that devices share."""
     cluster, groups = problem.cluster, (problem.group, problem.num_groups)
     owned = [owned_weights(problem, *groups, kind) for kind in range(len(problem.held_on))]
-    memories = [([d], int(cluster.memory_bytes[d])) for d in on]
+    here = [list(column) for column in zip(*on, strict=True)]
+    memories = [([d], size) for d, size in enumerate(cluster.memory_bytes.tolist())]
     for k, size in enumerate(cluster.pool_bytes.tolist()):
-        members = [d for d in on if cluster.pool[d] == k]
-        memories += [(members, size)] if members else []
+        memories.append((np.flatnonzero(cluster.pool == k).tolist(), size))
     for members, capacity in memories:
         parts = [
-            ([[on[s] for s in np.flatnonzero(home == d).tolist() if s in on] for d in members], *of)
+            ([[here[s] for s in np.flatnonzero(home == d).tolist()] for d in members], *of)
             for home, of in zip(problem.held_on, owned, strict=True)
         ]
-        _limit_weights(model, parts, capacity)
+        _limit_weights(model, parts, int(capacity))
 
 
 def _limit_weights(model: Any, parts: Sequence[Part], capacity: int) -> None:
@@ -110,8 +130,56 @@ def run_cp(model: Any, seconds: float | None, seed: int, counted: bool = False) 
     if seconds is not None:
         solver.parameters.max_time_in_seconds = max(0.05, seconds)
     status = solver.solve(model)
+    if status == cp_model.MODEL_INVALID:
+        raise ValueError(f"CP-SAT refused its model: {model.validate()}")
     if status == cp_model.INFEASIBLE:
         return CpSolution(None, np.inf, True)
     is_feasible = status in (cp_model.OPTIMAL, cp_model.FEASIBLE)
     bound = float(solver.best_objective_bound)
     return CpSolution(solver if is_feasible else None, bound, status == cp_model.OPTIMAL)
+
+
+def least_whole(
+    program: LinearProgram,
+    upper: float,
+    seconds: float | None,
+    seed: int,
+    hint: Int[np.ndarray, "G"] | None = None,
+    counted: bool = False,
+) -> PlacementSolution:
+    """`gdp.bounds.linear_program.least_whole` by CP-SAT: all columns 0 or 1, up to an objective.
+
+    Coefficients are rounded down to whole numbers, which only admits more: bounds hold.
+
+    Args:
+        program: Whose objective stands, with -1, in the rows that limit it from below.
+        upper: Objective of a known placement, or more.
+        seconds: For the solver; None: no limit.
+        seed: Of the solver.
+        hint: Device of each group, where the search starts.
+        counted: Limit the solver's work instead of its seconds.
+    """
+    model = cp_model_library().CpModel()
+    high = np.where(np.arange(len(program.high)) == program.objective, TICKS, program.high)
+    z = [model.new_int_var(0, int(limit), "") for limit in high]
+    on = [z[d : d + program.shape[1]] for d in range(0, program.num_shares, program.shape[1])]
+    for row in on:
+        model.add_exactly_one(row)
+    for start, stop, b in zip(program.a.indptr, program.a.indptr[1:], program.b, strict=False):
+        columns, values = program.a.indices[start:stop], program.a.data[start:stop]
+        is_load = columns == program.objective
+        unit = TICKS / upper if is_load.any() else 1 if (values % 1 == 0).all() else _FINE
+        most = 2 * max(TICKS, unit)  # so much is over any limit, and sums stay whole numbers
+        whole = np.clip(np.floor(values * unit * (1 + 1e-15) + 1e-9), -most, most)
+        whole[is_load] = -1
+        terms = zip(whole.astype(np.int64).tolist(), columns.tolist(), strict=True)
+        model.add(sum(value * z[column] for value, column in terms) <= int(np.ceil(b * unit)))
+    if hint is not None:
+        _add_hint(model, on, hint)
+    model.minimize(z[program.objective])
+    found = run_cp(model, seconds, seed, counted)
+    bound_s = min(max(0.0, found.bound) / TICKS, 1.0) * upper * program.unit_s
+    if found.solver is None:
+        return PlacementSolution(None, bound_s, found.is_complete)
+    device = np.array([[found.solver.value(x) for x in row] for row in on]).argmax(axis=1)
+    return PlacementSolution(device, bound_s, found.is_complete)

@@ -23,7 +23,7 @@ from gdp.graph.groups import inverse
 from gdp.methods.exact.cp_sat import (
     TICKS,
     cp_model_library,
-    fit_weights,
+    place_groups,
     run_cp,
     ticks,
 )
@@ -50,12 +50,7 @@ def solve_schedule(
         hint: Device of each op, where the search starts.
         counted: Limit the solver's work instead of its seconds.
     """
-    built = _Model(problem, upper_s / TICKS)
-    if hint is not None:
-        for g in range(problem.num_groups):
-            home = int(hint[np.flatnonzero(problem.group == g)[0]])
-            for d in range(problem.num_devices):
-                built.model.add_hint(built.on[g][d], d == home)
+    built = _Model(problem, upper_s / TICKS, hint)
     solution = run_cp(built.model, seconds, seed, counted)
     bound_s = min(max(0.0, solution.bound) * built.unit_s, upper_s)
     if solution.solver is None:
@@ -68,9 +63,9 @@ def solve_schedule(
 
 
 class _Model:
-    """The CP-SAT model; the fields are its variables."""
+    """The CP-SAT model; the fields are its variables, `on[g][d]` of group g on device d."""
 
-    def __init__(self, problem: Problem, unit_s: float) -> None:
+    def __init__(self, problem: Problem, unit_s: float, hint: Int[np.ndarray, "N"] | None) -> None:
         cp_model = cp_model_library()
         self.problem, self.unit_s = problem, unit_s
         self.model = cp_model.CpModel()
@@ -78,22 +73,9 @@ class _Model:
         always = np.where(a.opens & ~a.is_io, 1.0, 0.0)
         work_s = a.compute_s + always[:, None] * a.segment_s
         self.work = ticks(np.where(problem.allowed, work_s, np.inf), unit_s)
-        self._devices()
+        self.on = place_groups(self.model, problem, hint)
         self._ops()
         self._transfers()
-
-    def _devices(self) -> None:
-        """`on[g][d]`: group g is on device d."""
-        model, problem = self.model, self.problem
-        self.on: list[list[Any]] = []
-        for g in range(problem.num_groups):
-            row = [model.new_bool_var("") for _ in range(problem.num_devices)]
-            model.add_exactly_one(row)
-            for d in np.flatnonzero(~problem.group_allowed[g]).tolist():
-                model.add(row[d] == 0)
-            self.on.append(row)
-        here = {d: [row[d] for row in self.on] for d in range(problem.num_devices)}
-        fit_weights(model, problem, here)
 
     def _ops(self) -> None:
         model, problem = self.model, self.problem

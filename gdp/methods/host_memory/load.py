@@ -28,8 +28,6 @@ Ranks cut further: ops of unlike rank are in unlike blocks, which run in the ord
 Axes: N ops, T tensors, E uses, D devices, B placements, K blocks.
 """
 
-from typing import NamedTuple
-
 import numpy as np
 from jaxtyping import Bool, Float, Int
 
@@ -37,23 +35,12 @@ from gdp.base.errors import ArgumentError
 from gdp.bounds.budget import Bound, WorkBudget
 from gdp.bounds.work import earliest_ends, work_over_speed_s
 from gdp.cluster.types import Cluster, overflow_bytes
-from gdp.graph.op_graph import OpGraph
-from gdp.problem.arrays import arrays_of
-from gdp.problem.problem import Problem, cached_on_problem
+from gdp.graph.groups import inverse, sum_per_group
+from gdp.graph.op_graph import OpGraph, topological_order
+from gdp.problem.problem import Problem
 from gdp.problem.ticks import in_ticks, seconds_per_unit
 from gdp.sim.memory import weights_held
 from gdp.sim.objectives import Rank, Score, Values, find_objective
-
-
-class BlockArrays(NamedTuple):
-    """A problem as the flat arrays that the kernels of blocks read."""
-
-    compute_s: Float[np.ndarray, "N D"]
-    sent_s: Float[np.ndarray, "T"]
-    producer: Int[np.ndarray, "T"]
-    use_start: Int[np.ndarray, "T+1"]  # the readers of tensor t: use_op[use_start[t] : ...[t + 1]]
-    use_op: Int[np.ndarray, "E"]
-    is_cpu: Bool[np.ndarray, "D"]
 
 
 def is_cpu(problem: Problem) -> Bool[np.ndarray, "D"]:
@@ -128,6 +115,12 @@ def load_bounds(problem: Problem, budget: WorkBudget, found_s: float) -> list[Bo
     return [Bound(work_s, "work over the speed of all devices, or the largest op")]
 
 
+def group_work_s(problem: Problem) -> Float[np.ndarray, "G D"]:
+    """Seconds of each group on each device; inf where barred."""
+    seconds = sum_per_group(np.where(problem.allowed, problem.compute_s, 0.0), problem.group)
+    return np.where(problem.group_allowed, seconds, np.inf)
+
+
 def _fastest_s(problem: Problem) -> Float[np.ndarray, "N D"]:
     return np.where(problem.allowed, problem.compute_s, np.inf)
 
@@ -141,15 +134,6 @@ def overflow(problem: Problem, devices: Int[np.ndarray, "B N"]) -> Int[np.ndarra
 # Block latency.
 
 
-@cached_on_problem
-def block_arrays(problem: Problem) -> BlockArrays:
-    """The flat arrays of a problem."""
-    a = arrays_of(problem)
-    compute_s = np.array(problem.compute_s, dtype=np.float64, order="C")
-    readers = a.producer, a.use_start, a.use_op
-    return BlockArrays(compute_s, sent_s(problem), *readers, is_cpu(problem))
-
-
 def blocks(
     problem: Problem, device: Int[np.ndarray, "N"], rank: Rank = None
 ) -> Int[np.ndarray, "N"]:
@@ -158,24 +142,59 @@ def blocks(
     Blocks of one accelerator are numbered in the order in which they run. O((N + E) S) for S
     distinct pairs of device and rank.
     """
-    from gdp.methods.host_memory.block_kernels import block_levels
-
-    flat, n = block_arrays(problem), problem.num_ops
+    n = problem.num_ops
     by_rank = 0 if rank is None else np.unique(rank, return_inverse=True)[1].reshape(-1)
     op_set = np.unique(device * n + by_rank, return_inverse=True)[1].reshape(-1)
-    called = op_set * (n + 1) + block_levels(flat, op_set)
+    called = op_set * (n + 1) + _levels(problem, op_set)
     alone = n * (n + 1) + np.arange(n)
-    key = np.where(flat.is_cpu[device], alone, called)
+    key = np.where(is_cpu(problem)[device], alone, called)
     return np.unique(key, return_inverse=True)[1].reshape(-1)
+
+
+def _levels(problem: Problem, op_set: Int[np.ndarray, "N"]) -> Int[np.ndarray, "N"]:
+    """Times that the paths to an op have come back to its set, itself included.
+
+    level(v) = max(1, max_u level(u) + [u not in S]) in the set S of v, and on the way to it,
+    through ops outside, max(0, max_u level(u)). Uses are in the order of their producers: levels
+    are final when read.
+    """
+    own = np.arange(problem.num_ops), op_set
+    level = np.zeros((problem.num_ops, op_set.max() + 1), dtype=np.int64)
+    level[own] = 1
+    src, dst = problem.graph.edges
+    for u, v in zip(src.tolist(), dst.tolist(), strict=True):
+        known = level[u].copy()
+        known[op_set[v]] += op_set[u] != op_set[v]
+        np.maximum(level[v], known, out=level[v])
+    return level[own]
 
 
 def block_latency_s(
     problem: Problem, device: Int[np.ndarray, "N"], block: Int[np.ndarray, "N"]
 ) -> float:
     """The latency of blocks in the problem's units; inf where two of them need each other."""
-    from gdp.methods.host_memory.block_kernels import block_finish_s
-
-    return float(block_finish_s(block_arrays(problem), np.array(device, dtype=np.int64), block))
+    graph, moved_s, count = problem.graph, sent_s(problem), int(block.max()) + 1
+    home = np.zeros(count, dtype=np.int64)
+    home[block] = device
+    pays = ~is_cpu(problem)[home]
+    seconds = np.bincount(block, problem.compute_s[np.arange(problem.num_ops), device], count)
+    ends = np.stack(
+        [graph.use_tensor, block[graph.producer[graph.use_tensor]], block[graph.use_op]]
+    )
+    tensor, maker, reader = np.unique(ends[:, ends[1] != ends[2]], axis=1)
+    np.add.at(seconds, reader, moved_s[tensor] * pays[reader])
+    stored = np.unique(tensor)
+    made = block[graph.producer[stored]]
+    np.add.at(seconds, made, moved_s[stored] * pays[made])
+    again = 1 + np.flatnonzero((home[1:] == home[:-1]) & pays[1:])
+    src, dst = np.append(maker, again - 1), np.append(reader, again)
+    order = topological_order(count, src, dst)
+    if len(order) < count:
+        return np.inf
+    finish = seconds.copy()
+    for e in np.argsort(inverse(order)[src], kind="stable").tolist():
+        finish[dst[e]] = max(finish[dst[e]], finish[src[e]] + seconds[dst[e]])
+    return float(finish.max())
 
 
 def block_values(

@@ -1,93 +1,80 @@
-"""Non-contiguous max-load: a search, then a mixed-integer program of the reduced problem.
+"""Non-contiguous max-load as a mixed-integer program, by CP-SAT and then by HiGHS.
 
     minimise T    subject to, for every device d,
-    sum over v of work(v, d) x(v, d)  +  sum over h of weight(h) cut(h, d)  <=  T   (cuts: paying d)
-    cut(h, d) = top(h, d) - low(h, d),   low(h, d) <= x(v, d) <= top(h, d)   for the pins v of h
-    sum over v of bytes(v) x(v, d)  <=  memory(d),        sum over d of x(v, d) = 1
+    sum over g of work(g, d) x(g, d)  +  sum over h of weight(h) cut(h, d)  <=  T   (cuts: paying d)
+    cut(h, d) = top(h, d) - low(h, d),   low(h, d) <= x(g, d) <= top(h, d)   for the pins g of h
+    weights and caches of the groups on d  <=  memory(d),        sum over d of x(g, d) = 1
 
-cut(h, d) is 1 where d holds some, but not all, pins of h (Tarnawski et al. 2020, arXiv 2006.16423,
-section 5.2, without its contiguity constraint). Equal devices are told apart by one rule: of the
-nodes in order of work, the i-th is on one of the first i of them.
+Every tensor is a hyperedge over the groups of its producer and readers, its pins; cut(h, d) is 1
+where d holds some, but not all, pins of h (Tarnawski et al. 2020, arXiv 2006.16423, section 5.2,
+without its contiguity constraint).
 
-A good placement comes first, from the pipeline's dynamic program, annealing, and `polish`: nodes
-that are not near borders stay where they are and become one node per device, and the solver
-balances all devices at once, which single moves cannot (large neighbourhood search: Shaw 1998,
-doi 10.1007/3-540-49481-2_30). Its value is the solver's cutoff; the model is reduced by rules that
-keep every better placement (`gdp.methods.host_memory.hypergraph`).
+A good placement comes first, from the pipeline's dynamic program. CP-SAT starts there and finds the
+better ones; HiGHS, whose relaxation is stronger where devices are many, raises the bound target by
+target below the best value. Without CP-SAT, HiGHS does both.
 
-Axes: N ops, G groups, V nodes, D devices, H hyperedges.
+Axes: N ops, G groups, D devices.
 """
 
 import dataclasses
-import logging
-from dataclasses import replace
 
 import numpy as np
-from jaxtyping import Bool, Int
+from jaxtyping import Int
 
 from gdp.base.clock import Clock
+from gdp.base.errors import MissingExtraError
 from gdp.bounds.linear_program import (
     UNIT,
+    LinearProgram,
     PlacementSolution,
     RowBuilder,
+    least_whole,
     needless_renamings,
     read_solution,
-    solve,
 )
+from gdp.bounds.loads import add_weights, cut_tensors
 from gdp.bounds.work import work_over_speed_s
 from gdp.methods.base import Answer, Assignment, Search
+from gdp.methods.exact import cp_sat
 from gdp.methods.exact.method import NO_FIT, PROVEN_MISFIT, ExactProgram, is_counted
 from gdp.methods.exact.targets import CLOSE, ProofState, close_gap
-from gdp.methods.host_memory.hypergraph import (
-    LoadHypergraph,
-    absorb,
-    equal_devices,
-    load_model,
-    merge,
-    reduce_model,
-)
-from gdp.methods.host_memory.load import values
+from gdp.methods.fix_and_optimise.rounds import group_devices
+from gdp.methods.host_memory.load import group_work_s, is_cpu, sent_s
 from gdp.methods.host_memory.pipelines import best
-from gdp.methods.shares import (
-    LOAD_PIPELINE_SHARE,
-    LOAD_POLISH_ROUND_SHARE,
-    LOAD_POLISH_SHARE,
-    LOAD_REDUCE_SHARE,
-    LOAD_SEARCH_SHARE,
-    LOAD_VALUE_SHARE,
-)
+from gdp.methods.scoring import expand, score_all
+from gdp.methods.shares import LOAD_CP_SHARE, LOAD_PIPELINE_SHARE, LOAD_VALUE_SHARE
 from gdp.problem.problem import Problem
+from gdp.problem.symmetry import classes_of, interchangeable, same
 
-LOG = logging.getLogger(__name__)
-
-_ROUNDS = 12  # of annealing where no limit is given
-_MOST_ROUNDS = 200
-_FREE = 40  # nodes that one round of polishing may move
-_BETTER = 1.0 - 1e-4
 _COUNTED_NODES = 2000  # of a search tree, where work is counted
-_MOST_FAILURES = 16  # rounds in a row without a better assignment
 
 
 def least_load(problem: Problem, search: Search) -> Answer:
     """The placement of least largest load, contiguous or not."""
-    clock = Clock(search.seconds)
-    model = load_model(problem)
-    groups = _good_groups(problem, model, search)
-    device = None if groups is None else groups[problem.group]
-    value_s, bound_s = load_value_s(problem, device), work_over_speed_s(model.work_s)
+    clock, counted = Clock(search.seconds), is_counted(search)
+    start = search.start
+    if start is None:
+        first = Clock(search.seconds and search.seconds * LOAD_PIPELINE_SHARE)
+        start = best(problem, dataclasses.replace(search, clock=first)).assignment
+    device = None if start is None else start.device
+    value_s, bound_s = fitting_s(problem, device), work_over_speed_s(group_work_s(problem))
     device = device if np.isfinite(value_s) else None
     state = ProofState(device, value_s, bound_s, "work over the speed of all devices")
-    nodes = _COUNTED_NODES if is_counted(search) else None
+    if bound_s < value_s * CLOSE:
+        program = build_loads(problem, (value_s if device is not None else _any_s(problem)) / UNIT)
+        state = _by_cp_sat(problem, program, state, search, clock)
 
-    def below(state: ProofState, target_s: float, seconds: float | None) -> ProofState:
-        return _solve_below(problem, model, state, target_s, seconds, nodes)
+        def below(state: ProofState, target_s: float, seconds: float | None) -> ProofState:
+            nodes = _COUNTED_NODES if counted else None
+            solution = solve_loads(problem, program, target_s, seconds, nodes)
+            return _after(problem, state, solution, target_s, "HiGHS over all placements")
 
-    state = close_gap(state, below, clock, LOAD_VALUE_SHARE)
+        state = state if state.is_complete else close_gap(state, below, clock, LOAD_VALUE_SHARE)
     assignment = None if state.best is None else Assignment(state.best)
     return answered(assignment, state.value_s, state.bound_s, state.by, state.is_complete)
 
 
-LEAST_LOAD = ExactProgram(least_load, "HiGHS")
+LEAST_LOAD = ExactProgram(least_load, "CP-SAT and HiGHS")
 
 
 def answered(
@@ -103,236 +90,118 @@ def answered(
     return Answer(best, reason, min(bound_s, value_s), by, optimal, evaluations=1)
 
 
-def _solve_below(
-    problem: Problem,
-    model: LoadHypergraph,
-    state: ProofState,
-    target_s: float,
-    seconds: float | None,
-    nodes: int | None = None,
+def fitting_s(problem: Problem, device: Int[np.ndarray, "N"] | None) -> float:
+    """The objective's value; inf where memory overflows or there is no placement."""
+    if device is None:
+        return np.inf
+    scored = score_all(problem, [Assignment(device)])[0]
+    return scored.value_s if scored.overflow_bytes == 0 else np.inf
+
+
+def _by_cp_sat(
+    problem: Problem, program: LinearProgram, state: ProofState, search: Search, clock: Clock
 ) -> ProofState:
-    """Reduce and solve for an assignment below a target within some seconds and nodes."""
-    clock = Clock(seconds)
-    reduced = reduce_model(model, target_s, Clock(seconds and LOAD_REDUCE_SHARE * seconds))
-    LOG.debug("target %.6g s: %s", target_s, reduced and (reduced.num_nodes, len(reduced.pins)))
-    if reduced is None:
-        return state.raised(target_s, "minimum cuts")
-    left_s = None if seconds is None else clock.remaining_s()
-    solution = solve_loads(reduced, target_s, left_s, nodes=nodes)
+    """The state after CP-SAT's share of the seconds; as it was without CP-SAT."""
+    upper_s = program.unit_s * UNIT
+    hint = None if state.best is None else group_devices(problem, state.best)
+    seconds = clock.part(LOAD_CP_SHARE).seconds
+    try:
+        solution = cp_sat.least_whole(
+            program, UNIT, seconds, search.seed, hint, is_counted(search) or seconds is None
+        )
+    except MissingExtraError:
+        return state
+    target_s = np.inf if state.best is None else upper_s
+    return _after(problem, state, solution, target_s, "CP-SAT over all placements")
+
+
+def _after(
+    problem: Problem, state: ProofState, solution: PlacementSolution, target_s: float, by: str
+) -> ProofState:
+    """The state after a solver's answer about all that is below a target."""
     if solution.device is not None:
-        device = solution.device[reduced.node][problem.group]
-        value_s = load_value_s(problem, device)
+        device = expand(problem, solution.device)
+        value_s = fitting_s(problem, device)
         if value_s < state.value_s:
             state = dataclasses.replace(state, best=device, value_s=value_s)
         if not np.isfinite(value_s):  # the solver's tolerance let some bytes too many pass
             solution = dataclasses.replace(solution, is_complete=False)
-    return state.after(solution, target_s, "HiGHS over all placements")
-
-
-def load_value_s(problem: Problem, device: Int[np.ndarray, "N"] | None) -> float:
-    """The largest load; inf where memory overflows or there is no placement."""
-    if device is None:
-        return np.inf
-    value_s, overflow = values(problem, device[None])
-    return float(value_s[0]) if overflow[0] == 0 else np.inf
-
-
-def _good_groups(
-    problem: Problem, model: LoadHypergraph, search: Search
-) -> Int[np.ndarray, "G"] | None:
-    """A good device for each group, by the pipelines' program and annealing; None: none fits."""
-    from gdp.methods.host_memory.search import search_loads
-
-    seconds = search.seconds if search.seconds is None else search.seconds * LOAD_PIPELINE_SHARE
-    if search.start is not None:
-        first = np.array(search.start.device)
-    else:
-        few = dataclasses.replace(search, clock=Clock(seconds))
-        placed = best(problem, few).assignment
-        first = None if placed is None else placed.device
-    upper_s = load_value_s(problem, first)
-    small = absorb(model, upper_s)
-    if first is not None and np.isfinite(upper_s):
-        starts = [_node_values(small, problem, first)]
-    else:
-        starts = [np.isfinite(small.work_s).argmax(axis=1)]
-    share_s = None if search.seconds is None else LOAD_SEARCH_SHARE * search.seconds
-    rounds = _ROUNDS if search.seconds is None else _MOST_ROUNDS
-    device, load_s, over = search_loads(small, starts, Clock(share_s), search.seed, rounds)
-    if over == 0 and load_s < upper_s:
-        share_s = None if search.seconds is None else LOAD_POLISH_SHARE * search.seconds
-        nodes = None if search.evaluations is None else _COUNTED_NODES
-        return polish(small, device, load_s, Clock(share_s), search.seed, nodes)[small.node]
-    if first is None or not np.isfinite(upper_s):
-        return None
-    return _node_values(model, problem, first)
-
-
-def _node_values(
-    model: LoadHypergraph, problem: Problem, device: Int[np.ndarray, "N"]
-) -> Int[np.ndarray, "V"]:
-    """The device of each node, where each node's ops are on one device, or on any of theirs."""
-    of_node = np.zeros(model.num_nodes, dtype=np.int64)
-    of_node[model.node[problem.group]] = device
-    barred = ~np.isfinite(model.work_s[np.arange(model.num_nodes), of_node])
-    return np.where(barred, np.isfinite(model.work_s).argmax(axis=1), of_node).astype(np.int64)
-
-
-def polish(
-    model: LoadHypergraph,
-    device: Int[np.ndarray, "V"],
-    value_s: float,
-    clock: Clock,
-    seed: int,
-    nodes: int | None = None,
-) -> Int[np.ndarray, "V"]:
-    """The best assignment found by freeing nodes near borders, others in every round."""
-    rng = np.random.default_rng(seed)
-    failures = 0
-    while failures < _MOST_FAILURES and not clock.is_over():
-        free = _near_borders(model, device, rng)
-        stays = ~free[:, None] & (np.arange(model.num_devices) != device[:, None])
-        held = replace(model, work_s=np.where(stays, np.inf, model.work_s))
-        target = np.arange(model.num_nodes)
-        for d in range(model.num_devices):
-            fixed = np.flatnonzero((device == d) & ~free)
-            target[fixed] = fixed.min(initial=model.num_nodes)
-        number = np.unique(target, return_inverse=True)[1]
-        seconds = None if clock.seconds is None else LOAD_POLISH_ROUND_SHARE * clock.remaining_s()
-        solution = solve_loads(merge(held, target), value_s * _BETTER, seconds, 1e-3, nodes)
-        if solution.device is None:
-            failures += 1
-            continue
-        device, failures = solution.device[number], 0
-        value_s = load_s(model, device)
-    return device
-
-
-def load_s(model: LoadHypergraph, device: Int[np.ndarray, "V"]) -> float:
-    """The largest load of an assignment."""
-    on = device[:, None] == np.arange(model.num_devices)
-    loads = np.where(on, model.work_s, 0.0).sum(axis=0)
-    for pins, seconds in zip(model.pins, model.weight_s.tolist(), strict=True):
-        part = on[list(pins)]
-        loads += seconds * (part.any(axis=0) & ~part.all(axis=0) & model.pays)
-    return float(loads.max())
-
-
-def _near_borders(
-    model: LoadHypergraph, device: Int[np.ndarray, "V"], rng: np.random.Generator
-) -> Bool[np.ndarray, "V"]:
-    """Some nodes: those of random cut hyperedges, then their neighbours."""
-    edges_of = model.edges_of()
-    cut = [h for h, pins in enumerate(model.pins) if len({int(device[v]) for v in pins}) > 1]
-    chosen: dict[int, None] = {}
-    waiting = [v for h in rng.permutation(cut).astype(int).tolist() for v in model.pins[h]]
-    while waiting and len(chosen) < _FREE:
-        following = []
-        for v in waiting:
-            if v not in chosen and len(chosen) < _FREE:
-                chosen[v] = None
-                following += [u for h in edges_of[v] for u in model.pins[h] if len(edges_of[v]) < 9]
-        waiting = rng.permutation(following).astype(int).tolist()
-    free = np.zeros(model.num_nodes, dtype=bool)
-    free[list(chosen)] = True
-    return free
+    return state.after(solution, target_s, by)
 
 
 def solve_loads(
-    model: LoadHypergraph,
-    upper_s: float,
-    seconds: float | None,
-    relative_gap: float = 1e-6,
+    problem: Problem, program: LinearProgram, upper_s: float, seconds: float | None,
     nodes: int | None = None,
-) -> PlacementSolution:
-    """The assignment of least load below `upper_s`, as far as seconds and nodes suffice."""
-    scale = UNIT / (upper_s if np.isfinite(upper_s) else _any_upper_s(model))
-    rows = RowBuilder()
-    load = rows.columns(1, upper_s * scale)
-    first, size = rows.columns(model.work_s.size), model.work_s.size
-    x = np.arange(first, first + size).reshape(model.work_s.shape)
-    for v in range(model.num_nodes):
-        rows.add_row([x[v]], [np.ones(len(x[v]))], 1.0, 1.0)
-        for d in np.flatnonzero(~np.isfinite(model.work_s[v])):
-            rows.limits[x[v, d]] = 0.0
-    for column in x[needless_renamings(model.work_s, equal_devices(model))]:
-        rows.limits[column] = 0.0
-    alone = [[d] for d in np.flatnonzero(model.processor < 0).tolist()]
-    together = [
-        np.flatnonzero(model.processor == k).tolist() for k in range(int(model.processor.max()) + 1)
-    ]
-    for members in [*alone, *together]:
-        _limit_load(model, rows, x, load, members, scale)
-    _limit_weights(model, rows, x)
-    cost = np.zeros(len(rows.limits))
-    cost[load] = 1.0
-    limits = np.zeros(len(cost)), np.array(rows.limits)
-    whole = slice(first, first + size)
-    solution = solve(cost, [rows.matrix()], limits, whole, seconds, relative_gap, nodes)
-    return read_solution(solution, first, model.work_s.shape, upper_s, scale)
+) -> PlacementSolution:  # fmt: skip
+    """HiGHS's placement of least load below `upper_s`, as far as seconds and nodes suffice."""
+    work_s = group_work_s(problem)
+    needless = needless_renamings(
+        work_s, classes_of(interchangeable(problem) & same(is_cpu(problem)))
+    )
+    high = program.high.copy()
+    high[: needless.size] *= ~needless.reshape(-1)
+    limits = (0.0, min(upper_s, _any_s(problem)) / program.unit_s)
+    solution = least_whole(program._replace(high=high), limits, seconds, 1e-6, nodes)
+    return read_solution(solution, 0, program.shape, upper_s, 1.0 / program.unit_s)
 
 
-def _any_upper_s(model: LoadHypergraph) -> float:
-    """Upper bound of any assignment's load: all work and all transfers together."""
-    work_s = np.where(np.isfinite(model.work_s), model.work_s, 0.0).max(axis=1)
-    return float(work_s.sum() + model.weight_s.sum()) or 1.0
+def build_loads(problem: Problem, unit_s: float) -> LinearProgram:
+    """The program of a problem, in units of time that make a known value about `UNIT`."""
+    rows, d, paying = RowBuilder(), problem.num_devices, ~is_cpu(problem)
+    work_s = group_work_s(problem)
+    x = rows.columns(work_s.size) + np.arange(work_s.size).reshape(work_s.shape)
+    rows.limits[:] = np.isfinite(work_s).reshape(-1).astype(float).tolist()
+    largest = rows.columns(1, _any_s(problem) / unit_s)
+    works = np.isfinite(work_s) & (work_s > 0)
+    loads = [([x[works[:, i], i]], [work_s[works[:, i], i] / unit_s]) for i in range(d)]
+    for pins, seconds in _hyperedges(problem).items():
+        for i in np.flatnonzero(paying).tolist():
+            columns, signs = _cut(rows, x[list(pins), i])
+            loads[i][0].append(columns)
+            loads[i][1].append(signs * (seconds / unit_s))
+    shared = problem.cluster.processor
+    machines = [[i] for i in range(d)]
+    machines += [np.flatnonzero(shared == k).tolist() for k in range(int(shared.max()) + 1)]
+    for members in machines:
+        columns = [part for i in members for part in loads[i][0]]
+        values = [part for i in members for part in loads[i][1]]
+        rows.add_row([*columns, [largest]], [*values, [-1.0]])
+    add_weights(rows, problem)
+    matrix, _, b = rows.matrix()
+    return LinearProgram(matrix, b, work_s.shape, largest, np.array(rows.limits), unit_s)
 
 
-def _limit_load(
-    model: LoadHypergraph, rows: RowBuilder, x: np.ndarray, load: int, members: list[int],
-    scale: float,
-) -> None:  # fmt: skip
-    """The load of one device, or of all that share a processor."""
-    columns, values = [load], [-1.0]
-    for d in members:
-        works = np.isfinite(model.work_s[:, d]) & (model.work_s[:, d] > 0)
-        columns += x[works, d].tolist()
-        values += (model.work_s[works, d] * scale).tolist()
-        if model.pays[d]:
-            for pins, seconds in zip(model.pins, model.weight_s.tolist(), strict=True):
-                for column, sign in _cut(rows, [int(x[v, d]) for v in pins]):
-                    columns.append(column)
-                    values.append(sign * seconds * scale)
-    rows.add_row([columns], [values])
+def _hyperedges(problem: Problem) -> dict[tuple[int, ...], float]:
+    """The seconds of each set of groups that one or more tensors join."""
+    cut, moved_s = cut_tensors(problem), sent_s(problem)
+    pins = [{int(g)} for g in cut.maker]
+    for t, g in zip(cut.use_cut.tolist(), cut.use_group.tolist(), strict=True):
+        pins[t].add(g)
+    edges: dict[tuple[int, ...], float] = {}
+    for known, seconds in zip(pins, moved_s[cut.tensor].tolist(), strict=True):
+        if seconds > 0:
+            key = tuple(sorted(known))
+            edges[key] = edges.get(key, 0.0) + seconds
+    return edges
 
 
-def _cut(rows: RowBuilder, pins: list[int]) -> list[tuple[int, float]]:
-    """(variable, factor) pairs that add up to 1 where some, but not all, pins are 1."""
-    live = [v for v in pins if rows.limits[v] > 0]
-    if not live:
-        return []
-    top = rows.columns(1) if len(live) > 1 else live[0]
-    if len(live) < len(pins):  # one pin is never there: any other is a cut
-        if len(live) > 1:
-            for v in live:
-                rows.add_row([[top, v]], [[1.0, -1.0]], np.inf, 0.0)
-        return [(top, 1.0)]
-    if len(pins) == 2:
-        one, two = pins
-        rows.add_row([[top, one, two]], [[1.0, -1.0, 1.0]], np.inf, 0.0)
-        rows.add_row([[top, one, two]], [[1.0, 1.0, -1.0]], np.inf, 0.0)
-        return [(top, 1.0)]
+def _cut(
+    rows: RowBuilder, on: Int[np.ndarray, "P"]
+) -> tuple[Int[np.ndarray, "C"], Int[np.ndarray, "C"]]:
+    """(columns, signs) that add up to 1 where some, but not all, pins are 1."""
+    one = np.ones(len(on))
+    top = rows.columns(1)
+    if len(on) == 2:
+        rows.add_rows([on, on[::-1], np.full(2, top)], [one, -one, -one])
+        return np.array([top]), np.array([1])
     low = rows.columns(1)
-    for v in pins:
-        rows.add_row([[top, v]], [[1.0, -1.0]], np.inf, 0.0)
-        rows.add_row([[v, low]], [[1.0, -1.0]], np.inf, 0.0)
-    return [(top, 1.0), (low, -1.0)]
+    rows.add_rows([on, np.full(len(on), top)], [one, -one])
+    rows.add_rows([np.full(len(on), low), on], [one, -one])
+    return np.array([top, low]), np.array([1, -1])
 
 
-def _limit_weights(model: LoadHypergraph, rows: RowBuilder, x: np.ndarray) -> None:
-    """Fit weights and caches into every device; one that nodes share is there once."""
-    for d, capacity in enumerate(model.memory_bytes.tolist()):
-        if capacity >= model.stored_bytes:
-            continue
-        columns, values = [], []
-        for kind, s in np.argwhere(model.held_on == d).tolist():
-            columns += list(x[:, s])
-            values += list(model.held_bytes[:, kind] / capacity)
-        for size, nodes, kind in model.shared:
-            held = rows.columns(1)
-            columns.append(held)
-            values.append(size / capacity)
-            for v in nodes:
-                for s in np.flatnonzero(model.held_on[kind] == d).tolist():
-                    rows.add_row([[held, x[v, s]]], [[1.0, -1.0]], np.inf, 0.0)
-        rows.add_row([columns], [values], 1.0)
+def _any_s(problem: Problem) -> float:
+    """Upper bound of any placement's load: all work, and all transfers on every device."""
+    work_s = group_work_s(problem)
+    slowest_s = np.where(np.isfinite(work_s), work_s, 0.0).max(axis=1)
+    return float(slowest_s.sum() + problem.num_devices * sent_s(problem).sum()) or 1.0

@@ -55,10 +55,11 @@ _MOST_ORDERS = 50
 _TARGETS = (1.03, 1.1)  # over the work bound; a run costs more than its preparation
 _FEW_SETS = 4000
 _LINEAR_STEPS = 4e8  # of a linear order, where no seconds say how many are too many
-MEMORY_SHARES = (0.85, 0.6, 0.35)
+_MEMORY_SHARES = (0.85, 0.6, 0.35)
 """Tried for weights, where a pipeline needs more than all memory."""
-WORK_S = 10.0
+_WORK_S = 10.0
 """Counted, where evaluations are given."""
+_LESS_MEMORY = "heuristic: stages of less memory than devices have, as activations take the rest"
 SAME = 1.0 + 1e-9  # values this close are equal: sums are added up in different orders
 
 
@@ -93,19 +94,19 @@ def pipeline_dp(problem: Problem, search: Search) -> Answer:
     Where stages may be replicated, the better of the best with and without: never worse than
     without, given the time. Half of the seconds go to each.
     """
+    compile_pipelines()
+    search = dataclasses.replace(search, clock=search.budget(_WORK_S))
     if own := objective_of(problem).programs.get("pipeline_dp"):
         return imported(own)(problem, search)
-    compile_pipelines()
-    search = dataclasses.replace(search, clock=search.budget(WORK_S))
     if not may_replicate(problem):
-        return _plain_pipeline(problem, search)
+        return plain_pipeline(problem, search)
     clock = search.budget()
     best = replicated_pipeline(
         problem, dataclasses.replace(search, clock=clock.part(REPLICATED_SHARE))
     )
     if best.proven_optimal:
         return best
-    plain = _plain_pipeline(problem, dataclasses.replace(search, clock=clock))
+    plain = plain_pipeline(problem, dataclasses.replace(search, clock=clock))
     if plain.assignment is None:
         return best
     value_s = best_of(problem, [plain.assignment]).value_s
@@ -123,7 +124,7 @@ def pipeline_dp(problem: Problem, search: Search) -> Answer:
 def replicated_pipeline(problem: Problem, search: Search, linear_only: bool = False) -> Answer:
     """The best pipeline with replicated stages, whose devices take samples round-robin."""
     clock = search.budget()
-    for share in (1.0, *MEMORY_SHARES):
+    for share in (1.0, *_MEMORY_SHARES):
         rest = dataclasses.replace(search, clock=clock)
         quick = linear_only or clock.is_over()
         pipeline = best_pipeline(problem, rest, quick, share, replicas=True)
@@ -140,9 +141,9 @@ def replicated_pipeline(problem: Problem, search: Search, linear_only: bool = Fa
             break
     else:
         return Answer(None, reason="no pipeline with replicated stages was found that fits")
-    why = certainty(problem, pipeline, judged.value_s)
+    why = _certainty(problem, pipeline, judged.value_s)
     if share < 1.0:
-        why = "heuristic: stages of less memory than devices have, as activations take the rest"
+        why = _LESS_MEMORY
     return Answer(
         placed,
         reason=why,
@@ -152,17 +153,17 @@ def replicated_pipeline(problem: Problem, search: Search, linear_only: bool = Fa
     )
 
 
-def _plain_pipeline(problem: Problem, search: Search) -> Answer:
+def plain_pipeline(problem: Problem, search: Search, costs_of: Pricing = stage_costs) -> Answer:
     """The best contiguous pipeline of single devices."""
-    clock = search.budget()
-    objective = objective_of(problem)
-    pipeline = best_pipeline(problem, search, linear_only=not objective.pipelined)
+    clock, objective = search.budget(), objective_of(problem)
+    linear_only = objective.general and not objective.pipelined
+    pipeline = best_pipeline(problem, search, linear_only, costs_of=costs_of)
     bound = {"bound_s": pipeline.bound_s, "bound_by": "work over the speed of all devices"}
     if not objective.pipelined:
         bound = {}  # a latency is no load
     if pipeline.assignment is None:
         return _misfit(problem, pipeline, **bound)
-    return dataclasses.replace(_simulated(problem, search, clock, pipeline), **bound)
+    return dataclasses.replace(_simulated(problem, search, clock, pipeline, costs_of), **bound)
 
 
 def best_pipeline(
@@ -271,28 +272,30 @@ def _placed(task: _Task, stages: list[PipelineStage]) -> Assignment:
     return Assignment(of_element[task.contraction.element], None, tuple(sorted(teams)))
 
 
-def _simulated(problem: Problem, search: Search, clock: Clock, pipeline: PipelineResult) -> Answer:
-    """The pipeline as the event simulator sees it, with less memory for stages if it must be."""
-    tries = _with_less_memory(problem, search, clock, pipeline)
+def _simulated(
+    problem: Problem, search: Search, clock: Clock, pipeline: PipelineResult, costs_of: Pricing
+) -> Answer:
+    """The pipeline by the objective's value, with less memory for stages if it must be."""
+    tries = _with_less_memory(problem, search, clock, pipeline, costs_of)
     answer = repair_and_select(problem, search, tries[::-1], "pipeline_dp", clock)
     if answer.assignment is None or answer.reason:
         return answer
     if answer.assignment.device is not tries[0].device:
-        why = "heuristic: stages of less memory than devices have, as activations take the rest"
+        why = _LESS_MEMORY
         return dataclasses.replace(answer, reason=why)
     value_s = best_of(problem, [tries[0]]).value_s
     optimal = objective_of(problem).pipelined and value_s <= pipeline.bound_s * SAME
     return dataclasses.replace(
-        answer, reason=certainty(problem, pipeline, value_s), proven_optimal=optimal
+        answer, reason=_certainty(problem, pipeline, value_s), proven_optimal=optimal
     )
 
 
 def _with_less_memory(
-    problem: Problem, search: Search, clock: Clock, pipeline: PipelineResult
+    problem: Problem, search: Search, clock: Clock, pipeline: PipelineResult, costs_of: Pricing
 ) -> list[Assignment]:
     """The pipeline, then others in a share of the memory, up to the first that fits."""
     tries = [pipeline]
-    for share in MEMORY_SHARES:
+    for share in _MEMORY_SHARES:
         placed = tries[-1].assignment
         if placed is None or best_of(problem, [placed]).overflow_bytes == 0:
             break
@@ -300,11 +303,11 @@ def _with_less_memory(
             break
         rest = dataclasses.replace(search, clock=clock)
         quick = not objective_of(problem).pipelined or clock.is_over()
-        tries.append(best_pipeline(problem, rest, linear_only=quick, memory_share=share))
+        tries.append(best_pipeline(problem, rest, quick, share, costs_of=costs_of))
     return [p.assignment for p in tries if p.assignment is not None]
 
 
-def certainty(problem: Problem, pipeline: PipelineResult, value_s: float) -> str:
+def _certainty(problem: Problem, pipeline: PipelineResult, value_s: float) -> str:
     """The certainty of a pipeline, in one line."""
     if not objective_of(problem).pipelined:
         return f"heuristic: stages of least load, which is not {objective_of(problem).quantity}"
@@ -327,14 +330,9 @@ def certainty(problem: Problem, pipeline: PipelineResult, value_s: float) -> str
 
 
 def _misfit(problem: Problem, pipeline: PipelineResult, **bound: Any) -> Answer:
-    """The answer without a pipeline, with the reason."""
+    """The answer without a pipeline, with how certain it is that none fits."""
     if (proof := proven_misfit(problem)) is not None:
         return Answer(None, reason=f"infeasible: {proof}", proven_misfit=True, **bound)
-    return no_pipeline(pipeline, **bound)
-
-
-def no_pipeline(pipeline: PipelineResult, **bound: Any) -> Answer:
-    """The answer without a pipeline, with how certain it is that none fits."""
     reason = (
         "no contiguous pipeline was found that fits the devices' memories, but there may be one"
     )

@@ -11,7 +11,7 @@ import numpy as np
 from jaxtyping import Int
 
 from gdp.base.errors import InfeasibleError
-from gdp.cluster.types import fullness, nearly_full
+from gdp.cluster.types import Cluster, fullness, nearly_full
 from gdp.graph.op_graph import OpGraph
 from gdp.methods.chain import EQUAL, LayerCosts
 from gdp.placement.placement import Placement
@@ -19,7 +19,8 @@ from gdp.problem.arrays import arrays_of
 from gdp.question import solve
 from gdp.question.prepare import problem_of
 from gdp.question.question import Question
-from gdp.question.result import Result, counts_of, with_bound
+from gdp.question.result import Result, with_placement
+from gdp.sim.objectives import Score
 from gdp.splits.members import Divided
 
 MEMORY_SHARES = (0.0, 0.5, 1.0)
@@ -107,30 +108,37 @@ def balance_memory(result: Result, placements: Iterable[Placement | None]) -> Re
     graph, cluster, simplicity = question.graph, question.cluster, question.simplicity
     slack = 0.0 if simplicity == 0.0 else EQUAL
     limit_s = result.value_s * (1 + slack)
-    best, fullest = result, max(fullness(cluster, result.score.peak_bytes.tolist()))
+    before = fullest(cluster, result.score)
     used = np.unique(result.placement.device[graph.weight_bytes > 0])
-    if result.placement.teams or (len(used) < 2 and fullest <= ROOMY):
+    if result.placement.teams or (len(used) < 2 and before <= ROOMY):
         return result
+    best, least = None, before
     for placement in filter(None, placements):
         score = solve.simulate(question, placement)
-        full = max(fullness(cluster, score.peak_bytes.tolist()))
-        if score.feasible and score.value_s <= limit_s and full < fullest:
-            best, fullest = replace(result, placement=placement, score=score), full
-    if best is result:
+        full = fullest(cluster, score)
+        if score.feasible and score.value_s <= limit_s and full < least:
+            best, least = (placement, score), full
+    if best is None:
         return result
-    before = max(fullness(cluster, result.score.peak_bytes.tolist()))
-    cost = max(best.value_s / result.value_s - 1, 0.0) if result.value_s else 0.0
+    cost = max(best[1].value_s / result.value_s - 1, 0.0) if result.value_s else 0.0
     note = (
-        f"{SPREAD}: the fullest device is {fullest:.0%} full instead of {before:.0%}, which "
-        f"costs {cost:.2%}: simplicity 0 answers the fastest plan"
+        f"{SPREAD}: the fullest device is {least:.0%} full instead of {before:.0%}, which costs "
+        f"{cost:.2%}: simplicity 0 answers the fastest plan"
     )
-    told = [n for n in result.notes if n != nearly_full(cluster, result.score.peak_bytes.tolist())]
-    full = nearly_full(cluster, best.score.peak_bytes.tolist())
-    best = replace(
-        best, notes=(*told, note, *([full] if full else [])), deviation_s=None,
-        counts=counts_of(question, best.placement),
-    )  # fmt: skip
-    return with_bound(best, result.bound_s, result.bound_by)
+    return in_place_of(result, *best, note)
+
+
+def in_place_of(result: Result, placement: Placement, score: Score, *notes: str) -> Result:
+    """The result with another plan, and without the notes of how full the one before is."""
+    cluster = result.question.cluster
+    before, full = (nearly_full(cluster, s.peak_bytes.tolist()) for s in (result.score, score))
+    kept = [note for note in result.notes if note != before and not note.startswith(SPREAD)]
+    return with_placement(result, placement, score, (*kept, *notes, *([full] if full else [])))
+
+
+def fullest(cluster: Cluster, score: Score) -> float:
+    """Share of its memory that a plan takes on the fullest device."""
+    return max(fullness(cluster, score.peak_bytes.tolist()))
 
 
 def first_feasible(
@@ -146,6 +154,11 @@ def first_feasible(
         if result.score.feasible:
             return replace(result, method=method)
         reason = str(result.score)
-    raise InfeasibleError(
+    raise misfit(question, reason)
+
+
+def misfit(question: Question, reason: str) -> InfeasibleError:
+    """The error that no plan fits, with the reason."""
+    return InfeasibleError(
         f"{question.graph.name!r} does not fit on cluster {question.cluster.name!r}: {reason}"
     )

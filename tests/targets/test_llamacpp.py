@@ -122,7 +122,7 @@ def test_flags_say_cache_and_batch_as_planned(
 ) -> None:
     graph, cluster = load(f"{write_gguf(tmp_path / 'm.gguf')}?{query}"), box(64 * MIB)
     flags = flags_of(graph, plan_llamacpp(Question(graph, cluster)).placement, cluster)
-    told = {option.flag: option for option in flags.options()}
+    told = {option.name: option for option in flags.options()}
     assert told["--cache-type-k"].value == told["--cache-type-v"].value == kind
     assert told["--ubatch-size"].value == str(ubatch)
     assert re.search(said, told["--ubatch-size"].why)

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 import numpy as np
-from jaxtyping import Int
+from jaxtyping import Float, Int
 
 from gdp.base.errors import InfeasibleError
 from gdp.cluster.types import Cluster, fullness, nearly_full
@@ -16,6 +16,7 @@ from gdp.graph.op_graph import OpGraph
 from gdp.methods.chain import EQUAL, LayerCosts
 from gdp.placement.placement import Placement
 from gdp.problem.arrays import arrays_of
+from gdp.problem.problem import Problem
 from gdp.question import solve
 from gdp.question.prepare import problem_of
 from gdp.question.question import Question
@@ -57,10 +58,7 @@ def layer_costs(
     count = int(block.max()) + 1
     per_op = np.where(problem.allowed, flat.compute_s, np.inf)
     per_op[flat.is_io] = 0.0
-    fused_block = np.zeros(problem.num_ops, dtype=np.int64)
-    fused_block[problem.origin.group_of] = block
-    seconds = np.zeros((count, cluster.num_devices))
-    np.add.at(seconds, fused_block, per_op)
+    seconds = by_piece(problem, block, per_op)
     # Sums of stretches; what is not allowed would make all behind it inf minus inf.
     never = np.isinf(seconds)
     total = _prefix_sums(np.where(never, 0.0, seconds))
@@ -80,6 +78,17 @@ def layer_costs(
         (open_at * graph.repeats[graph.producer]).sum(axis=1), block_bytes.astype(np.int64),
         tuple(usable), () if parts is None else parts.splits,
     )  # fmt: skip
+
+
+def by_piece(
+    problem: Problem, piece: Int[np.ndarray, "N"], seconds: Float[np.ndarray, "M D"]
+) -> Float[np.ndarray, "K D"]:
+    """Seconds of fused ops, summed by the pieces of a model in which its ops are."""
+    piece_of = np.zeros(problem.num_ops, dtype=np.int64)
+    piece_of[problem.origin.group_of] = piece
+    total = np.zeros((int(piece.max()) + 1, problem.num_devices))
+    np.add.at(total, piece_of, seconds)
+    return total
 
 
 def _prefix_sums(values: np.ndarray) -> np.ndarray:

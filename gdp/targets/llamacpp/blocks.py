@@ -26,6 +26,7 @@ from gdp.question.question import Question
 from gdp.sim.segments import border_tensors
 from gdp.targets.llamacpp.flags import Slots
 from gdp.targets.llamacpp.parts import held_bytes
+from gdp.targets.rows import by_piece
 
 
 @dataclass(frozen=True, eq=False)
@@ -137,24 +138,23 @@ def llama_blocks(question: Question, slots: Slots, homes: Sequence[int] = ()) ->
         piece[ops] = number
     problem = problem_of(replace(question, objective="latency"), keep_apart=piece)
     count = len(slots.layers)
-    of_group = np.zeros(problem.num_ops, dtype=np.int64)
-    of_group[problem.origin.group_of] = piece
-    seconds = np.zeros((len(pieces) + 1, cluster.num_devices))
     op_s = np.where(problem.allowed, problem.compute_s + problem.cluster.op_dispatch_s, np.inf)
-    np.add.at(seconds, of_group, op_s)
-    prompt_s = np.zeros_like(seconds)
-    np.add.at(prompt_s, of_group, np.where((problem.graph.chunks > 1)[:, None], op_s, 0.0))
+    seconds = by_piece(problem, piece, op_s)
+    in_chunks = (problem.graph.chunks > 1)[:, None]
+    prompt_s = by_piece(problem, piece, np.where(in_chunks, op_s, 0.0))
     if not np.isfinite(seconds[0, cpu]):
         raise InfeasibleError(
             f"llama.cpp keeps token_embd on the CPU, and {cluster.device_names[cpu]!r} is forbidden"
         )
-    made_bytes = np.bincount(graph.producer, graph.held_bytes, graph.num_ops).astype(np.int64)
-    largest = max(
-        int(made_bytes[layer].sum() + made_bytes[experts].sum())
-        for layer, experts in zip(slots.layers, slots.experts, strict=True)
-    )
-    flow, most = int(made_bytes[slots.embedding].sum()), steps_of(graph)
-    own_bytes = np.where(graph.is_buffer & (graph.cache_bytes > 0), 0, graph.weight_bytes)
+
+    def bytes_of(values: np.ndarray) -> Int[np.ndarray, "K"]:
+        return np.bincount(piece, values, len(pieces) + 1).astype(np.int64)
+
+    layers, experts = slice(1, count + 1), slice(count + 1, 2 * count + 1)
+    made_bytes = bytes_of(np.bincount(graph.producer, graph.held_bytes, graph.num_ops))
+    own_bytes = bytes_of(np.where(graph.is_buffer & (graph.cache_bytes > 0), 0, graph.weight_bytes))
+    largest, flow = int((made_bytes[layers] + made_bytes[experts]).max()), int(made_bytes[0])
+    passes = 1 if steps_of(graph) == 1 else 2
     memory_bytes = cluster.memory_bytes.copy()
     for embedding in (slots.embedding, slots.draft_embedding):
         memory_bytes[cpu] -= int(graph.weight_bytes[embedding].sum())
@@ -164,22 +164,21 @@ def llama_blocks(question: Question, slots: Slots, homes: Sequence[int] = ()) ->
         memory_bytes[home] -= held_bytes(question, part)
         parts_s += float(seconds[1 + 2 * count + k, home])
 
-    layer_s, experts_s = seconds[1 : count + 1], seconds[count + 1 : 2 * count + 1]
-    read_s = prompt_s[1 : count + 1] + prompt_s[count + 1 : 2 * count + 1]
-    layer_bytes, expert_bytes = _summed(own_bytes, slots.layers), _summed(own_bytes, slots.experts)
+    read_s = prompt_s[layers] + prompt_s[experts]
     shared_bytes = _shared_bytes(question, slots.layers)
     return LlamaBlocks(
         question=question, slots=slots, cluster=problem.cluster, cpu=cpu,
-        layer_s=layer_s, experts_s=experts_s, prompt_s=read_s,
-        segment_s=arrays_of(problem).segment_s * (1 if most == 1 else 2),
-        layer_bytes=layer_bytes, expert_bytes=expert_bytes, shared_bytes=shared_bytes,
-        memory_bytes=memory_bytes, rest=rest, tensor_bytes=largest + 2 * flow,
-        crossings=1 if most == 1 else 2, flow_bytes=_crossing(graph, slots.embedding)[1],
+        layer_s=seconds[layers], experts_s=seconds[experts], prompt_s=read_s,
+        segment_s=arrays_of(problem).segment_s * passes,
+        layer_bytes=own_bytes[layers], expert_bytes=own_bytes[experts], shared_bytes=shared_bytes,
+        memory_bytes=memory_bytes, rest=rest, tensor_bytes=largest + 2 * flow, crossings=passes,
+        flow_bytes=_crossing(graph, slots.embedding)[1],
         logits_bytes=_crossing(graph, slots.layers[-1])[1],
         away_bytes=np.array([_crossing(graph, ops) for ops in slots.experts]),
         chunks=int(graph.chunks.max()), parts_s=parts_s,
-        stretch_s=_stretch_sums(layer_s + experts_s), stretch_prompt_s=_stretch_sums(read_s),
-        stretch_bytes=_stretch_bytes(layer_bytes + expert_bytes, shared_bytes),
+        stretch_s=_stretch_sums(seconds[layers] + seconds[experts]),
+        stretch_prompt_s=_stretch_sums(read_s),
+        stretch_bytes=_stretch_bytes(own_bytes[layers] + own_bytes[experts], shared_bytes),
     )  # fmt: skip
 
 
@@ -204,10 +203,6 @@ def _stretch_bytes(
         shared = np.maximum.accumulate(shared_bytes[start:], axis=0).sum(axis=1)
         bytes_[start, start + 1 :] = np.cumsum(slot_bytes[start:]) + shared
     return bytes_
-
-
-def _summed(values: np.ndarray, pieces: Sequence[Int[np.ndarray, "_"]]) -> np.ndarray:
-    return np.array([values[ops].sum(axis=0) for ops in pieces])
 
 
 def _shared_bytes(
@@ -244,7 +239,7 @@ class LlamaRow(NamedTuple):
 
 
 class RowLimits(NamedTuple):
-    """RowLimits of a row."""
+    """Limits of a row."""
 
     room_bytes: Int[np.ndarray, "D"]  # for weights and caches
     stage_s: float = np.inf  # most of `prompt_s` on a GPU that has whole slots; inf: any plan

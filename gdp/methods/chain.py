@@ -7,10 +7,10 @@ memory-balanced one leaves the largest share of its memory free on the fullest d
 import itertools
 import re
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import NamedTuple, TypeVar
+from typing import NamedTuple
 
 import numpy as np
 from jaxtyping import Float, Int
@@ -20,14 +20,12 @@ from gdp.cluster.machines import machines
 from gdp.cluster.types import Cluster
 from gdp.graph.op_graph import OpGraph
 from gdp.graph.request import DECODE
-from gdp.methods.intervals import Join, Row, best_rows
+from gdp.methods.intervals import Join, Row, best_rows, tightened
 from gdp.placement.placement import Placement, Split, Teams, make_placement
 
-T = TypeVar("T")
 MAX_ORDERS = 2000
 NEAR_ORDERS = 24
 """Orders of unlike devices, as fast as the best, among which an even row is looked for."""
-EVEN_STEPS = 8  # halvings of a limit, such as the share of memory that a device may fill
 EQUAL = 0.002
 """Share by which a row may be slower than the best and still count as equally fast."""
 _LAYER = re.compile(r"^(.*?)\.(\d+)(?=\.|$)")
@@ -192,19 +190,6 @@ class LayerCosts:
         return make_placement(
             self.graph, self.cluster, device, made_by=made_by, teams=teams, splits=splits
         )
-
-
-def tightened(most: float, plan_within: Callable[[float], T | None]) -> Iterator[T]:
-    """Plans within tighter and tighter limits below `most`, by bisection; None is no plan."""
-    least = 0.0
-    for _ in range(EVEN_STEPS):
-        middle = (least + most) / 2
-        plan = plan_within(middle)
-        if plan is None:
-            least = middle
-        else:
-            most = middle
-            yield plan
 
 
 def orders_by_kind(cluster: Cluster, usable: Sequence[int]) -> Iterator[tuple[int, ...]]:

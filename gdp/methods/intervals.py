@@ -12,6 +12,7 @@ Axes: C places to cut, both ends of the sequence among them, D devices.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import TypeVar
 
 import numpy as np
 from jaxtyping import Float, Shaped
@@ -19,6 +20,8 @@ from jaxtyping import Float, Shaped
 Join = Callable[[np.ndarray, np.ndarray], np.ndarray]
 Row = list[tuple[int, int, int]]
 """(first element, element behind the last, device) of every interval."""
+T = TypeVar("T")
+EVEN_HALVINGS = 8  # of a limit, such as the share of memory that the fullest device may fill
 Value = tuple[float, ...]
 """Parts of a cost, the most important first."""
 
@@ -105,3 +108,18 @@ def _traced(
         row.append((start, j, order[k]))
         j, k = start, int(back[k][1][start])
     return value, row[::-1]
+
+
+def tightened(
+    most: float, plan_within: Callable[[float], T | None], halvings: int = EVEN_HALVINGS
+) -> Iterator[T]:
+    """Plans within tighter and tighter limits below `most`, by bisection; None is no plan."""
+    least = 0.0
+    for _ in range(halvings):
+        middle = (least + most) / 2
+        plan = plan_within(middle)
+        if plan is None:
+            least = middle
+        else:
+            most = middle
+            yield plan

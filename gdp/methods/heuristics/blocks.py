@@ -4,11 +4,13 @@ import itertools
 import math
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
+from functools import partial
 
 import numpy as np
 from jaxtyping import Bool, Float, Int
 
 from gdp.methods.base import Answer, Assignment, Search
+from gdp.methods.intervals import tightened
 from gdp.methods.priorities import upward_rank
 from gdp.methods.repair import repair_and_select
 from gdp.methods.scoring import (
@@ -215,15 +217,11 @@ def _balanced(
 ) -> list[int] | None:
     """Ends of blocks whose longest is shortest, each within its room, by bisection; None where that
     cannot be."""
-    low, high = 0.0, max(own[-1] * (1 + 1e-9) for own in work_s)
-    best = _within(work_s, bytes_up_to, order, room, high)
-    for _ in range(_HALVINGS if best else 0):
-        middle = (low + high) / 2
-        if ends := _within(work_s, bytes_up_to, order, room, middle):
-            best, high = ends, middle
-        else:
-            low = middle
-    return best
+    most_s = max(own[-1] * (1 + 1e-9) for own in work_s)
+    within = partial(_within, work_s, bytes_up_to, order, room)
+    if ends := within(most_s):
+        return [ends, *tightened(most_s, within, _HALVINGS)][-1]
+    return None
 
 
 def _within(

@@ -20,7 +20,8 @@ from gdp.graph.generation import with_context
 from gdp.graph.op_graph import OpGraph
 from gdp.importers.spec import ModelSpec
 from gdp.methods.base import Candidate
-from gdp.methods.chain import EQUAL, tightened
+from gdp.methods.chain import EQUAL
+from gdp.methods.intervals import tightened
 from gdp.ops.llamacpp import DRAFT, UBATCH
 from gdp.placement.placement import Placement, make_placement
 from gdp.question import solve

@@ -296,8 +296,9 @@ def _even_placements(blocks: LlamaBlocks) -> Iterator[Placement]:
 
     def filled(fill: float) -> LlamaRow | None:
         row = llama_row(blocks, RowLimits(blocks.room_bytes(kept, fill)))
-        slow = not row or not best or row.seconds > best.seconds * (1 + EQUAL)
-        return None if slow or row.cpu_bytes > best.cpu_bytes else row
+        if row is None or best is None or row.cpu_bytes > best.cpu_bytes:
+            return None
+        return row if row.seconds <= best.seconds * (1 + EQUAL) else None
 
     for row in tightened(1.0, filled) if best else ():
         yield blocks.placed(row.at, row.experts_at)

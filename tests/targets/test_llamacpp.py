@@ -170,7 +170,19 @@ def test_a_gpu_that_is_slow_to_launch_is_left_out(tmp_path: Path) -> None:
     )
     cpu, gpu = cluster.devices
     slow = replace(cluster, devices=(cpu, replace(gpu, dispatch_s=1.0, dispatch_per="op")))
-    assert flags_of(graph, plan_llamacpp(Question(graph, slow)).placement, slow).n_gpu_layers == 0
+    found = plan_llamacpp(Question(graph, slow))
+    assert flags_of(graph, found.placement, slow).n_gpu_layers == 0
+    assert found.method == "llamacpp"  # by its own seconds, not by llama.cpp's own plan
+
+
+def test_a_gpu_from_which_logits_come_back_late_is_left_out(tmp_path: Path) -> None:
+    graph, cluster = load(f"{write_gguf(tmp_path / 'm.gguf')}?decode"), box(64 * MIB)
+    rates = cluster.link_bytes_per_s.copy()
+    rates[1, 0] = 1e3
+    late = replace(cluster, link_bytes_per_s=rates)
+    found = plan_llamacpp(Question(graph, late))
+    assert flags_of(graph, found.placement, late).n_gpu_layers == 0
+    assert found.method == "llamacpp"
 
 
 def test_a_quick_cpu_keeps_what_fits_beside_the_embedding(tmp_path: Path) -> None:

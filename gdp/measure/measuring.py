@@ -81,6 +81,16 @@ class Quota:
         return entered < self.completions + 2 * slots or since_full_s < self.seconds
 
 
+def one_at_a_time(quota: Quota, sample_s: Callable[[], float]) -> tuple[Trace, ...]:
+    """Samples back to back until the quota is met, by the seconds that each returns."""
+    start_s, finish_s, now_s = list[float](), list[float](), 0.0
+    while quota.wants(len(finish_s), 1, now_s, now_s - (finish_s[0] if finish_s else 0.0)):
+        start_s.append(now_s)
+        now_s += sample_s()
+        finish_s.append(now_s)
+    return (Trace(tuple(start_s), tuple(finish_s)),)
+
+
 WARM_UP = Quota(0, 0.0, 0.0, per_slot=1)
 """A sample in every slot. First runs allocate and compile, and touch the weights for the first
 time."""

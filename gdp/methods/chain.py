@@ -20,13 +20,12 @@ from gdp.cluster.machines import machines
 from gdp.cluster.types import Cluster
 from gdp.graph.op_graph import OpGraph
 from gdp.graph.request import DECODE
-from gdp.methods.intervals import Join, Row, best_rows
+from gdp.methods.intervals import Join, Row, best_rows, tightened
 from gdp.placement.placement import Placement, Split, Teams, make_placement
 
 MAX_ORDERS = 2000
 NEAR_ORDERS = 24
 """Orders of unlike devices, as fast as the best, among which an even row is looked for."""
-EVEN_STEPS = 8  # halvings of the share of memory that the fullest device may fill
 EQUAL = 0.002
 """Share by which a row may be slower than the best and still count as equally fast."""
 _LAYER = re.compile(r"^(.*?)\.(\d+)(?=\.|$)")
@@ -153,26 +152,25 @@ class LayerCosts:
         """Value and row of the best row of each order."""
         seconds = np.ascontiguousarray(np.moveaxis(self.fitting_s(share, fill), 2, 0))
         plans = best_rows(orders, lambda d: seconds[d], self.link_s, join, self.every)
-        return [(value.real, row) for value, row in plans]
+        return [(value, row) for (value,), row in plans]
 
     def memory_balanced_partition(self, share: float, join: Join, equal: float = EQUAL) -> Row:
         """Of the rows that are as fast as the best, or slower by a share that still counts as
         `equal`, one whose fullest device is nearly as empty as can be; empty where nothing fits."""
         plans = self._rows_of(self.orders, share, join, 1.0)
         best_s, row = min(plans, key=lambda plan: plan[0])
+        if not row:
+            return row
         # Less memory makes no order faster.
         limit_s = best_s * (1 + equal)
         near = [o for o, (value_s, _) in zip(self.orders, plans, strict=True) if value_s <= limit_s]
-        near = near[:NEAR_ORDERS]
-        least, most = 0.0, 1.0
-        for _ in range(EVEN_STEPS if row else 0):
-            fill = (least + most) / 2
-            value_s, emptier = min(self._rows_of(near, share, join, fill), key=lambda plan: plan[0])
-            if emptier and value_s <= limit_s:
-                most, row = fill, emptier
-            else:
-                least = fill
-        return row
+
+        def filled(fill: float) -> Row | None:
+            rows = self._rows_of(near[:NEAR_ORDERS], share, join, fill)
+            value_s, emptier = min(rows, key=lambda plan: plan[0])
+            return emptier if value_s <= limit_s else None
+
+        return [row, *tightened(1.0, filled)][-1]
 
     def devices(self, row: Row) -> Int[np.ndarray, "N"]:
         """The device of every op in a row; inputs and outputs are on the host."""

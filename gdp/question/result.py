@@ -255,6 +255,17 @@ def with_bound(result: Result, bound_s: float, bound_by: str) -> Result:
     )  # fmt: skip
 
 
+def with_placement(
+    result: Result, placement: Placement, score: Score, notes: tuple[str, ...]
+) -> Result:
+    """The result with another placement of its question, under its bound."""
+    other = replace(
+        result, placement=placement, score=score, notes=notes, deviation_s=None,
+        counts=counts_of(result.question, placement),
+    )  # fmt: skip
+    return with_bound(other, result.bound_s, result.bound_by)
+
+
 def with_best_bound(rows: dict[str, Result | str]) -> dict[str, Result | str]:
     """Give every result the largest bound of all, since a bound holds for every placement."""
     results = [row for row in rows.values() if isinstance(row, Result)]

@@ -41,6 +41,22 @@ class Shares(NamedTuple):
         return len(set(self.parts)) == 1
 
 
+def in_whole_units(rates: Sequence[float], units: int) -> tuple[int, ...]:
+    """Units of each member in proportion to its rate, at least one, by largest remainders.
+
+    >>> in_whole_units([7.0, 3.0], 10), in_whole_units([100.0, 1.0], 4)
+    ((7, 3), (3, 1))
+    """
+    wanted = [max(1.0, units * rate / sum(rates)) for rate in rates]
+    own = [int(size) for size in wanted]
+    while sum(own) != units:
+        step = 1 if sum(own) < units else -1
+        gains = [step * (w - o) for w, o in zip(wanted, own, strict=True)]
+        gains = [g if o + step >= 1 else -np.inf for g, o in zip(gains, own, strict=True)]
+        own[int(np.argmax(gains))] += step
+    return tuple(own)
+
+
 class Exchange(NamedTuple):
     """A collective of all members behind an op."""
 

@@ -17,7 +17,7 @@ from gdp.placement.constraints import allowed_mask, together_ids
 from gdp.placement.placement import Placement
 from gdp.question import solve
 from gdp.question.question import Question
-from gdp.question.result import Result, counts_of, with_bound
+from gdp.question.result import Result, with_placement
 from gdp.sim.objectives import Score
 
 SAME = 0.005
@@ -68,11 +68,7 @@ def _instead(result: Result, peer: Peer, placement: Placement, score: Score) -> 
     """The peer's plan as the result of the search that it beat."""
     ratio = result.value_s / score.value_s
     note = f"{peer.title}, {ratio:.{1 if ratio >= 1.1 else 3}f} times as fast as the searched plan"
-    answer = replace(
-        result, placement=placement, score=score, method=peer.name, notes=(note,),
-        counts=counts_of(result.question, placement), deviation_s=None,
-    )  # fmt: skip
-    return with_bound(answer, result.bound_s, result.bound_by)
+    return replace(with_placement(result, placement, score, (note,)), method=peer.name)
 
 
 def _renamed(placement: Placement, cluster: Cluster) -> Placement:

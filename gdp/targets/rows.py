@@ -8,18 +8,20 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 import numpy as np
-from jaxtyping import Int
+from jaxtyping import Float, Int
 
 from gdp.base.errors import InfeasibleError
-from gdp.cluster.types import fullness, nearly_full
+from gdp.cluster.types import Cluster, fullness, nearly_full
 from gdp.graph.op_graph import OpGraph
 from gdp.methods.chain import EQUAL, LayerCosts
 from gdp.placement.placement import Placement
 from gdp.problem.arrays import arrays_of
+from gdp.problem.problem import Problem
 from gdp.question import solve
 from gdp.question.prepare import problem_of
 from gdp.question.question import Question
-from gdp.question.result import Result, counts_of, with_bound
+from gdp.question.result import Result, with_placement
+from gdp.sim.objectives import Score
 from gdp.splits.members import Divided
 
 MEMORY_SHARES = (0.0, 0.5, 1.0)
@@ -56,10 +58,7 @@ def layer_costs(
     count = int(block.max()) + 1
     per_op = np.where(problem.allowed, flat.compute_s, np.inf)
     per_op[flat.is_io] = 0.0
-    fused_block = np.zeros(problem.num_ops, dtype=np.int64)
-    fused_block[problem.origin.group_of] = block
-    seconds = np.zeros((count, cluster.num_devices))
-    np.add.at(seconds, fused_block, per_op)
+    seconds = by_piece(problem, block, per_op)
     # Sums of stretches; what is not allowed would make all behind it inf minus inf.
     never = np.isinf(seconds)
     total = _prefix_sums(np.where(never, 0.0, seconds))
@@ -79,6 +78,17 @@ def layer_costs(
         (open_at * graph.repeats[graph.producer]).sum(axis=1), block_bytes.astype(np.int64),
         tuple(usable), () if parts is None else parts.splits,
     )  # fmt: skip
+
+
+def by_piece(
+    problem: Problem, piece: Int[np.ndarray, "N"], seconds: Float[np.ndarray, "M D"]
+) -> Float[np.ndarray, "K D"]:
+    """Seconds of fused ops, summed by the pieces of a model in which its ops are."""
+    piece_of = np.zeros(problem.num_ops, dtype=np.int64)
+    piece_of[problem.origin.group_of] = piece
+    total = np.zeros((int(piece.max()) + 1, problem.num_devices))
+    np.add.at(total, piece_of, seconds)
+    return total
 
 
 def _prefix_sums(values: np.ndarray) -> np.ndarray:
@@ -107,30 +117,37 @@ def balance_memory(result: Result, placements: Iterable[Placement | None]) -> Re
     graph, cluster, simplicity = question.graph, question.cluster, question.simplicity
     slack = 0.0 if simplicity == 0.0 else EQUAL
     limit_s = result.value_s * (1 + slack)
-    best, fullest = result, max(fullness(cluster, result.score.peak_bytes.tolist()))
+    before = fullest(cluster, result.score)
     used = np.unique(result.placement.device[graph.weight_bytes > 0])
-    if result.placement.teams or (len(used) < 2 and fullest <= ROOMY):
+    if result.placement.teams or (len(used) < 2 and before <= ROOMY):
         return result
+    best, least = None, before
     for placement in filter(None, placements):
         score = solve.simulate(question, placement)
-        full = max(fullness(cluster, score.peak_bytes.tolist()))
-        if score.feasible and score.value_s <= limit_s and full < fullest:
-            best, fullest = replace(result, placement=placement, score=score), full
-    if best is result:
+        full = fullest(cluster, score)
+        if score.feasible and score.value_s <= limit_s and full < least:
+            best, least = (placement, score), full
+    if best is None:
         return result
-    before = max(fullness(cluster, result.score.peak_bytes.tolist()))
-    cost = max(best.value_s / result.value_s - 1, 0.0) if result.value_s else 0.0
+    cost = max(best[1].value_s / result.value_s - 1, 0.0) if result.value_s else 0.0
     note = (
-        f"{SPREAD}: the fullest device is {fullest:.0%} full instead of {before:.0%}, which "
-        f"costs {cost:.2%}: simplicity 0 answers the fastest plan"
+        f"{SPREAD}: the fullest device is {least:.0%} full instead of {before:.0%}, which costs "
+        f"{cost:.2%}: simplicity 0 answers the fastest plan"
     )
-    told = [n for n in result.notes if n != nearly_full(cluster, result.score.peak_bytes.tolist())]
-    full = nearly_full(cluster, best.score.peak_bytes.tolist())
-    best = replace(
-        best, notes=(*told, note, *([full] if full else [])), deviation_s=None,
-        counts=counts_of(question, best.placement),
-    )  # fmt: skip
-    return with_bound(best, result.bound_s, result.bound_by)
+    return in_place_of(result, *best, note)
+
+
+def in_place_of(result: Result, placement: Placement, score: Score, *notes: str) -> Result:
+    """The result with another plan, and without the notes of how full the one before is."""
+    cluster = result.question.cluster
+    before, full = (nearly_full(cluster, s.peak_bytes.tolist()) for s in (result.score, score))
+    kept = [note for note in result.notes if note != before and not note.startswith(SPREAD)]
+    return with_placement(result, placement, score, (*kept, *notes, *([full] if full else [])))
+
+
+def fullest(cluster: Cluster, score: Score) -> float:
+    """Share of its memory that a plan takes on the fullest device."""
+    return max(fullness(cluster, score.peak_bytes.tolist()))
 
 
 def first_feasible(
@@ -146,6 +163,11 @@ def first_feasible(
         if result.score.feasible:
             return replace(result, method=method)
         reason = str(result.score)
-    raise InfeasibleError(
+    raise misfit(question, reason)
+
+
+def misfit(question: Question, reason: str) -> InfeasibleError:
+    """The error that no plan fits, with the reason."""
+    return InfeasibleError(
         f"{question.graph.name!r} does not fit on cluster {question.cluster.name!r}: {reason}"
     )

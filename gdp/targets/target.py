@@ -117,9 +117,7 @@ def require_one_machine(job: ExportJob, title: str) -> None:
     from gdp.cluster.machines import machines
 
     cluster, placement = job.question.cluster, job.placement
-    used = {int(d) for d in placement.device[~job.question.graph.is_io]}
-    used |= {d for split in placement.splits for d in split.devices}
-    used |= {d for team in placement.teams for d in team}
+    used = {*placement.device[~job.question.graph.is_io].tolist(), *placement.homes}
     at = machines(cluster)
     far = [d for d in sorted(used) if at[d] != at[cluster.host]]
     if far:

@@ -29,8 +29,8 @@ from gdp.question import solve
 from gdp.question.models import load
 from gdp.question.question import Question
 from gdp.question.result import Result
-from gdp.targets.llamacpp.blocks import _crossing
-from gdp.targets.llamacpp.flags import flags_of
+from gdp.targets.llamacpp.blocks import _crossing, llama_blocks
+from gdp.targets.llamacpp.flags import flags_of, slots_of
 from gdp.targets.llamacpp.plan import plan_llamacpp
 
 
@@ -122,7 +122,7 @@ def test_flags_say_cache_and_batch_as_planned(
 ) -> None:
     graph, cluster = load(f"{write_gguf(tmp_path / 'm.gguf')}?{query}"), box(64 * MIB)
     flags = flags_of(graph, plan_llamacpp(Question(graph, cluster)).placement, cluster)
-    told = {option.flag: option for option in flags.options()}
+    told = {option.name: option for option in flags.options()}
     assert told["--cache-type-k"].value == told["--cache-type-v"].value == kind
     assert told["--ubatch-size"].value == str(ubatch)
     assert re.search(said, told["--ubatch-size"].why)
@@ -147,15 +147,25 @@ def test_one_plan_serves_the_prompt_and_the_steps(tmp_path: Path) -> None:
     assert flags.ctx_size == 64
     assert flags.n_gpu_layers > 0
     alone = load(f"{path}?decode&sequence=64")
+    latencies_s = (
+        llama_blocks(Question(own, cluster), slots_of(own)).move_s(0, 1, 0)
+        for own in (graph, alone)
+    )
+    assert list(latencies_s) == pytest.approx([41e-6, 1e-6])  # by the prompt, and by every step
     assert (
         flags_of(alone, plan_llamacpp(Question(alone, cluster)).placement, cluster).ctx_size == 64
     )
 
 
-def test_a_small_cpu_makes_it_frugal_and_a_small_box_is_infeasible(tmp_path: Path) -> None:
-    graph = load(f"{write_gguf(tmp_path / 'm.gguf')}?decode")
+@pytest.mark.parametrize("experts", [0, 4])
+def test_a_small_cpu_makes_it_frugal_and_a_small_box_is_infeasible(
+    experts: int, tmp_path: Path
+) -> None:
+    """Experts that are quicker on the CPU, which has no room for them, too."""
+    graph = load(f"{write_gguf(tmp_path / 'm.gguf', experts=experts)}?decode")
     quick_cpu = box(8 * MIB, cpu_bytes=MIB)
-    devices = (replace(quick_cpu.devices[0], bytes_per_s=1e12), quick_cpu.devices[1])
+    cpu, gpu = quick_cpu.devices
+    devices = (replace(cpu, bytes_per_s=1e12), replace(gpu, bytes_per_s=1e9))
     found = plan_llamacpp(Question(graph, replace(quick_cpu, devices=devices)))
     assert found.score.feasible
     assert found.placement.ops_on["gpu0"] > 30
@@ -170,7 +180,19 @@ def test_a_gpu_that_is_slow_to_launch_is_left_out(tmp_path: Path) -> None:
     )
     cpu, gpu = cluster.devices
     slow = replace(cluster, devices=(cpu, replace(gpu, dispatch_s=1.0, dispatch_per="op")))
-    assert flags_of(graph, plan_llamacpp(Question(graph, slow)).placement, slow).n_gpu_layers == 0
+    found = plan_llamacpp(Question(graph, slow))
+    assert flags_of(graph, found.placement, slow).n_gpu_layers == 0
+    assert found.method == "llamacpp"  # by its own seconds, not by llama.cpp's own plan
+
+
+def test_a_gpu_from_which_logits_come_back_late_is_left_out(tmp_path: Path) -> None:
+    graph, cluster = load(f"{write_gguf(tmp_path / 'm.gguf')}?decode"), box(64 * MIB)
+    rates = cluster.link_bytes_per_s.copy()
+    rates[1, 0] = 1e3
+    late = replace(cluster, link_bytes_per_s=rates)
+    found = plan_llamacpp(Question(graph, late))
+    assert flags_of(graph, found.placement, late).n_gpu_layers == 0
+    assert found.method == "llamacpp"
 
 
 def test_a_quick_cpu_keeps_what_fits_beside_the_embedding(tmp_path: Path) -> None:

@@ -122,7 +122,7 @@ def test_flags_of_some_of_the_gpus(tmp_path: Path) -> None:
     found = plan_llamacpp(Question(graph, cluster))
     assert found.placement.splits == (Split((1, 3)),)
     flags = flags_of(graph, found.placement, cluster)
-    told = {option.flag: option.value for option in flags.options()}
+    told = {option.name: option.value for option in flags.options()}
     assert told["--split-mode"] == "tensor"
     assert told["--tensor-split"] == "1,1"
     assert told["--device"] == "CUDA0,CUDA2"
@@ -164,9 +164,9 @@ def test_models_that_llama_cpp_does_not_divide(tmp_path: Path) -> None:
 
 
 def test_shares_are_whole_parts() -> None:
-    assert _rounded(np.array([2.0, 1.0]), 8) == (5, 3)
-    assert _rounded(np.array([100.0, 1.0]), 4) == (3, 1)
-    assert _rounded(np.array([1.0, 1.0, 1.0]), 2) == ()
+    assert _rounded([2.0, 1.0], 8) == (5, 3)
+    assert _rounded([100.0, 1.0], 4) == (3, 1)
+    assert _rounded([1.0, 1.0, 1.0], 2) == ()
 
 
 def test_a_split_is_kept_in_files_and_exported(tmp_path: Path) -> None:
@@ -233,7 +233,7 @@ def test_a_micro_batch_of_another_size(tmp_path: Path) -> None:
     assert sent[0] / sent[1] == pytest.approx(8, rel=1e-3)
     cluster = box(256 * MIB)
     flags = flags_of(large, plan_llamacpp(Question(large, cluster)).placement, cluster)
-    told = {option.flag: option.value for option in flags.options()}
+    told = {option.name: option.value for option in flags.options()}
     assert (told["--ubatch-size"], told["--batch-size"]) == ("4096", "4096")
     with pytest.raises(ModelError, match="ubatch must be a positive whole number"):
         load(f"{path}?ubatch=none")

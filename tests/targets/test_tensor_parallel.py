@@ -28,10 +28,10 @@ from gdp.placement.placement import Placement, Split, make_placement
 from gdp.question import solve
 from gdp.question.models import load
 from gdp.question.question import Question
+from gdp.splits.sharding import in_whole_units
 from gdp.targets.table import PLANNERS
 from gdp.targets.tensor_parallel import runner
 from gdp.targets.tensor_parallel.export import planned
-from gdp.targets.tensor_parallel.plan import in_whole_heads
 from gdp.targets.tensor_parallel.shards import divided_evenly, tp_plan
 from tests.decoders import Sizes, decoder
 
@@ -291,7 +291,7 @@ def test_a_row_of_fit_says_the_shares_and_no_gap_without_a_bound(tmp_path: Path)
 @pytest.mark.parametrize("speeds", [(1.0, 1.0, 1.0), (5.0, 1.0, 1.0), (1e9, 1.0, 1.0)])
 def test_heads_are_dealt_out_whole_and_everyone_has_one(speeds: tuple[float, ...]) -> None:
     for heads in (3, 4, 8, 13):
-        own = in_whole_heads(speeds, heads)
+        own = in_whole_units(speeds, heads)
         assert sum(own) == heads
         assert min(own) >= 1
         assert list(own) == sorted(own, reverse=True)

@@ -123,7 +123,7 @@ def test_weights_are_quantised_as_planned(scheme: str, flags: list[str]) -> None
     """By a flag where vLLM quantises while it loads, else a sentence asks for such a checkpoint."""
     graph, cluster = decoder(), cards(360_000, 1_000_000)
     found = placed(graph, cluster, [2, 2, 2, 1])
-    options = vllm_options(graph, found, cluster, np.zeros(3, np.int64), quantize=scheme)
+    options = replace(vllm_options(graph, found, cluster, np.zeros(3, np.int64)), quantize=scheme)
     assert options.arguments()[6:] == flags
     assert ("--quantization" in options.why()) == bool(flags)
     assert ("model" in options.why()) == bool(scheme and not flags)

@@ -1,12 +1,16 @@
 """Contiguous blocks: the human-expert rule, one stretch of the model after the other per device."""
 
 import itertools
-from collections.abc import Iterator
+import math
+from bisect import bisect_right
+from collections.abc import Iterator, Sequence
+from functools import partial
 
 import numpy as np
 from jaxtyping import Bool, Float, Int
 
 from gdp.methods.base import Answer, Assignment, Search
+from gdp.methods.intervals import tightened
 from gdp.methods.priorities import upward_rank
 from gdp.methods.repair import repair_and_select
 from gdp.methods.scoring import (
@@ -22,6 +26,7 @@ from gdp.problem.symmetry import is_host, same
 from gdp.sim.objectives import objective_of
 
 _MAX_ORDERS = 24  # orders of unlike devices that are tried; fewer on huge graphs
+_HALVINGS = 50
 _MAX_CUTS = 500  # candidate cut points of the exact pipeline split
 
 
@@ -154,34 +159,30 @@ def _splits(problem: Problem, sequence: Int[np.ndarray, "Q"]) -> Iterator[Int[np
     capacities = _capacities(problem)
     nowhere = np.full(problem.num_groups, problem.cluster.host, dtype=np.int64)
 
-    def placed(order: Int[np.ndarray, "K"], ends: Int[np.ndarray, "K"]) -> Int[np.ndarray, "G"]:
+    def placed(order: Sequence[int], ends: Sequence[int]) -> Int[np.ndarray, "G"]:
         device = nowhere.copy()
         lengths = np.diff(ends, prepend=0)
         device[sequence] = np.repeat(order, lengths)
         return device
 
-    orders = device_orders(problem)
+    orders, sums = device_orders(problem), (work_s.tolist(), bytes_up_to.tolist())
     if objective_of(problem).pipelined or (problem.graph.repeats != 1).any():
         for order, ends in _best_cuts(problem, sequence, orders, work_s, bytes_up_to):
-            yield placed(order, ends)
-    for order in orders:
+            yield placed(order.tolist(), ends.tolist())
+    for order in map(np.ndarray.tolist, orders):
         for used in range(problem.num_devices, 0, -1):
             # Full memories first, then with room left for activations.
             for capacity in capacities:
                 for share in (1.0, 0.8, 0.5):
-                    room = capacity * share
-                    if (ends := _balanced(work_s, bytes_up_to, order[:used], room)) is not None:
+                    if ends := _balanced(*sums, order[:used], (capacity * share).tolist()):
                         yield placed(order[:used], ends)
                     if capacity.min() > bytes_up_to[-1]:
                         break
         for capacity in capacities:
-            for share in (0.95, 0.8, 0.6):
-                if (
-                    capacity.min() <= bytes_up_to[-1]
-                    and (ends := _filled(bytes_up_to, capacity[order] * share)) is not None
-                ):
+            for share in (0.95, 0.8, 0.6) if capacity.min() <= bytes_up_to[-1] else ():
+                if ends := _within(*sums, order, (capacity * share).tolist()):
                     yield placed(order, ends)
-            yield placed(order, _equal_shares(bytes_up_to, capacity[order]))
+            yield placed(order, _equal_shares(bytes_up_to, capacity[order]).tolist())
 
 
 def _capacities(problem: Problem) -> list[Float[np.ndarray, "D"]]:
@@ -210,28 +211,29 @@ def _sums(values: Float[np.ndarray, "Q K"]) -> Float[np.ndarray, "K B"]:
 
 
 def _balanced(
-    work_s: Float[np.ndarray, "D B"],
-    bytes_up_to: Float[np.ndarray, "B"],
-    order: Int[np.ndarray, "K"],
-    room_bytes: Float[np.ndarray, "D"],
-) -> Int[np.ndarray, "K"] | None:
-    """Ends of blocks whose longest is shortest, each within its room; None where that cannot be."""
-    from gdp.methods.heuristics.blocks_kernels import fill_balanced
-
-    ends = np.zeros(len(order), dtype=np.int64)
-    room = room_bytes.astype(np.float64)
-    return ends if fill_balanced(work_s, bytes_up_to, order, room, ends) else None
+    work_s: list[list[float]], bytes_up_to: list[float], order: list[int], room: list[float]
+) -> list[int] | None:
+    """Ends of blocks whose longest is shortest, each within its room, by bisection; None where that
+    cannot be."""
+    most_s = max(own[-1] * (1 + 1e-9) for own in work_s)
+    within = partial(_within, work_s, bytes_up_to, order, room)
+    if ends := within(most_s):
+        return [ends, *tightened(most_s, within, _HALVINGS)][-1]
+    return None
 
 
-def _filled(
-    bytes_up_to: Float[np.ndarray, "B"], room_bytes: Float[np.ndarray, "K"]
-) -> Int[np.ndarray, "K"] | None:
-    """Ends of blocks that fill each device in turn; None where the last is not enough."""
-    at, ends = 0, []
-    for room in room_bytes:
-        at = int(np.searchsorted(bytes_up_to, bytes_up_to[at] + room, side="right")) - 1
+def _within(
+    work_s: list[list[float]], bytes_up_to: list[float], order: list[int], room: list[float],
+    limit_s: float = math.inf,
+) -> list[int] | None:  # fmt: skip
+    """Ends of the longest blocks of at most so many seconds and bytes; None where these leave a
+    rest."""
+    at, ends = 0, list[int]()
+    for d in order:
+        by_time = bisect_right(work_s[d], work_s[d][at] + limit_s, at)
+        at = min(by_time, bisect_right(bytes_up_to, bytes_up_to[at] + room[d], at)) - 1
         ends.append(at)
-    return np.array(ends, dtype=np.int64) if ends[-1] == len(bytes_up_to) - 1 else None
+    return ends if at == len(bytes_up_to) - 1 else None
 
 
 def _equal_shares(

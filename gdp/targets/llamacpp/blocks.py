@@ -9,6 +9,7 @@ import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import NamedTuple
 
 import numpy as np
 from jaxtyping import Float, Int
@@ -18,12 +19,14 @@ from gdp.cluster.types import Cluster
 from gdp.graph.generation import steps_of
 from gdp.graph.op_graph import OpGraph
 from gdp.methods.intervals import best_row
+from gdp.placement.placement import Placement, make_placement
 from gdp.problem.arrays import arrays_of
 from gdp.question.prepare import problem_of, requests_in_flight
 from gdp.question.question import Question
 from gdp.sim.segments import border_tensors
 from gdp.targets.llamacpp.flags import Slots
 from gdp.targets.llamacpp.parts import held_bytes
+from gdp.targets.rows import by_piece
 
 
 @dataclass(frozen=True, eq=False)
@@ -33,6 +36,8 @@ class LlamaBlocks:
     Axes: S slots, D devices, C places to cut: a stretch goes from one to a later one.
     """
 
+    question: Question
+    slots: Slots
     cluster: Cluster
     cpu: int
     layer_s: Float[np.ndarray, "S D"]
@@ -56,7 +61,6 @@ class LlamaBlocks:
     stretch_s: Float[np.ndarray, "D C C"]
     stretch_prompt_s: Float[np.ndarray, "D C C"]
     stretch_bytes: Int[np.ndarray, "C C"]
-    stage_s: float = np.inf  # most of `prompt_s` on a GPU that has whole slots; inf: any plan
 
     def move_s(self, src: int, dst: int, size: int) -> float:
         latency_s = self.cluster.link_latency_s * self.crossings
@@ -64,24 +68,30 @@ class LlamaBlocks:
             latency_s[src, dst] + size / self.cluster.link_bytes_per_s[src, dst]
         )  # fmt: skip
 
-    def with_share(self, share: float) -> "LlamaBlocks":
-        """With a share of the tensors' bytes kept free of weights on every device."""
-        kept = int(share * self.tensor_bytes)
-        return replace(self, memory_bytes=self.memory_bytes - kept)
+    def room_bytes(self, share: float, fill: float = 1.0) -> Int[np.ndarray, "D"]:
+        """Memory for weights and caches beside a share of the tensors' bytes; on GPUs weights and
+        all tensors take no more than `fill` of it, where that is below 1."""
+        room_bytes = self.memory_bytes - int(share * self.tensor_bytes)
+        if fill < 1.0:
+            most = (fill * self.cluster.memory_bytes).astype(np.int64) - self.tensor_bytes
+            np.minimum(room_bytes, most, out=room_bytes, where=~self.cluster.is_cpu)
+        return room_bytes
 
-    def filled(self, fill: float) -> "LlamaBlocks":
-        """With GPUs whose weights and tensors may take no more than a share of their memory."""
-        memory_bytes = self.memory_bytes.copy()
-        for d, device in enumerate(self.cluster.devices):
-            if not device.is_cpu:
-                most = int(fill * self.cluster.memory_bytes[d]) - self.tensor_bytes
-                memory_bytes[d] = min(memory_bytes[d], most)
-        return replace(self, memory_bytes=memory_bytes)
-
-    def piped_s(self, total_s: float, at: Int[np.ndarray, "S"]) -> float:
+    def piped_s(self, row: "LlamaRow") -> float:
         """Seconds of a plan whose GPUs read a prompt as a pipeline; see `pipeline.saved_s`."""
-        stages = np.bincount(at, self.prompt_s[np.arange(len(at)), at])
-        return total_s - (1 - 1 / self.chunks) * float(stages.sum() - stages.max())
+        stages = np.bincount(row.at, self.prompt_s[np.arange(len(row.at)), row.at])
+        return row.seconds - (1 - 1 / self.chunks) * float(stages.sum() - stages.max())
+
+    def placed(
+        self, at: Int[np.ndarray, "S"], experts_at: Int[np.ndarray, "S"],
+        made_by: str = "gdp llamacpp",
+    ) -> Placement:  # fmt: skip
+        """The placement of slots, and of their experts, on some devices."""
+        device, slots = self.rest.copy(), self.slots
+        for ops, where in zip((*slots.layers, *slots.experts), (*at, *experts_at), strict=True):
+            device[ops] = where
+        question = self.question
+        return make_placement(question.graph, question.cluster, device, made_by=made_by)
 
     @cached_property
     def away_s(self) -> list[list[float]]:
@@ -100,14 +110,8 @@ class LlamaBlocks:
         ]
 
 
-def llama_blocks(question: Question, slots: Slots, homes: Sequence[int] = ()) -> LlamaBlocks:
-    """Seconds and bytes of the slots, with separate parts (image encoder, draft model) on `homes`,
-    by default the CPU.
-
-    Raises:
-        PlacementError: There is no CPU, or it may not have the embedding.
-    """
-    graph, cluster = question.graph, question.cluster
+def processor_of(cluster: Cluster) -> int:
+    """The processor of llama.cpp; `PlacementError` where there is none."""
     cpus = [d for d, device in enumerate(cluster.devices) if device.is_cpu]
     if cluster.devices[cluster.host].is_unified:  # a processor of its own, in the same memory
         cpus = [cluster.host]
@@ -116,31 +120,41 @@ def llama_blocks(question: Question, slots: Slots, homes: Sequence[int] = ()) ->
             f"llama.cpp needs a CPU; cluster {cluster.name!r} has none: add one, or say `unified = "
             "true` of a GPU that shares its processor's memory"
         )
-    cpu = cluster.host if cluster.host in cpus else cpus[0]
+    return cluster.host if cluster.host in cpus else cpus[0]
+
+
+def llama_blocks(question: Question, slots: Slots, homes: Sequence[int] = ()) -> LlamaBlocks:
+    """Seconds and bytes of the slots, with separate parts (image encoder, draft model) on `homes`,
+    by default the CPU.
+
+    Raises:
+        PlacementError: There is no CPU, or it may not have the embedding.
+    """
+    graph, cluster = question.graph, question.cluster
+    cpu = processor_of(cluster)
     pieces = [slots.embedding, *slots.layers, *slots.experts, *slots.parts]
     piece = np.full(graph.num_ops, len(pieces))
     for number, ops in enumerate(pieces):
         piece[ops] = number
     problem = problem_of(replace(question, objective="latency"), keep_apart=piece)
     count = len(slots.layers)
-    of_group = np.zeros(problem.num_ops, dtype=np.int64)
-    of_group[problem.origin.group_of] = piece
-    seconds = np.zeros((len(pieces) + 1, cluster.num_devices))
     op_s = np.where(problem.allowed, problem.compute_s + problem.cluster.op_dispatch_s, np.inf)
-    np.add.at(seconds, of_group, op_s)
-    prompt_s = np.zeros_like(seconds)
-    np.add.at(prompt_s, of_group, np.where((problem.graph.chunks > 1)[:, None], op_s, 0.0))
+    seconds = by_piece(problem, piece, op_s)
+    in_chunks = (problem.graph.chunks > 1)[:, None]
+    prompt_s = by_piece(problem, piece, np.where(in_chunks, op_s, 0.0))
     if not np.isfinite(seconds[0, cpu]):
         raise InfeasibleError(
             f"llama.cpp keeps token_embd on the CPU, and {cluster.device_names[cpu]!r} is forbidden"
         )
-    made_bytes = np.bincount(graph.producer, graph.held_bytes, graph.num_ops).astype(np.int64)
-    largest = max(
-        int(made_bytes[layer].sum() + made_bytes[experts].sum())
-        for layer, experts in zip(slots.layers, slots.experts, strict=True)
-    )
-    flow, most = int(made_bytes[slots.embedding].sum()), steps_of(graph)
-    own_bytes = np.where(graph.is_buffer & (graph.cache_bytes > 0), 0, graph.weight_bytes)
+
+    def bytes_of(values: np.ndarray) -> Int[np.ndarray, "K"]:
+        return np.bincount(piece, values, len(pieces) + 1).astype(np.int64)
+
+    layers, experts = slice(1, count + 1), slice(count + 1, 2 * count + 1)
+    made_bytes = bytes_of(np.bincount(graph.producer, graph.held_bytes, graph.num_ops))
+    own_bytes = bytes_of(np.where(graph.is_buffer & (graph.cache_bytes > 0), 0, graph.weight_bytes))
+    largest, flow = int((made_bytes[layers] + made_bytes[experts]).max()), int(made_bytes[0])
+    passes = 1 if steps_of(graph) == 1 else 2
     memory_bytes = cluster.memory_bytes.copy()
     for embedding in (slots.embedding, slots.draft_embedding):
         memory_bytes[cpu] -= int(graph.weight_bytes[embedding].sum())
@@ -150,21 +164,21 @@ def llama_blocks(question: Question, slots: Slots, homes: Sequence[int] = ()) ->
         memory_bytes[home] -= held_bytes(question, part)
         parts_s += float(seconds[1 + 2 * count + k, home])
 
-    layer_s, experts_s = seconds[1 : count + 1], seconds[count + 1 : 2 * count + 1]
-    read_s = prompt_s[1 : count + 1] + prompt_s[count + 1 : 2 * count + 1]
-    layer_bytes, expert_bytes = _summed(own_bytes, slots.layers), _summed(own_bytes, slots.experts)
+    read_s = prompt_s[layers] + prompt_s[experts]
     shared_bytes = _shared_bytes(question, slots.layers)
     return LlamaBlocks(
-        cluster=problem.cluster, cpu=cpu, layer_s=layer_s, experts_s=experts_s, prompt_s=read_s,
-        segment_s=arrays_of(problem).segment_s * (1 if most == 1 else 2),
-        layer_bytes=layer_bytes, expert_bytes=expert_bytes, shared_bytes=shared_bytes,
-        memory_bytes=memory_bytes, rest=rest, tensor_bytes=largest + 2 * flow,
-        crossings=1 if most == 1 else 2, flow_bytes=_crossing(graph, slots.embedding)[1],
+        question=question, slots=slots, cluster=problem.cluster, cpu=cpu,
+        layer_s=seconds[layers], experts_s=seconds[experts], prompt_s=read_s,
+        segment_s=arrays_of(problem).segment_s * passes,
+        layer_bytes=own_bytes[layers], expert_bytes=own_bytes[experts], shared_bytes=shared_bytes,
+        memory_bytes=memory_bytes, rest=rest, tensor_bytes=largest + 2 * flow, crossings=passes,
+        flow_bytes=_crossing(graph, slots.embedding)[1],
         logits_bytes=_crossing(graph, slots.layers[-1])[1],
         away_bytes=np.array([_crossing(graph, ops) for ops in slots.experts]),
         chunks=int(graph.chunks.max()), parts_s=parts_s,
-        stretch_s=_stretch_sums(layer_s + experts_s), stretch_prompt_s=_stretch_sums(read_s),
-        stretch_bytes=_stretch_bytes(layer_bytes + expert_bytes, shared_bytes),
+        stretch_s=_stretch_sums(seconds[layers] + seconds[experts]),
+        stretch_prompt_s=_stretch_sums(read_s),
+        stretch_bytes=_stretch_bytes(own_bytes[layers] + own_bytes[experts], shared_bytes),
     )  # fmt: skip
 
 
@@ -191,10 +205,6 @@ def _stretch_bytes(
     return bytes_
 
 
-def _summed(values: np.ndarray, pieces: Sequence[Int[np.ndarray, "_"]]) -> np.ndarray:
-    return np.array([values[ops].sum(axis=0) for ops in pieces])
-
-
 def _shared_bytes(
     question: Question, layers: Sequence[Int[np.ndarray, "_"]]
 ) -> Int[np.ndarray, "S K"]:
@@ -219,64 +229,70 @@ def _crossing(graph: OpGraph, ops: Int[np.ndarray, "M"]) -> tuple[int, int]:
     return int(graph.sent_bytes[into].sum()), int(graph.sent_bytes[out].sum())
 
 
-def llama_devices(
-    graph: OpGraph, slots: Slots, blocks: LlamaBlocks, frugal: bool
-) -> tuple[complex, Int[np.ndarray, "N"]] | None:
-    """Seconds, bytes on the CPU as their imaginary part, and devices of the plan of least seconds;
-    with `frugal` of the fewest bytes on the CPU, and these two the other way round. None where no
-    stretches fit the GPUs. O(D S^2) stretches."""
+class LlamaRow(NamedTuple):
+    """A plan of least seconds, or of the fewest bytes on the CPU."""
+
+    seconds: float
+    cpu_bytes: float
+    at: Int[np.ndarray, "S"]  # device of each slot
+    experts_at: Int[np.ndarray, "S"]  # of its experts
+
+
+class RowLimits(NamedTuple):
+    """Limits of a row."""
+
+    room_bytes: Int[np.ndarray, "D"]  # for weights and caches
+    stage_s: float = np.inf  # most of `prompt_s` on a GPU that has whole slots; inf: any plan
+
+
+def llama_row(blocks: LlamaBlocks, limits: RowLimits, frugal: bool = False) -> LlamaRow | None:
+    """The plan of least seconds, of equal ones that of the fewest bytes on the CPU; with `frugal`
+    the other way round. None where no stretches fit the GPUs. O(D S^2) stretches."""
     cluster, cpu, count = blocks.cluster, blocks.cpu, len(blocks.layer_bytes)
     gpus = [d for d in range(cluster.num_devices) if not cluster.devices[d].is_cpu]
-    unified = cpu in gpus
-    order = gpus if unified else [cpu, *gpus]
-
-    def value(seconds: float, cpu_bytes: int = 0) -> complex:
-        """Complex numbers are ordered by the real part first."""
-        return complex(cpu_bytes, seconds) if frugal else complex(seconds, cpu_bytes)
-
-    stage = np.full((count + 1, count + 1, cluster.num_devices), np.inf, dtype=complex)
+    order = gpus if cpu in gpus else [cpu, *gpus]
+    parts = (1, 0) if frugal else (0, 1)  # where seconds and bytes are in a cost
+    stage = np.full((cluster.num_devices, count + 1, count + 1, 2), np.inf)
     for device in order:
-        seconds, cpu_bytes = _stretches(blocks, frugal, device)
+        seconds, cpu_bytes = _stretches(blocks, limits, frugal, device)
         seconds += float(blocks.segment_s[device])
         seconds[0] += blocks.move_s(cpu, device, blocks.flow_bytes)
         seconds[:, count] += blocks.move_s(device, cluster.host, blocks.logits_bytes)
         fits = np.isfinite(seconds)
-        parts = (cpu_bytes, seconds) if frugal else (seconds, cpu_bytes)
-        stage[fits, device] = parts[0][fits] + 1j * parts[1][fits]
-    link = np.zeros((cluster.num_devices, cluster.num_devices, count + 1), dtype=complex)
+        stage[device][fits] = np.stack((seconds[fits], cpu_bytes[fits]), axis=1)[:, parts]
+    link = np.zeros((cluster.num_devices, cluster.num_devices, count + 1, 2))
     for before, device in itertools.combinations(order, 2):
-        link[before, device] = value(blocks.move_s(before, device, blocks.flow_bytes))
-    total, row = best_row(order, lambda d: stage[:, :, d], link)
+        link[before, device, :, parts[0]] = blocks.move_s(before, device, blocks.flow_bytes)
+    total, row = best_row(order, lambda d: stage[d], link)
     if not row:
         return None
-    devices = blocks.rest.copy()
+    at = np.repeat([where for *_, where in row], [stop - start for start, stop, _ in row])
+    experts_at = at.copy()
     for start, stop, where in row:
-        gpu = where != cpu and not cluster.devices[where].is_cpu
-        stretch = _beside_experts(blocks, frugal, where, start, stop) if gpu else None
-        for slot in range(start, stop):
-            devices[slots.layers[slot]] = where
-            devices[slots.experts[slot]] = cpu if stretch and slot in stretch[2] else where
-    return total, devices
+        if not cluster.devices[where].is_cpu and where != cpu:
+            stretch = _beside_experts(blocks, limits, frugal, where, start, stop)
+            experts_at[stretch[2] if stretch else []] = cpu
+    return LlamaRow(total[parts[0]], total[parts[1]], at, experts_at)
 
 
 def _stretches(
-    blocks: LlamaBlocks, frugal: bool, device: int
+    blocks: LlamaBlocks, limits: RowLimits, frugal: bool, device: int
 ) -> tuple[Float[np.ndarray, "C C"], Int[np.ndarray, "C C"]]:
     """Seconds of each stretch on a device, infinite where it does not fit, and bytes that it puts
     on the CPU."""
     count, processor = len(blocks.layer_bytes), blocks.cluster.devices[device].is_cpu
     seconds, cpu_bytes = blocks.stretch_s[device].copy(), np.zeros_like(blocks.stretch_bytes)
-    fits = np.isfinite(seconds) & (blocks.stretch_bytes <= blocks.memory_bytes[device])
-    fits &= blocks.stretch_prompt_s[device] <= blocks.stage_s
+    fits = np.isfinite(seconds) & (blocks.stretch_bytes <= limits.room_bytes[device])
+    fits &= blocks.stretch_prompt_s[device] <= limits.stage_s
     if processor:  # has the first stretch, and no stage of a pipeline
         fits[1:] = False
-        fits[0] &= blocks.stage_s == np.inf
+        fits[0] &= limits.stage_s == np.inf
         cpu_bytes[0] = blocks.stretch_bytes[0]
     elif device != blocks.cpu:
         for start in range(count):
             with_experts = np.flatnonzero(blocks.expert_bytes[start:] > 0)[:1] + start
             for stop in range(int(with_experts[0]) + 1 if len(with_experts) else count, count + 1):
-                stretch = _beside_experts(blocks, frugal, device, start, stop)
+                stretch = _beside_experts(blocks, limits, frugal, device, start, stop)
                 if stretch is None:
                     fits[start, stop:] = False
                     break  # nor does a longer one fit
@@ -313,12 +329,12 @@ def _least_to_free(needed_bytes: int, items: dict[int, tuple[float, int]]) -> li
 
 
 def _beside_experts(
-    blocks: LlamaBlocks, frugal: bool, device: int, start: int, stop: int
+    blocks: LlamaBlocks, limits: RowLimits, frugal: bool, device: int, start: int, stop: int
 ) -> tuple[float, int, list[int]] | None:
     """Seconds of slots on a GPU, bytes that they put on the CPU, and slots whose experts are there
     where the GPU is too small or slower; None if nothing fits."""
-    pipes = blocks.stage_s < np.inf
-    if blocks.stretch_prompt_s[device, start, stop] > blocks.stage_s:
+    pipes = limits.stage_s < np.inf
+    if blocks.stretch_prompt_s[device, start, stop] > limits.stage_s:
         return None
     span, size = np.arange(start, stop), int(blocks.stretch_bytes[start, stop])
     owned = [int(s) for s in span if blocks.expert_bytes[s] > 0]
@@ -330,11 +346,11 @@ def _beside_experts(
     away = [s for s in owned if here_s[s] == np.inf or (extra_s[s] < 0 and not frugal)]
     size -= int(blocks.expert_bytes[away].sum())
     others = {s: (extra_s[s], int(blocks.expert_bytes[s])) for s in owned if s not in away}
-    gone = _least_to_free(size - int(blocks.memory_bytes[device]), others)
+    gone = _least_to_free(size - int(limits.room_bytes[device]), others)
     away += gone
     size -= int(blocks.expert_bytes[gone].sum())
     seconds = float(blocks.layer_s[span, device].sum())
     seconds += sum(away_s[s] if s in away else here_s[s] for s in owned)
-    if size > blocks.memory_bytes[device] or not np.isfinite(seconds) or (pipes and away):
+    if size > limits.room_bytes[device] or not np.isfinite(seconds) or (pipes and away):
         return None
     return seconds, int(blocks.expert_bytes[away].sum()), away

@@ -8,10 +8,10 @@ tensors in whose names the regular expression is found. A block's cache lies wit
 
 import re
 import shlex
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from jaxtyping import Int
@@ -27,6 +27,7 @@ from gdp.ops.llamacpp import BATCH, DRAFT, PROJECTOR, UBATCH
 from gdp.placement.placement import DraftModel, Placement
 from gdp.splits.division import alone
 from gdp.targets.llamacpp.rules import MOST_GPUS, RPC_SERVER
+from gdp.targets.options import Option, Row, arguments, given, reasons
 from gdp.targets.target import ExportJob, StartCommand
 
 ARGUMENTS = "arguments.txt"
@@ -50,14 +51,6 @@ class Slots:
     def parts(self) -> "list[Int[np.ndarray, '_']]":
         """Parts with a file and a device of their own."""
         return [part for part in (self.projector, self.draft) if len(part)]
-
-
-class Option(NamedTuple):
-    """An option of llama.cpp's command line, and why it is there."""
-
-    flag: str
-    value: str
-    why: str
 
 
 @dataclass(frozen=True)
@@ -86,98 +79,86 @@ class Flags:
     def options(self) -> list[Option]:
         """The options in their order, as `llama-cli --help` spells them."""
         count, ubatch = self.n_gpu_layers, min(self.ubatch_size, self.ctx_size)
-        rows = [
-            Option("--fit", "off", "llama.cpp changes nothing of this plan by itself; builds from "
-                   "before its pull request 16653 have no such flag: leave it out there"),
-            Option("--n-gpu-layers", str(count),
-                   f"the last {count} of the blocks and the output layer lie on GPUs" if count
-                   else "no block lies on a GPU"),
-        ]  # fmt: skip
-        if self.divides:
-            rows.append(Option("--split-mode", "tensor",
-                "the GPUs compute each op together; builds from before pull request 19378 have no "
-                "such mode"))  # fmt: skip
-        if self.rpc:
-            rows.append(
-                Option("--rpc", ",".join(f"{name}:{RPC_PORT}" for name in self.rpc),
-                       "put the address of each machine in the place of its name, and start "
-                       f"'{RPC_SERVER} --host ADDRESS --port {RPC_PORT}' there"))  # fmt: skip
-        if self.device:
-            rows += [
-                Option("--device", ",".join(self.device),
-                       "the GPUs in the order of the plan; names are those of 'llama-cli "
-                       "--list-devices': ROCm0, Vulkan0 or MTL0 in the place of CUDA0"),
-            ]  # fmt: skip
-        if self.tensor_split and count:
-            rows.append(Option("--tensor-split", ",".join(map(str, self.tensor_split)),
-                "shares of heads, columns and vocabulary, in the GPUs' order" if self.divides
-                else "so many of these lie on each GPU, in the GPUs' order"))  # fmt: skip
-        if self.override_tensor:
-            rows.append(Option("--override-tensor", ",".join(self.override_tensor),
-                               "the experts of these blocks lie on the CPU"))  # fmt: skip
-        logits = (
-            f"and logits of {self.outputs}, as llama-server and llama-cli reserve them since pull "
-            "request 23861" if self.outputs
-            else "and logits of so many, as all programs but llama-server and llama-cli reserve, "
-            "and these before pull request 23861"
+        return given(
+            ("--fit", "off", "llama.cpp changes nothing of this plan by itself; builds from before "
+             "its pull request 16653 have no such flag: leave it out there"),
+            ("--n-gpu-layers", str(count),
+             f"the last {count} of the blocks and the output layer lie on GPUs" if count
+             else "no block lies on a GPU"),
+            ("--split-mode", self.divides and "tensor", "the GPUs compute each op together; builds "
+             "from before pull request 19378 have no such mode"),
+            ("--rpc", ",".join(f"{name}:{RPC_PORT}" for name in self.rpc),
+             "put the address of each machine in the place of its name, and start "
+             f"'{RPC_SERVER} --host ADDRESS --port {RPC_PORT}' there"),
+            ("--device", ",".join(self.device),
+             "the GPUs in the order of the plan; names are those of 'llama-cli --list-devices': "
+             "ROCm0, Vulkan0 or MTL0 in the place of CUDA0"),
+            ("--tensor-split", count and ",".join(map(str, self.tensor_split)),
+             "shares of heads, columns and vocabulary, in the GPUs' order" if self.divides
+             else "so many of these lie on each GPU, in the GPUs' order"),
+            ("--override-tensor", ",".join(self.override_tensor),
+             "the experts of these blocks lie on the CPU"),
+            ("--ctx-size", str(self.ctx_size),
+             "tokens of all sequences together, for which the plan has cache"),
+            ("--cache-type-k", self.cache_type, "the type of cached keys that was planned"),
+            ("--cache-type-v", self.cache_type, "the type of cached values that was planned"),
+            self._attention(),
+            ("--ubatch-size", str(ubatch),
+             "so many tokens of a prompt are computed at once; the plan has room for the tensors "
+             f"of {min(self.planned_tokens, ubatch)}, {self._logits()}"),
+            ("--batch-size", ubatch > BATCH and ubatch, "so many at once need as many in a batch"),
+            ("--no-op-offload", not self.op_offload,
+             "for a prompt the CPU computes with its weights sooner than they reach a GPU"),
+            ("--mmproj", self.mmproj, "the image encoder, with room in the plan"),
+            ("--no-mmproj-offload", self.mmproj and not self.mmproj_device,
+             "images are encoded on the CPU"),
+            ("--mmproj-device", self.mmproj and self.mmproj_device,
+             "the GPU that encodes images; builds from before pull request 23255 have no such "
+             "flag: leave it out there and set MTMD_BACKEND_DEVICE to the same name"),
+            *(() if self.draft is None else self._drafting(self.draft)),
         )  # fmt: skip
-        tensors = min(self.planned_tokens, ubatch)
-        return [
-            *rows,
-            Option("--ctx-size", str(self.ctx_size),
-                   "tokens of all sequences together, for which the plan has cache"),
-            Option("--cache-type-k", self.cache_type, "the type of cached keys that was planned"),
-            Option("--cache-type-v", self.cache_type, "the type of cached values that was planned"),
-            Option("--flash-attn", "on", "tensor splits need it") if self.divides
-            else Option("--flash-attn", "off", "the plan has room for the scores of a micro-batch")
-            if not self.flash
-            else Option("--flash-attn", "auto",
-                   "on wherever the devices have it for this cache, as the plan has no room for "
-                   "scores of tokens by tokens; 'on' would move attention to the CPU in silence "
-                   "where one lacks it (ggml-org/llama.cpp#28456)"),
-            Option("--ubatch-size", str(ubatch),
-                   f"so many tokens of a prompt are computed at once; the plan has room for the "
-                   f"tensors of {tensors}, {logits}"),
-            *([] if ubatch <= BATCH else [Option(
-                "--batch-size", str(ubatch), "so many at once need as many in a batch")]),
-            *([] if self.op_offload else [Option(
-                "--no-op-offload", "",
-                "for a prompt the CPU computes with its weights sooner than they reach a GPU")]),
-            *self._encoder(), *self._drafting(),
-        ]  # fmt: skip
 
-    def _encoder(self) -> list[Option]:
-        """The options of an image encoder."""
-        if not self.mmproj:
-            return []
-        file = Option("--mmproj", self.mmproj, "the image encoder, with room in the plan")
-        if not self.mmproj_device:
-            return [file, Option("--no-mmproj-offload", "", "images are encoded on the CPU")]
-        return [file, Option(
-            "--mmproj-device", self.mmproj_device,
-            "the GPU that encodes images; builds from before pull request 23255 have no such flag: "
-            "leave it out there and set MTMD_BACKEND_DEVICE to the same name")]  # fmt: skip
+    def _attention(self) -> Row:
+        """Flash attention, and why."""
+        if self.divides:
+            return "--flash-attn", "on", "tensor splits need it"
+        if not self.flash:
+            return "--flash-attn", "off", "the plan has room for the scores of a micro-batch"
+        return "--flash-attn", "auto", (
+            "on wherever the devices have it for this cache, as the plan has no room for scores of "
+            "tokens by tokens; 'on' would move attention to the CPU in silence where one lacks it "
+            "(ggml-org/llama.cpp#28456)"
+        )  # fmt: skip
 
-    def _drafting(self) -> list[Option]:
+    def _logits(self) -> str:
+        """Rows of logits that the plan has room for, in words."""
+        if self.outputs:
+            return (
+                f"and logits of {self.outputs}, as llama-server and llama-cli reserve them since "
+                "pull request 23861"
+            )
+        return (
+            "and logits of so many, as all programs but llama-server and llama-cli reserve, and "
+            "these before pull request 23861"
+        )
+
+    def _drafting(self, draft: DraftModel) -> tuple[Row, ...]:
         """The options of a draft model."""
-        if self.draft is None:
-            return []
-        where = [Option("--device-draft", self.draft_device, "the GPU that has it")]
-        return [
-            Option("--model-draft", self.draft.model, "a small model that drafts tokens, with room "
-                   "in the plan"),
-            Option("--spec-type", "draft-simple", "it drafts one token after the other; builds "
-                   "without this flag draft with any --model-draft"),
-            Option("--spec-draft-n-max", str(self.draft.tokens),
-                   "so many a pass; older builds call it --draft-max"),
-            Option("--gpu-layers-draft", "all" if self.draft_device else "0",
-                   "all of its blocks lie there" if self.draft_device else "on the CPU"),
-            *(where if self.draft_device else []),
-        ]  # fmt: skip
+        return (
+            ("--model-draft", draft.model, "a small model that drafts tokens, with room in the "
+             "plan"),
+            ("--spec-type", "draft-simple", "it drafts one token after the other; builds without "
+             "this flag draft with any --model-draft"),
+            ("--spec-draft-n-max", str(draft.tokens), "so many a pass; older builds call it "
+             "--draft-max"),
+            ("--gpu-layers-draft", "all" if self.draft_device else "0",
+             "all of its blocks lie there" if self.draft_device else "on the CPU"),
+            ("--device-draft", self.draft_device, "the GPU that has it"),
+        )  # fmt: skip
 
     def arguments(self) -> list[str]:
         """The options as arguments of a program."""
-        return [word for option in self.options() for word in option[:2] if word]
+        return arguments(self.options())
 
 
 def slots_of(graph: OpGraph) -> Slots:
@@ -197,9 +178,8 @@ def slots_of(graph: OpGraph) -> Slots:
     if set(outer) != {"token_embd", "output_norm", "output"} or not blocks:
         raise PlacementError(f"graph {graph.name!r} was not read from a .gguf file; llama.cpp "
                              "follows placements of such files only")  # fmt: skip
-    tokens = graph.op_index.get(_TOKENS)
-    told = graph.detail[tokens].attributes.get("blocks", 0) if tokens is not None else 0
-    count = max(*(block + 1 for block, _ in blocks), int(told))  # pyright: ignore[reportArgumentType]
+    told = _attributes(graph).get("blocks", 0)
+    count = max(*(block + 1 for block, _ in blocks), int(told))
 
     def ops(indices: Iterable[int]) -> Int[np.ndarray, "_"]:
         return np.array(sorted(indices), dtype=np.int64)
@@ -320,11 +300,14 @@ def _with_parts(
 
 def draft_of(graph: OpGraph) -> DraftModel | None:
     """The draft model of a graph, if there is one."""
+    told = _attributes(graph)
+    return DraftModel(str(told["draft"]), int(told["drafts"])) if "draft" in told else None
+
+
+def _attributes(graph: OpGraph) -> Mapping[str, Any]:
+    """Attributes of the op that takes tokens: what the model's spec says."""
     op = graph.op_index.get(_TOKENS)
-    attributes = {} if op is None else graph.detail[op].attributes
-    if "draft" not in attributes:
-        return None
-    return DraftModel(str(attributes["draft"]), int(attributes["drafts"]))  # pyright: ignore[reportArgumentType]
+    return {} if op is None else graph.detail[op].attributes
 
 
 def _context(graph: OpGraph) -> int:
@@ -375,8 +358,7 @@ def _planned(graph: OpGraph) -> tuple[str, int]:
 
 def _asked(graph: OpGraph) -> dict[str, Any]:
     """Fields set by the graph's spec: micro-batch sizes and flash attention."""
-    op = graph.op_index.get(_TOKENS)
-    attributes = {} if op is None else graph.detail[op].attributes
+    attributes = _attributes(graph)
     return {
         "ubatch_size": attributes.get("ubatch", UBATCH), "flash": attributes.get("flash") != "off",
         "outputs": attributes.get("outputs", 0),
@@ -423,8 +405,8 @@ def export_llamacpp(
     """Write `llamacpp.json`, with the reason of each flag, and the flags as one line of arguments
     for a shell."""
     flags = flags_of(graph, placement, cluster)
-    why = {option.flag: option.why for option in flags.options()}
-    document = {"flags": flags, "arguments": flags.arguments(), "why": why}
+    options = flags.options()
+    document = {"flags": flags, "arguments": arguments(options), "why": reasons(options)}
     with new_contents(output, "export to llamacpp", overwrite) as folder:
         (folder / "llamacpp.json").write_bytes(indented_json(document) + b"\n")
         (folder / ARGUMENTS).write_text(shlex.join(flags.arguments()) + "\n")

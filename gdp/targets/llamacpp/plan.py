@@ -10,33 +10,42 @@ from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
-from jaxtyping import Int
 
 from gdp.base.errors import ArgumentError, InfeasibleError, ModelError, PlacementError
 from gdp.base.units import format_seconds
 from gdp.bounds.work import roofline_bound_s
-from gdp.cluster.types import Cluster, fullness, nearly_full
+from gdp.cluster.types import Cluster
 from gdp.costs.offload import is_sent, sends_weights
 from gdp.graph.generation import with_context
 from gdp.graph.op_graph import OpGraph
 from gdp.importers.spec import ModelSpec
-from gdp.methods.chain import EQUAL, EVEN_STEPS
+from gdp.methods.base import Candidate
+from gdp.methods.chain import EQUAL
+from gdp.methods.intervals import tightened
 from gdp.ops.llamacpp import DRAFT, UBATCH
 from gdp.placement.placement import Placement, make_placement
 from gdp.question import solve
 from gdp.question.models import is_gguf, load
 from gdp.question.prepare import prepare_placement
 from gdp.question.question import Question
-from gdp.question.result import Result, counts_of, with_bound
-from gdp.targets.llamacpp.blocks import LlamaBlocks, llama_blocks, llama_devices
+from gdp.question.result import Result
+from gdp.targets.llamacpp.blocks import LlamaBlocks, LlamaRow, RowLimits, llama_blocks, llama_row
 from gdp.targets.llamacpp.fit_rule import FitSizes, fit_plan
-from gdp.targets.llamacpp.flags import Slots, draft_of, slots_of
+from gdp.targets.llamacpp.flags import draft_of, slots_of
 from gdp.targets.llamacpp.parts import homes_of_parts, told
 from gdp.targets.llamacpp.pipeline import saved_s
 from gdp.targets.llamacpp.rules import with_known_gpus
-from gdp.targets.llamacpp.tensor import TensorPlan, tensor_plans
+from gdp.targets.llamacpp.tensor import split_name, tensor_plans
 from gdp.targets.peers import Peer, beside
-from gdp.targets.rows import FINE_SHARES, MEMORY_SHARES, SPREAD, balance_memory, first_feasible
+from gdp.targets.rows import (
+    FINE_SHARES,
+    MEMORY_SHARES,
+    balance_memory,
+    first_feasible,
+    fullest,
+    in_place_of,
+)
+from gdp.targets.simulated import Simulated
 
 BOUND_BY = "weights and caches over the bandwidth of all devices, FLOPs over their peaks"
 UBATCHES = (1024, 2048, 4096)
@@ -183,7 +192,7 @@ def _of_size(question: Question) -> Result:
         if any(result.value_s <= blocks.parts_s for result in found):
             continue
         try:
-            found.append(_planned(question, slots, blocks))
+            found.append(_planned(blocks))
         except InfeasibleError as caught:
             error = error or caught
     if not found:
@@ -194,16 +203,14 @@ def _of_size(question: Question) -> Result:
     return replace(best, notes=(*best.notes, told(best, found, slots)))
 
 
-def _planned(question: Question, slots: Slots, blocks: LlamaBlocks) -> Result:
+def _planned(blocks: LlamaBlocks) -> Result:
     """The best plan, with separate parts on the devices that `blocks` gives them."""
-    graph, cluster = question.graph, question.cluster
-    plans = _placements(graph, cluster, slots, blocks)
     reason = "a device is too small or forbidden"
-    result = first_feasible(question, plans, reason, "llamacpp")
-    result = beside(result, _fit_peer(graph, cluster, slots, blocks))
-    result = balance_memory(result, _even_placements(graph, cluster, slots, blocks))
-    result = _pipelined(result, _piped_placements(graph, cluster, slots, blocks))
-    return _or_divided(result, tensor_plans(question, slots, blocks.rest))
+    result = first_feasible(blocks.question, _placements(blocks), reason, "llamacpp")
+    result = beside(result, _fit_peer(blocks))
+    result = balance_memory(result, _even_placements(blocks))
+    result = _pipelined(result, _piped_placements(blocks))
+    return _or_divided(result, tensor_plans(blocks.question, blocks.slots, blocks.rest))
 
 
 def _pipelined(result: Result, plans: Iterable[Placement]) -> Result:
@@ -215,20 +222,12 @@ def _pipelined(result: Result, plans: Iterable[Placement]) -> Result:
     rows = [row for row in rows if row[1].feasible]
     saved_by = [saved_s(prepare_placement(question, placement)) for placement, _ in rows]
     piped_s = [s.value_s - saved for (_, s), saved in zip(rows, saved_by, strict=True)]
-    fullest = [max(fullness(cluster, score.peak_bytes.tolist())) for _, score in rows]
     slack = EQUAL if question.simplicity else 0.0
     near = [i for i, value_s in enumerate(piped_s) if value_s <= min(piped_s) * (1 + slack)]
-    best = min(near, key=lambda i: (fullest[i], piped_s[i]))
+    best = min(near, key=lambda i: (fullest(cluster, rows[i][1]), piped_s[i]))
     saved = saved_by[best]
     if rows[best][0] is not result.placement:
-        placement, score = rows[best]
-        full = nearly_full(cluster, score.peak_bytes.tolist())
-        other = replace(
-            result, placement=placement, score=score, deviation_s=None,
-            counts=counts_of(question, placement),
-            notes=(*_other_notes(result), *([full] if full else [])),
-        )  # fmt: skip
-        result = with_bound(other, result.bound_s, result.bound_by)
+        result = in_place_of(result, *rows[best])
     if saved < NOTED * result.value_s:
         return result
     note = (
@@ -239,18 +238,12 @@ def _pipelined(result: Result, plans: Iterable[Placement]) -> Result:
     return replace(result, notes=(*result.notes, note))
 
 
-def _other_notes(result: Result) -> tuple[str, ...]:
-    """Notes that are not of the memory of its plan, or of how evenly it shares."""
-    full = nearly_full(result.question.cluster, result.score.peak_bytes.tolist())
-    return tuple(n for n in result.notes if n != full and not n.startswith(SPREAD))
-
-
-def _or_divided(result: Result, plans: Sequence[TensorPlan]) -> Result:
+def _or_divided(result: Result, plans: Sequence[Simulated]) -> Result:
     """The result, or the best tensor split where that is faster than whole layers."""
     if not plans:
         return result
     question, best = result.question, plans[0]
-    candidates = (*result.candidates, *(plan.candidate() for plan in plans))
+    candidates = (*result.candidates, *(_candidate(plan) for plan in plans))
     layers_s = result.value_s - saved_s(prepare_placement(question, result.placement))
     if not best.score.feasible or best.score.value_s >= layers_s:
         gain = "fits" if not best.score.feasible else "is as fast as whole layers"
@@ -260,85 +253,70 @@ def _or_divided(result: Result, plans: Sequence[TensorPlan]) -> Result:
     bound = roofline_bound_s(question.graph, question.cluster, devices), BOUND_BY
     divided = solve.evaluate(question, best.placement, bound)
     note = (
-        f"{best.name}: {layers_s / best.score.value_s:.2f} times as fast as the best plan of "
-        f"whole layers; what the GPUs exchange takes {best.exchanged:.0%}"
+        f"{split_name(best.placement)}: {layers_s / best.score.value_s:.2f} times as fast as the "
+        f"best plan of whole layers; what the GPUs exchange takes {best.exchanged or 0:.0%}"
     )
     notes = (*divided.notes, note)
     return replace(divided, method="llamacpp", candidates=candidates, notes=notes)
 
 
+def _candidate(plan: Simulated) -> Candidate:
+    """The row of a tensor split."""
+    names = plan.placement.device_names
+    gpus = ", ".join(names[d] for d in plan.placement.splits[0].devices)
+    return plan.candidate(f"{split_name(plan.placement)} of {gpus}")
+
+
 def candidate_placements(question: Question) -> Iterator[Placement]:
     """The plans of `plan_llamacpp`, for a free search to start from; none where llama.cpp cannot
     run the graph here."""
-    graph, cluster = question.graph, question.cluster
     try:
-        slots = slots_of(graph)
-        blocks = llama_blocks(question, slots)
+        blocks = llama_blocks(question, slots_of(question.graph))
     except (PlacementError, InfeasibleError):
         return
-    yield from filter(None, _placements(graph, cluster, slots, blocks))
-    yield from _even_placements(graph, cluster, slots, blocks)
+    yield from filter(None, _placements(blocks))
+    yield from _even_placements(blocks)
 
 
-def _placements(
-    graph: OpGraph, cluster: Cluster, slots: Slots, blocks: LlamaBlocks
-) -> Iterator[Placement | None]:
+def _placements(blocks: LlamaBlocks) -> Iterator[Placement | None]:
     """Plans of least seconds with less and less memory, then that of the fewest bytes on the CPU;
     None where nothing fits the GPUs."""
-    tries = [*((share, False) for share in FINE_SHARES), (FINE_SHARES[-1], True)]
-    for share, frugal in tries:
-        found = llama_devices(graph, slots, blocks.with_share(share), frugal)
-        yield found and make_placement(graph, cluster, found[1], made_by="gdp llamacpp")
+    for share, frugal in (*((share, False) for share in FINE_SHARES), (FINE_SHARES[-1], True)):
+        row = llama_row(blocks, RowLimits(blocks.room_bytes(share)), frugal)
+        yield row and blocks.placed(row.at, row.experts_at)
 
 
-def _even_placements(
-    graph: OpGraph, cluster: Cluster, slots: Slots, blocks: LlamaBlocks
-) -> Iterator[Placement]:
-    """Plans of nearly the least seconds whose fullest GPU is emptier and emptier, by bisection;
-    they put no more bytes on the CPU. None where there is one GPU."""
-    if (~cluster.is_cpu).sum() < 2:
+def _even_placements(blocks: LlamaBlocks) -> Iterator[Placement]:
+    """Plans of nearly the least seconds whose fullest GPU is emptier and emptier; they put no more
+    bytes on the CPU. None where there is one GPU."""
+    if (~blocks.cluster.is_cpu).sum() < 2:
         return
-    shares = (blocks.with_share(share) for share in MEMORY_SHARES)
-    found = ((own, llama_devices(graph, slots, own, False)) for own in shares)
-    own, best = next(((own, plan) for own, plan in found if plan), (blocks, None))
-    least, most = 0.0, 1.0
-    for _ in range(EVEN_STEPS if best else 0):
-        fill = (least + most) / 2
-        plan = llama_devices(graph, slots, own.filled(fill), False)
-        if (
-            plan and best and plan[0].real <= best[0].real * (1 + EQUAL)
-            and plan[0].imag <= best[0].imag
-        ):  # fmt: skip
-            most = fill
-            yield make_placement(graph, cluster, plan[1], made_by="gdp llamacpp")
-        else:
-            least = fill
+    rows = ((kept, llama_row(blocks, RowLimits(blocks.room_bytes(kept)))) for kept in MEMORY_SHARES)
+    kept, best = next(((kept, row) for kept, row in rows if row), (0.0, None))
+
+    def filled(fill: float) -> LlamaRow | None:
+        row = llama_row(blocks, RowLimits(blocks.room_bytes(kept, fill)))
+        if row is None or best is None or row.cpu_bytes > best.cpu_bytes:
+            return None
+        return row if row.seconds <= best.seconds * (1 + EQUAL) else None
+
+    for row in tightened(1.0, filled) if best else ():
+        yield blocks.placed(row.at, row.experts_at)
 
 
-def _piped_placements(
-    graph: OpGraph, cluster: Cluster, slots: Slots, blocks: LlamaBlocks
-) -> Iterator[Placement]:
+def _piped_placements(blocks: LlamaBlocks) -> Iterator[Placement]:
     """Of plans that have all blocks whole on GPUs, those of the fewest seconds as a pipeline: the
-    least sum under a shorter and shorter slowest stage, by bisection. The best of these, and the
-    one that shares most evenly."""
-    if blocks.chunks < 2 or (~cluster.is_cpu).sum() < 2:
+    least sum under a shorter and shorter slowest stage. The best of these, and the one that shares
+    most evenly."""
+    if blocks.chunks < 2 or (~blocks.cluster.is_cpu).sum() < 2:
         return
-    own, found = blocks.with_share(1.0), list[tuple[float, Int[np.ndarray, "N"]]]()
-    least, most = 0.0, float(np.where(np.isfinite(own.prompt_s), own.prompt_s, 0).sum(0).max())
-    for _ in range(EVEN_STEPS):
-        middle = (least + most) / 2
-        plan = llama_devices(graph, slots, replace(own, stage_s=middle), False)
-        if plan is None:
-            least = middle
-            continue
-        at, most = np.array([plan[1][ops[0]] for ops in slots.layers if len(ops)]), middle
-        rows = np.array([len(ops) > 0 for ops in slots.layers])
-        value_s = replace(own, prompt_s=own.prompt_s[rows]).piped_s(plan[0].real, at)
-        found.append((value_s, plan[1]))
-    if found:
-        best = min(found, key=lambda row: row[0])
-        for device in {id(d): d for d in (best[1], found[-1][1])}.values():
-            yield make_placement(graph, cluster, device, made_by="gdp llamacpp")
+    limits, prompt_s = RowLimits(blocks.room_bytes(1.0)), blocks.prompt_s
+    slowest_s = float(np.where(np.isfinite(prompt_s), prompt_s, 0).sum(0).max())
+    rows = tightened(slowest_s, lambda s: llama_row(blocks, limits._replace(stage_s=s)))
+    if found := list(rows):
+        best, last = min(found, key=blocks.piped_s), found[-1]
+        for row in (best, last) if best is not last else (best,):
+            yield blocks.placed(row.at, row.experts_at)
 
 
 def even_row(graph: OpGraph, cluster: Cluster) -> Placement:
@@ -354,8 +332,9 @@ def even_row(graph: OpGraph, cluster: Cluster) -> Placement:
     return make_placement(graph, cluster, device, made_by="gdp llamacpp, even")
 
 
-def _fit_peer(graph: OpGraph, cluster: Cluster, slots: Slots, blocks: LlamaBlocks) -> Peer:
+def _fit_peer(blocks: LlamaBlocks) -> Peer:
     """The plan that llama.cpp makes by itself."""
+    cluster = blocks.question.cluster
     gpus = [d for d in range(cluster.num_devices) if not cluster.devices[d].is_cpu]
 
     def plan() -> Placement | None:
@@ -366,10 +345,6 @@ def _fit_peer(graph: OpGraph, cluster: Cluster, slots: Slots, blocks: LlamaBlock
             blocks.layer_bytes, blocks.expert_bytes, cluster.memory_bytes[gpus], buffers
         )
         fitted, where = fit_plan(sizes), np.array([*gpus, blocks.cpu])
-        device = blocks.rest.copy()
-        for slot, (layer, experts) in enumerate(zip(slots.layers, slots.experts, strict=True)):
-            device[layer] = where[fitted.layers[slot]]
-            device[experts] = where[fitted.experts[slot]]
-        return make_placement(graph, cluster, device, made_by="llama.cpp's fit")
+        return blocks.placed(where[fitted.layers], where[fitted.experts], "llama.cpp's fit")
 
     return Peer("llama.cpp, fit", "llama.cpp's own plan (--fit on)", plan)

@@ -27,12 +27,13 @@ from gdp.graph.request import DECODE
 from gdp.importers.gguf_spec import GgufSpec, parse_gguf_spec
 from gdp.measure.async_execution import versions
 from gdp.measure.compare import Repeatable, compare
-from gdp.measure.measuring import Quota, measure
+from gdp.measure.measuring import Quota, measure, one_at_a_time
 from gdp.measure.report import DEFAULT, PLACED, SINGLE, RunReport, SegmentTime, row
 from gdp.measure.request import RunRequest
 from gdp.measure.statistics import Trace
 from gdp.placement.placement import make_placement
 from gdp.targets.llamacpp.flags import Slots, flags_of, slots_of
+from gdp.targets.options import arguments
 
 RPC_KIND = "rpc-core"
 """Begins the kinds of devices that are cores lent by llama.cpp's RPC server; what follows tells
@@ -178,17 +179,13 @@ class LlamaContender:
 
     def run(self, quota: Quota) -> tuple[Trace, ...]:
         """Samples back to back until the quota is met."""
-        start_s: list[float] = []
-        finish_s: list[float] = []
-        now_s = full_s = 0.0
-        while quota.wants(len(finish_s), 1, now_s, now_s - full_s):
+
+        def sample_s() -> float:
             answer = self.worker.ask("sample", self.name, tokens=self.tokens)
             self.phases.append((answer["prompt_s"], answer["steps_s"]))
-            start_s.append(now_s)
-            now_s += answer["prompt_s"] + answer["steps_s"]
-            finish_s.append(now_s)
-            full_s = finish_s[0]
-        return (Trace(tuple(start_s), tuple(finish_s)),)
+            return answer["prompt_s"] + answer["steps_s"]
+
+        return one_at_a_time(quota, sample_s)
 
 
 def run_llamacpp(request: RunRequest) -> RunReport:
@@ -257,7 +254,7 @@ def default_arguments(graph: OpGraph, cluster: Cluster) -> list[str]:
     alone = make_placement(graph, cluster, np.full(graph.num_ops, cluster.host))
     kept = ("--ctx-size", "--cache-type-k", "--cache-type-v", "--flash-attn")
     options = flags_of(graph, alone, cluster).options()
-    return [word for o in options if o.flag in kept for word in (o.flag, o.value)]
+    return arguments(option for option in options if option.name in kept)
 
 
 def cores_of(cluster: Cluster) -> list[int]:

@@ -7,31 +7,28 @@ stays on the CPU. Shares are tried in proportion to bandwidth, which limits a to
 which limit a prompt, and to memory; then around the best of these, a step from one GPU to another.
 """
 
+import contextlib
 import itertools
-import time
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
 
 import numpy as np
 from jaxtyping import Int
 
 from gdp.base.errors import ModelError
-from gdp.base.units import format_bytes
 from gdp.cluster.machines import machine_of
 from gdp.cluster.types import Cluster
 from gdp.costs.offload import LENT
 from gdp.graph.op_graph import OpGraph
-from gdp.methods.base import Candidate
 from gdp.placement.constraints import allowed_mask
 from gdp.placement.placement import Placement, Split, make_placement
-from gdp.question.prepare import prepare_placement
 from gdp.question.question import Question
-from gdp.sim.objectives import Score
 from gdp.splits.division import alone
 from gdp.splits.members import known_division
+from gdp.splits.sharding import in_whole_units
 from gdp.targets.llamacpp.flags import Slots
 from gdp.targets.llamacpp.parts import held_bytes
 from gdp.targets.llamacpp.rules import leaves_one_without, no_tensor_split
+from gdp.targets.simulated import Simulated, simulated
 
 CACHES = ("f32", "f16", "bf16", "q8_0", "q4_0")
 """Types of cached keys and values that tensor splits can have."""
@@ -41,40 +38,15 @@ _MOST_GPUS = 4
 """Up to so many all sets of GPUs are tried; of more, the fastest ones of each number."""
 
 
-@dataclass(frozen=True, eq=False)
-class TensorPlan:
-    """A tensor split with its score."""
-
-    placement: Placement
-    score: Score
-    exchanged: float  # share of the seconds that collectives take
-    seconds: float  # that the simulation took
-
-    @property
-    def split(self) -> Split:
-        """Its only split."""
-        return self.placement.splits[0]
-
-    @property
-    def name(self) -> str:
-        """Its shares, in hundredths."""
-        return f"tensor split {shares_text(self.split)}"
-
-    def candidate(self) -> Candidate:
-        """Its row among the candidates."""
-        score = self.score
-        reason = "" if score.feasible else f"{format_bytes(score.overflow_bytes)} over memory"
-        names = ", ".join(self.placement.device_names[d] for d in self.split.devices)
-        return Candidate(
-            f"{self.name} of {names}", score.latency_s, score.period_s, score.value_s,
-            score.feasible, self.seconds, reason,
-        )  # fmt: skip
-
-
 def shares_text(split: Split) -> str:
     """Shares of a split that add up to one, such as "0.62/0.38"."""
     total = sum(split.parts)
     return "/".join(f"{part / total:.2f}" for part in split.parts)
+
+
+def split_name(placement: Placement) -> str:
+    """The shares of a tensor split, in hundredths."""
+    return f"tensor split {shares_text(placement.splits[0])}"
 
 
 def why_no_tensor_split(graph: OpGraph) -> str:
@@ -95,7 +67,7 @@ def why_no_tensor_split(graph: OpGraph) -> str:
     return ""
 
 
-def tensor_plans(question: Question, slots: Slots, rest: Int[np.ndarray, "N"]) -> list[TensorPlan]:
+def tensor_plans(question: Question, slots: Slots, rest: Int[np.ndarray, "N"]) -> list[Simulated]:
     """The best tensor split of each set of GPUs, the fastest that fits first; none where there is
     one GPU, or llama.cpp cannot divide the model."""
     gpus = _free_gpus(question, slots)
@@ -111,19 +83,15 @@ def tensor_plans(question: Question, slots: Slots, rest: Int[np.ndarray, "N"]) -
     for chosen in _sets(question.cluster, gpus):
         if set(homes) & set(chosen[1:]):
             continue  # ops of one member alone are told of the first one only
-        tried: dict[tuple[int, ...], TensorPlan] = {}
+        tried: dict[tuple[int, ...], Simulated] = {}
         for parts in _proportions(question.cluster, chosen, keys, room_bytes):
             _try(question, slots, rest, chosen, parts, tried)
-        best = min(tried.values(), key=_rank, default=None)
+        best = min(tried.values(), key=lambda plan: plan.rank, default=None)
         if best is not None and len(chosen) <= _MOST_GPUS:
-            for parts in _around(best.split.parts, keys):
+            for parts in _around(best.placement.splits[0].parts, keys):
                 _try(question, slots, rest, chosen, parts, tried)
-        found += sorted(tried.values(), key=_rank)[:1]
-    return sorted(found, key=_rank)
-
-
-def _rank(plan: TensorPlan) -> tuple[int, float]:
-    return plan.score.overflow_bytes, plan.score.value_s
+        found += sorted(tried.values(), key=lambda plan: plan.rank)[:1]
+    return sorted(found, key=lambda plan: plan.rank)
 
 
 def _free_gpus(question: Question, slots: Slots) -> list[int]:
@@ -165,37 +133,23 @@ def _proportions(
         [device.speed("float16") for device in devices],
         [float(max(room_bytes[d], 1)) for d in chosen],
     )
-    found = dict.fromkeys(
-        _rounded(np.array(rate), steps) for rate in rates for steps in (keys, STEPS)
-    )
+    found = dict.fromkeys(_rounded(rate, steps) for rate in rates for steps in (keys, STEPS))
     return [parts for parts in found if parts]
 
 
-def _rounded(rates: np.ndarray, steps: int) -> tuple[int, ...]:
-    """Integer parts of `steps` steps in all, each at least one, in proportion; () if there are
-    fewer steps than parts.
-
-    >>> _rounded(np.array([2.0, 1.0]), 8)
-    (5, 3)
-    """
+def _rounded(rates: Sequence[float], steps: int) -> tuple[int, ...]:
+    """Shares of so many steps, equal ones as 1:1; () if there are fewer steps than parts."""
     if steps < len(rates):
         return ()
-    if len(set(rates.tolist())) == 1:
-        return (1,) * len(rates)
-    exact = rates / rates.sum() * steps
-    parts = np.maximum(np.floor(exact), 1).astype(int)
-    while parts.sum() < steps:
-        parts[np.argmax(exact - parts)] += 1
-    while parts.sum() > steps:
-        parts[np.argmax(np.where(parts > 1, parts - exact, -np.inf))] -= 1
-    return tuple(parts.tolist())
+    return (1,) * len(rates) if len(set(rates)) == 1 else in_whole_units(rates, steps)
 
 
 def _around(parts: tuple[int, ...], keys: int) -> Iterator[tuple[int, ...]]:
     """Shares with one step more on a GPU and one less on another."""
     total = sum(parts)
     if total < keys:  # equal ones, told as 1:1
-        parts = _rounded(np.array(parts) + np.linspace(0, 1e-9, len(parts)), max(keys, STEPS))
+        rates = np.array(parts) + np.linspace(0, 1e-9, len(parts))
+        parts = in_whole_units(rates.tolist(), max(keys, STEPS))
     for more, less in itertools.permutations(range(len(parts)), 2):
         if parts[less] > 1:
             moved = list(parts)
@@ -206,10 +160,10 @@ def _around(parts: tuple[int, ...], keys: int) -> Iterator[tuple[int, ...]]:
 
 def _try(
     question: Question, slots: Slots, rest: Int[np.ndarray, "N"], chosen: Sequence[int],
-    parts: tuple[int, ...], tried: dict[tuple[int, ...], TensorPlan],
+    parts: tuple[int, ...], tried: dict[tuple[int, ...], Simulated],
 ) -> None:  # fmt: skip
     """Simulate one split, unless it was, or leaves a GPU without a piece."""
-    started_s, graph = time.perf_counter(), question.graph
+    graph = question.graph
     even = len(set(parts)) == 1
     parts = (1,) * len(parts) if even else parts
     keys = min((unit.keys for unit in known_division(graph).units if unit.keys), default=0)
@@ -221,14 +175,5 @@ def _try(
     placement = make_placement(
         graph, question.cluster, device, made_by="gdp llamacpp", splits=(split,)
     )
-    try:
-        predicted = prepare_placement(question, placement)
-    except ModelError:
-        return
-    score, problem = predicted.score(), predicted.problem
-    exchange_s = problem.origin.exchange_s
-    share = 0.0
-    if exchange_s is not None and score.latency_s:
-        own_s = exchange_s[np.arange(problem.num_ops), predicted.assignment.device]
-        share = float((own_s * problem.graph.repeats).sum()) / score.latency_s
-    tried[parts] = TensorPlan(placement, score, share, time.perf_counter() - started_s)
+    with contextlib.suppress(ModelError):
+        tried[parts] = simulated(question, placement)

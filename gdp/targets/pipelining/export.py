@@ -8,10 +8,10 @@ import numpy as np
 
 from gdp.base.errors import PlacementError
 from gdp.base.files.writing import OWN_FILES_ONLY, OverwritePolicy, indented_json, new_contents
-from gdp.cluster.machines import numbers_on_machine
 from gdp.cluster.types import Cluster
 from gdp.graph.op_graph import OpGraph
 from gdp.placement.placement import Placement
+from gdp.targets.torch_devices import torch_names
 from gdp.targets.torchrun import torchrun_lines
 
 _RUNNER = Path(__file__).with_name("runner.py")
@@ -45,7 +45,7 @@ def stages_of(
     Raises:
         PlacementError: if split points cannot express the placement.
     """
-    names = ["cpu" if n is None else f"cuda:{n}" for n in numbers_on_machine(cluster)]
+    names = torch_names(cluster)
     ops = np.flatnonzero(~graph.is_io)
     device = placement.device[ops]
     starts = np.flatnonzero(np.diff(device, prepend=-1))

@@ -19,11 +19,7 @@ from gdp.question.question import Question
 from gdp.question.result import Result
 from gdp.targets.modules import modules_kept, torch_boundaries
 from gdp.targets.pipelining.export import export_pipelining
-from gdp.targets.rows import (
-    MEMORY_SHARES,
-    first_feasible,
-    layer_costs,
-)
+from gdp.targets.rows import MEMORY_SHARES, first_feasible, layer_costs
 from gdp.targets.target import ExportJob
 
 
@@ -81,7 +77,7 @@ def _pipeline_row(blocks: LayerCosts, memory_share: float, simplicity: float) ->
     allowed_links = np.where(link_s <= limit_s, blocks.cut_bytes.astype(float), np.inf)
     allowed = np.where(seconds <= limit_s, 0.0, np.inf)
     plans = best_rows(orders, lambda d: allowed[:, :, d], allowed_links)
-    return min(plans, key=lambda plan: plan[0].real)[1]
+    return min(plans, key=lambda plan: plan[0])[1]
 
 
 def export(job: ExportJob) -> list[Path]:

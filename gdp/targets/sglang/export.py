@@ -21,15 +21,11 @@ from gdp.targets.engine import (
     unknown_method,
     why_not_on,
 )
+from gdp.targets.options import ADDRESSES, Option, Row, given, reasons, variables, write_commands
+from gdp.targets.options import arguments as words
 from gdp.targets.sglang.rules import SGLANG
 from gdp.targets.target import ExportJob
-from gdp.targets.vllm.export import (
-    ADDRESSES,
-    VllmOptions,
-    draft_name,
-    scheme_of,
-    write_commands,
-)
+from gdp.targets.vllm.export import VllmOptions, draft_name, scheme_of
 from gdp.targets.vllm.plan import options_of
 
 UNTRIED = "SGLang was not run with this: the form is that of its source and documentation"
@@ -38,6 +34,7 @@ MEETING_PORT = 20000
 there are servers are taken, too."""
 BOOTSTRAP_PORT = 1000
 """Beyond the port of a server that reads prompts: there the others ask it for caches."""
+PORT_OF_EACH = "each server has its own; the router knows them all"
 QUANTIZED_WHEN_LOADED = {"fp8": "fp8"}
 """Value of `--quantization` for schemes of `--quantize` that weights of 16 bits are loaded to."""
 _CACHE_TYPES = {"fp8": "fp8_e4m3"}
@@ -70,12 +67,11 @@ def require_legal(job: ExportJob) -> None:
     """Raise `PlacementError` if SGLang refuses a plan made for vLLM."""
     cluster, placement = job.question.cluster, job.placement
     kind = quantisation_of(job.spec)
-    used = {int(d) for d in placement.device[job.question.graph.weight_bytes > 0]}
-    used |= {d for group in placement.splits for d in group.devices}
-    used |= {d for team in placement.teams for d in team}
-    reasons = [unknown_method(SGLANG, kind)]
-    reasons += [why_not_on(SGLANG, kind, cluster.devices[d]) for d in sorted(used)]
     leads = {*placement.device[job.question.graph.weight_bytes > 0].tolist()}
+    reasons = [unknown_method(SGLANG, kind)]
+    reasons += [
+        why_not_on(SGLANG, kind, cluster.devices[d]) for d in sorted({*leads, *placement.homes})
+    ]
     if len(leads) > 1 and not runs_stages(SGLANG, job.spec):
         names = ", ".join(architectures_of(job.spec))
         reasons.append(f"{SGLANG} runs {names} in one stage alone ({SGLANG.one_stage_file})")
@@ -105,110 +101,97 @@ def command(options: VllmOptions) -> dict[str, Any]:
 
 def environment(options: VllmOptions) -> dict[str, str]:
     """Variables by name."""
-    names = {"VLLM_PP_LAYER_PARTITION": "SGLANG_PP_LAYER_PARTITION"}
-    return {
-        names.get(name, name): value
-        for name, value in options.environment().items()
-        if not name.startswith(("UCX_", "VLLM_NIXL_"))
-    }
+    return variables(_variables(options))
 
 
 def arguments(options: VllmOptions) -> list[str]:
     """Arguments behind `python -m sglang.launch_server --model-path MODEL`."""
-    method = QUANTIZED_WHEN_LOADED.get(options.quantize)
-    cached = _CACHE_TYPES.get(options.kv_cache_dtype, options.kv_cache_dtype)
-    return [
-        "--tp-size", str(options.tensor),
-        "--pp-size", str(len(options.partition)),
-        "--dp-size", str(options.data),
-        *(["--ep-size", str(options.tensor)] if options.experts else []),
-        "--context-length", str(options.max_model_len),
-        *(["--chunked-prefill-size", str(options.at_once)] if options.at_once else []),
-        *(["--quantization", method] if method else []),
-        *(["--kv-cache-dtype", cached] if cached else []),
-        *(["--dtype", options.dtype] if options.dtype else []),
-        *([] if options.draft is None else _drafting(options.draft)),
-        *(_apart(options) if options.role else _of_copy(options)),
-        *(_of_machines(options) if options.machines else []),
-    ]  # fmt: skip
-
-
-def _drafting(draft: DraftModel) -> list[str]:
-    """Arguments of a small model that drafts a row of tokens, whose last one is the large model's
-    own: `STANDALONE`, with one candidate a step."""
-    method = QUANTIZED_WHEN_LOADED.get(scheme_of(draft))
-    return [
-        "--speculative-algorithm", "STANDALONE",
-        "--speculative-draft-model-path", draft_name(draft),
-        "--speculative-num-steps", str(draft.tokens), "--speculative-eagle-topk", "1",
-        "--speculative-num-draft-tokens", str(draft.tokens + 1),
-        *([] if method is None else ["--speculative-draft-model-quantization", method]),
-    ]  # fmt: skip
-
-
-def _of_copy(options: VllmOptions) -> list[str]:
-    """Port of one of several servers."""
-    return ["--port", str(options.port)] if options.port else []
-
-
-def _of_machines(options: VllmOptions) -> list[str]:
-    """Arguments by which other machines reach a server, and its processes each other."""
-    here, nodes = options.nodes[options.node], options.nodes
-    meeting = f"{nodes[0]}:{MEETING_PORT + 10 * (options.port % 1000)}"
-    return [
-        "--host", here,
-        *([] if len(nodes) < 2 else [
-            "--dist-init-addr", meeting, "--nnodes", str(len(nodes)),
-            "--node-rank", str(options.node),
-        ]),
-    ]  # fmt: skip
-
-
-def _apart(options: VllmOptions) -> list[str]:
-    """Arguments of a server for prefill, or for decode, alone."""
-    port = options.port or options.servers[0].port
-    first = ["--disaggregation-bootstrap-port", str(BOOTSTRAP_PORT + port)]
-    return [
-        "--port", str(port), "--disaggregation-mode", options.role,
-        "--disaggregation-transfer-backend", "nixl", *(first if options.role == "prefill" else []),
-    ]  # fmt: skip
+    return words(_options(options))
 
 
 def why(options: VllmOptions) -> dict[str, str]:
-    """A sentence for each of them."""
-    reasons = {
-        "CUDA_DEVICE_ORDER": "numbers are those of nvidia-smi, not those of the fastest first",
-        "CUDA_VISIBLE_DEVICES": "ranks take these GPUs in this order",
-        "SGLANG_PP_LAYER_PARTITION": "so many layers in each stage",
-        "--tp-size": "so many GPUs divide the heads and columns of each layer",
-        "--pp-size": "stages of the plan, one after the other",
-        "--dp-size": "copies of the model, which take requests in turn",
-        "--ep-size": "each GPU of a group has whole experts",
-        "--context-length": "the context that was asked for, or the longest one whose cache has "
-        "room on every GPU, within what the model was made for",
-        "--chunked-prefill-size": "prompts are computed in chunks of so many tokens, for whose "
-        "tensors the plan has room",
-        "--port": "each server has its own; the router knows them all",
-        "--disaggregation-mode": "prompts are read here (prefill), or tokens written (decode)",
-        "--disaggregation-transfer-backend": "caches of prompts are sent by NIXL",
-        "--disaggregation-bootstrap-port": "the router is told it beside the server's address",
-        "--kv-cache-dtype": "type of the keys and values that the plan has room for",
-        "--quantization": f"the plan stands on weights stored as {options.quantize} (--quantize)",
-    }  # fmt: skip
-    reasons |= {
-        "--speculative-algorithm": "a small model drafts so many tokens a pass, on the same GPUs",
-        "--host": f"others reach it there from their machines; {ADDRESSES}",
-        "--dtype": "the type that was planned: each process would decide by its own GPU",
-        "--dist-init-addr": "the processes of a server meet there, on its first machine",
-        "--nnodes": "the GPUs are on so many machines: start a line on each, with its own "
-        "environment",
-    }
+    """Reasons by name."""
     first = options.commands[0] if options.machines else options
-    given = {*environment(first), *arguments(first)}
-    told = {name: reason for name, reason in reasons.items() if name in given}
+    told = reasons([*_variables(first), *_options(first)]) | {"status": UNTRIED}
     if options.quantize and options.quantize not in QUANTIZED_WHEN_LOADED:
         told["model"] = (
             f"the plan stands on weights stored as {options.quantize} (--quantize): serve a "
             "checkpoint that is stored so"
         )
-    return told | {"status": UNTRIED}
+    return told
+
+
+def _variables(options: VllmOptions) -> list[Option]:
+    """vLLM's variables under SGLang's names, without those of vLLM's connector."""
+    names = {"VLLM_PP_LAYER_PARTITION": "SGLANG_PP_LAYER_PARTITION"}
+    return [
+        option._replace(name=names.get(option.name, option.name))
+        for option in options.variables()
+        if not option.name.startswith(("UCX_", "VLLM_NIXL_"))
+    ]
+
+
+def _options(options: VllmOptions) -> list[Option]:
+    cached = _CACHE_TYPES.get(options.kv_cache_dtype, options.kv_cache_dtype)
+    return given(
+        ("--tp-size", options.tensor, "so many GPUs divide the heads and columns of each layer"),
+        ("--pp-size", len(options.partition), "stages of the plan, one after the other"),
+        ("--dp-size", options.data, "copies of the model, which take requests in turn"),
+        ("--ep-size", options.experts and options.tensor, "each GPU of a group has whole experts"),
+        ("--context-length", str(options.max_model_len),
+         "the context that was asked for, or the longest one whose cache has room on every GPU, "
+         "within what the model was made for"),
+        ("--chunked-prefill-size", options.at_once,
+         "prompts are computed in chunks of so many tokens, for whose tensors the plan has room"),
+        ("--quantization", QUANTIZED_WHEN_LOADED.get(options.quantize),
+         f"the plan stands on weights stored as {options.quantize} (--quantize)"),
+        ("--kv-cache-dtype", cached, "type of the keys and values that the plan has room for"),
+        ("--dtype", options.dtype,
+         "the type that was planned: each process would decide by its own GPU"),
+        *(_drafting(options.draft) if options.draft is not None else ()),
+        *(_apart(options) if options.role else (("--port", options.port, PORT_OF_EACH),)),
+        *(_of_machines(options) if options.machines else ()),
+    )  # fmt: skip
+
+
+def _drafting(draft: DraftModel) -> tuple[Row, ...]:
+    """Options of a small model that drafts a row of tokens, whose last one is the large model's
+    own: `STANDALONE`, with one candidate a step."""
+    return (
+        ("--speculative-algorithm", "STANDALONE",
+         "a small model drafts so many tokens a pass, on the same GPUs"),
+        ("--speculative-draft-model-path", draft_name(draft), ""),
+        ("--speculative-num-steps", str(draft.tokens), ""),
+        ("--speculative-eagle-topk", 1, ""),
+        ("--speculative-num-draft-tokens", draft.tokens + 1, ""),
+        ("--speculative-draft-model-quantization", QUANTIZED_WHEN_LOADED.get(scheme_of(draft)), ""),
+    )  # fmt: skip
+
+
+def _of_machines(options: VllmOptions) -> tuple[Row, ...]:
+    """Options by which other machines reach a server, and its processes each other."""
+    nodes = options.nodes
+    meeting = (
+        ("--dist-init-addr", f"{nodes[0]}:{MEETING_PORT + 10 * (options.port % 1000)}",
+         "the processes of a server meet there, on its first machine"),
+        ("--nnodes", len(nodes),
+         "the GPUs are on so many machines: start a line on each, with its own environment"),
+        ("--node-rank", str(options.node), ""),
+    )  # fmt: skip
+    return (
+        ("--host", nodes[options.node], f"others reach it there from their machines; {ADDRESSES}"),
+        *(meeting if len(nodes) > 1 else ()),
+    )
+
+
+def _apart(options: VllmOptions) -> tuple[Row, ...]:
+    """Options of a server for prefill, or for decode, alone."""
+    port = options.port or options.servers[0].port
+    return (
+        ("--port", port, PORT_OF_EACH),
+        ("--disaggregation-mode", options.role,
+         "prompts are read here (prefill), or tokens written (decode)"),
+        ("--disaggregation-transfer-backend", "nixl", "caches of prompts are sent by NIXL"),
+        ("--disaggregation-bootstrap-port", options.role == "prefill" and BOOTSTRAP_PORT + port,
+         "the router is told it beside the server's address"),
+    )  # fmt: skip

@@ -6,17 +6,14 @@ the simulated value falls.
 """
 
 import itertools
-import time
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 import numpy as np
 
 from gdp.base.errors import ArgumentError, InfeasibleError, ModelError
-from gdp.base.units import format_bytes
 from gdp.cluster.machines import in_order_of_machines, machines
 from gdp.costs.offload import resident
-from gdp.methods.base import Candidate
 from gdp.placement.constraints import allowed_mask
 from gdp.placement.placement import Placement, Split, make_placement
 from gdp.question import solve
@@ -25,6 +22,9 @@ from gdp.question.question import Question
 from gdp.question.result import Result
 from gdp.splits.division import Pieces
 from gdp.splits.members import known_division, why_undivided
+from gdp.splits.sharding import in_whole_units
+from gdp.targets.rows import misfit
+from gdp.targets.simulated import Simulated, simulated
 
 MOVES = 32
 """Maximum number of divisions simulated for one set of devices."""
@@ -55,58 +55,36 @@ def plan_tensor_parallel(question: Question) -> Result:
     alone_s = np.where(problem.graph.is_io[:, None], 0.0, problem.compute_s).sum(axis=0)
     at, here = machines(question.cluster), question.cluster.host
     order = sorted(usable, key=lambda d: (alone_s[d], at[d] != at[here], at[d], d))
-    tried = [_Tried(question, _placed(question, d, ())) for d in order]
+    tried = [simulated(question, _placed(question, d, ())) for d in order]
     why = why_undivided(question.graph)
     for count in range(2, len(order) + 1) if not why else ():
         if in_order_of_machines(question.cluster, sorted(order[:count])):
             tried += _divided(question, sorted(order[:count]), alone_s)
     fitting = [one for one in tried if one.score.feasible]
     if not fitting:
-        raise InfeasibleError(
-            f"{question.graph.name!r} does not fit on cluster {question.cluster.name!r}: "
-            f"{min(tried, key=lambda one: one.score.overflow_bytes).score}"
-        )
+        raise misfit(question, str(min(tried, key=lambda one: one.score.overflow_bytes).score))
     best = min(fitting, key=lambda one: one.score.value_s)
     result = solve.evaluate(question, best.placement)
     alone = [one for one in fitting if not one.placement.splits]
     return replace(
         result, method="tensor-parallel", notes=(*result.notes, _told(best, alone, why)),
-        candidates=tuple(one.candidate() for one in _best_of_each(tried)),
+        candidates=tuple(one.candidate(_name(one.placement)) for one in _best_of_each(tried)),
     )  # fmt: skip
 
 
-class _Tried:
-    """A placement that was simulated."""
+def _devices(placement: Placement) -> tuple[int, ...]:
+    """Ranks of the group, or the one device that has all."""
+    if not placement.splits:
+        return (int(np.bincount(placement.device).argmax()),)
+    return placement.splits[0].devices
 
-    def __init__(self, question: Question, placement: Placement) -> None:
-        started_s = time.perf_counter()
-        self.placement, self.score = placement, solve.simulate(question, placement)
-        self.seconds = time.perf_counter() - started_s
 
-    @property
-    def devices(self) -> tuple[int, ...]:
-        """Ranks of the group, or the one device that has all."""
-        if not self.placement.splits:
-            return (int(np.bincount(self.placement.device).argmax()),)
-        return self.placement.splits[0].devices
-
-    @property
-    def name(self) -> str:
-        """In words."""
-        names = self.placement.device_names
-        if not self.placement.splits:
-            return f"all on {names[self.devices[0]]}"
-        (split,) = self.placement.splits
-        return f"{'+'.join(names[d] for d in split.devices)} as {':'.join(map(str, split.parts))}"
-
-    def candidate(self) -> Candidate:
-        """Its row among those that were simulated."""
-        score = self.score
-        reason = "" if score.feasible else f"{format_bytes(score.overflow_bytes)} over memory"
-        return Candidate(
-            self.name, score.latency_s, score.period_s, score.value_s, score.feasible,
-            self.seconds, reason,
-        )  # fmt: skip
+def _name(placement: Placement) -> str:
+    """The devices and their shares in words."""
+    names = [placement.device_names[d] for d in _devices(placement)]
+    if not placement.splits:
+        return f"all on {names[0]}"
+    return f"{'+'.join(names)} as {':'.join(map(str, placement.splits[0].parts))}"
 
 
 def _placed(question: Question, lead: int, splits: tuple[Split, ...]) -> Placement:
@@ -115,19 +93,21 @@ def _placed(question: Question, lead: int, splits: tuple[Split, ...]) -> Placeme
     return make_placement(graph, cluster, device, made_by="gdp tensor-parallel", splits=splits)
 
 
-def _divided(question: Question, devices: Sequence[int], alone_s: np.ndarray) -> Iterator[_Tried]:
+def _divided(
+    question: Question, devices: Sequence[int], alone_s: np.ndarray
+) -> Iterator[Simulated]:
     """Divisions among some devices: equal shares, shares by speed, and local moves of one head."""
     heads = min(
         unit.keys for unit in known_division(question.graph).units
         if unit.kind in (Pieces.HEADS, Pieces.KEYS, Pieces.BOTH)
     )  # fmt: skip
-    seen: dict[tuple[int, ...], _Tried | None] = {}
+    seen: dict[tuple[int, ...], Simulated | None] = {}
 
-    def tried(shares: tuple[int, ...]) -> _Tried | None:
+    def tried(shares: tuple[int, ...]) -> Simulated | None:
         if shares not in seen:
             split = Split(tuple(devices), shares=shares)
             try:
-                seen[shares] = _Tried(question, _placed(question, devices[0], (split,)))
+                seen[shares] = simulated(question, _placed(question, devices[0], (split,)))
             except ModelError:  # a member has no whole piece
                 seen[shares] = None
         return seen[shares]
@@ -136,36 +116,16 @@ def _divided(question: Question, devices: Sequence[int], alone_s: np.ndarray) ->
     each = max(1, heads // len(devices))
     starts = [(each,) * len(devices)]
     if heads >= len(devices):
-        starts.append(in_whole_heads([1.0 / alone_s[d] for d in devices], heads))
+        starts.append(in_whole_units([1.0 / alone_s[d] for d in devices], heads))
     found = [(one, shares) for shares in starts if (one := tried(shares)) is not None]
-    best, shares = min(found, key=lambda pair: _value(pair[0]), default=(None, ()))
+    best, shares = min(found, key=lambda pair: pair[0].rank, default=(None, ()))
     while best is not None and len(seen) < MOVES and sum(shares) == heads:
         moved = [(one, own) for own in one_head_moved(shares) if (one := tried(own)) is not None]
-        better, own = min(moved, key=lambda pair: _value(pair[0]), default=(best, shares))
-        if _value(better) >= _value(best):
+        better, own = min(moved, key=lambda pair: pair[0].rank, default=(best, shares))
+        if better.rank >= best.rank:
             break
         best, shares = better, own
     yield from filter(None, seen.values())
-
-
-def _value(one: _Tried) -> tuple[int, float]:
-    return one.score.overflow_bytes, one.score.value_s
-
-
-def in_whole_heads(speeds: Sequence[float], heads: int) -> tuple[int, ...]:
-    """Heads of each device in proportion to its speed, at least one, by largest remainders.
-
-    >>> in_whole_heads([7.0, 3.0], 10), in_whole_heads([100.0, 1.0], 4)
-    ((7, 3), (3, 1))
-    """
-    wanted = [max(1.0, heads * speed / sum(speeds)) for speed in speeds]
-    own = [int(size) for size in wanted]
-    while sum(own) != heads:
-        step = 1 if sum(own) < heads else -1
-        gains = [step * (w - o) for w, o in zip(wanted, own, strict=True)]
-        gains = [g if o + step >= 1 else -np.inf for g, o in zip(gains, own, strict=True)]
-        own[int(np.argmax(gains))] += step
-    return tuple(own)
 
 
 def one_head_moved(shares: tuple[int, ...]) -> Iterator[tuple[int, ...]]:
@@ -178,21 +138,22 @@ def one_head_moved(shares: tuple[int, ...]) -> Iterator[tuple[int, ...]]:
             yield tuple(moved)
 
 
-def _best_of_each(tried: Sequence[_Tried]) -> list[_Tried]:
+def _best_of_each(tried: Sequence[Simulated]) -> list[Simulated]:
     """The best of each set of devices, for the table."""
-    best: dict[tuple[int, ...], _Tried] = {}
+    best: dict[tuple[int, ...], Simulated] = {}
     for one in tried:
-        best[one.devices] = min(best.get(one.devices, one), one, key=_value)
+        devices = _devices(one.placement)
+        best[devices] = min(best.get(devices, one), one, key=lambda one: one.rank)
     return list(best.values())
 
 
-def _told(best: _Tried, alone: Sequence[_Tried], why: str) -> str:
+def _told(best: Simulated, alone: Sequence[Simulated], why: str) -> str:
     """The answer compared with the best of one device, in a sentence."""
     if why:
         return f"ops stay whole on one device: {why}"
     if not best.placement.splits:
         return "no division among devices is faster than one device"
     if not alone:
-        return f"{best.name}: no device alone has memory for the model"
+        return f"{_name(best.placement)}: no device alone has memory for the model"
     gain = min(one.score.value_s for one in alone) / best.score.value_s
-    return f"{best.name}: {gain:.2f} times as fast as the best device alone"
+    return f"{_name(best.placement)}: {gain:.2f} times as fast as the best device alone"

@@ -25,7 +25,7 @@ from gdp.costs.measured.collectives import collective_s
 from gdp.graph.request import DECODE
 from gdp.measure.async_execution import versions
 from gdp.measure.compare import compare
-from gdp.measure.measuring import Quota, measure
+from gdp.measure.measuring import Quota, measure, one_at_a_time
 from gdp.measure.report import DEFAULT, PLACED, SINGLE, RunReport, SegmentTime, row
 from gdp.measure.request import RunRequest
 from gdp.measure.statistics import Trace
@@ -102,17 +102,13 @@ class Ranks:
 
     def run(self, quota: Quota) -> tuple[Trace, ...]:
         """Samples back to back until the quota is met, by the seconds of the ranks."""
-        start_s: list[float] = []
-        finish_s: list[float] = []
-        now_s = full_s = 0.0
-        while quota.wants(len(finish_s), 1, now_s, now_s - full_s):
+
+        def sample_s() -> float:
             answer = self.ask()
             self.phases.append((answer["prompt_s"], answer["request_s"]))
-            start_s.append(now_s)
-            now_s += answer["request_s"]
-            finish_s.append(now_s)
-            full_s = finish_s[0]
-        return (Trace(tuple(start_s), tuple(finish_s)),)
+            return answer["request_s"]
+
+        return one_at_a_time(quota, sample_s)
 
     def close(self) -> None:
         """End the processes."""

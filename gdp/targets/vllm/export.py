@@ -14,7 +14,6 @@ rank with the fewest blocks of cache decides for all (vllm-project/vllm#6115).
 
 import math
 import re
-import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -24,7 +23,7 @@ import numpy as np
 from jaxtyping import Int
 
 from gdp.base.errors import PlacementError
-from gdp.base.files.writing import OWN_FILES_ONLY, OverwritePolicy, indented_json, new_contents
+from gdp.base.files.writing import OWN_FILES_ONLY, OverwritePolicy
 from gdp.cluster.machines import machines, numbers_on_machine
 from gdp.cluster.table import has_bfloat16
 from gdp.cluster.types import UNLIMITED_BYTES, Cluster
@@ -34,6 +33,16 @@ from gdp.methods.chain import LayerRow, layer_row
 from gdp.ops.rule import EXPERTS
 from gdp.placement.placement import DraftModel, Placement
 from gdp.splits.members import held_graphs
+from gdp.targets.options import (
+    ADDRESSES,
+    Option,
+    Row,
+    arguments,
+    given,
+    reasons,
+    variables,
+    write_commands,
+)
 from gdp.targets.vllm.rules import BITSANDBYTES_LEFT, TRITON, VLLM
 
 UNTRIED = "vLLM was not run with this: the form is that of its source and documentation"
@@ -44,15 +53,8 @@ FIRST_PORT = 8000
 """Of several servers on one machine; the further ones take those that follow."""
 FURTHER_PORTS: Mapping[str, int] = {"": 0, "prefill": 100, "decode": 200}
 """Of servers that serve a part of each request, beyond `FIRST_PORT`."""
-SENDS_CACHES = (
-    "--kv-transfer-config.kv_connector", "NixlConnector",
-    "--kv-transfer-config.kv_role", "kv_both",
-)  # fmt: skip
-"""Of vLLM's connectors the one that it documents for groups of unlike sizes; a key each instead of
-JSON, whose quotes a shell would keep where arguments come from a file."""
 SIDE_PORT, MOST_GPUS = 5600, 8
 """First port on which servers tell each other where their caches are, and ports of each."""
-ADDRESSES = "put the address of a machine in the place of its name"
 _DRAFT = re.compile(r"(?:hf:)?+(?!-)([^\s?]+)(?:\?\S*)?")
 """A model that drafts. Arguments are split at spaces, and none may be a flag of its own."""
 
@@ -123,158 +125,133 @@ class VllmOptions:
         here = self.nodes[self.node] if self.machines else ""
         return ",".join(str(gpu) for gpu, m in zip(self.gpus, at, strict=True) if m == here)
 
+    def variables(self) -> list[Option]:
+        """Variables of the environment."""
+        parts, staged = ",".join(map(str, self.partition)), len(self.partition) > 1
+        # A server takes one of these ports for each of its GPUs at most.
+        side = SIDE_PORT + MOST_GPUS * (self.port - FIRST_PORT)
+        here = self.nodes[self.node] if self.machines else ""
+        sent = (
+            ("UCX_NET_DEVICES", "all", "caches go over whatever links there are"),
+            ("VLLM_NIXL_SIDE_CHANNEL_PORT", side,
+             "servers tell each other there where their caches are"),
+            ("VLLM_NIXL_SIDE_CHANNEL_HOST", here,
+             f"others reach it there from their machines: {ADDRESSES}"),
+        )  # fmt: skip
+        return given(
+            ("CUDA_DEVICE_ORDER", "PCI_BUS_ID",
+             "numbers are those of nvidia-smi, not those of the fastest first"),
+            ("CUDA_VISIBLE_DEVICES", self.visible(), "ranks take these GPUs in this order"),
+            ("VLLM_PP_LAYER_PARTITION", staged and parts, "so many layers in each stage"),
+            *(sent if self.role else ()),
+        )  # fmt: skip
+
     def environment(self) -> dict[str, str]:
         """Variables by name."""
-        order = {"CUDA_DEVICE_ORDER": "PCI_BUS_ID", "CUDA_VISIBLE_DEVICES": self.visible()}
-        parts = ",".join(map(str, self.partition))
-        order |= {"VLLM_PP_LAYER_PARTITION": parts} if len(self.partition) > 1 else {}
-        if self.role:
-            # A server takes one of these ports for each of its GPUs at most.
-            side = SIDE_PORT + MOST_GPUS * (self.port - FIRST_PORT)
-            order |= {"UCX_NET_DEVICES": "all", "VLLM_NIXL_SIDE_CHANNEL_PORT": str(side)}
-            if self.machines:
-                order["VLLM_NIXL_SIDE_CHANNEL_HOST"] = self.nodes[self.node]
-        return order
+        return variables(self.variables())
+
+    def options(self) -> list[Option]:
+        """Options behind `vllm serve MODEL`."""
+        quantization = QUANTIZED_WHEN_LOADED.get(self.quantize)
+        return given(
+            ("--pipeline-parallel-size", len(self.partition),
+             "stages of the plan, one after the other"),
+            ("--tensor-parallel-size", self.tensor > 1 and self.tensor,
+             "so many GPUs divide the heads and columns of each layer"),
+            ("--data-parallel-size", self.data > 1 and self.data,
+             "copies of the model, which take requests in turn"),
+            ("--enable-expert-parallel", self.experts, "each of these has whole experts"),
+            ("--gpu-memory-utilization", f"{self.gpu_memory_utilization:.2f}",
+             "the share that the fullest reserve leaves; vLLM knows one for all GPUs"),
+            ("--max-model-len", str(self.max_model_len),
+             "the context that was asked for, or the longest one whose cache has room on every GPU "
+             "beside its weights, of one sequence, within what the model was made for"),
+            ("--max-num-batched-tokens", self.at_once,
+             "prompts are computed in chunks of so many tokens, for whose tensors the plan has "
+             "room"),
+            ("--quantization", quantization,
+             f"the plan stands on weights stored as {self.quantize} (--quantize)"),
+            ("--kv-cache-dtype", self.kv_cache_dtype,
+             "type of the keys and values that the plan has room for"),
+            ("--dtype", self.dtype,
+             "the type that was planned, which all GPUs compute: vLLM would ask the first one of "
+             "each process alone"),
+            ("--attention-backend", self.mixed and TRITON,
+             "the kernels that all these GPUs have: vLLM would take those of the first one"),
+            ("--port", not self.node and self.port, ""),
+            *(self._of_several_machines() if len(self.nodes) > 1 else ()),
+            *(self._sending_caches() if self.role else ()),
+            *(() if self.draft is None else self._drafting(self.draft)),
+        )  # fmt: skip
 
     def arguments(self) -> list[str]:
-        """Arguments behind `vllm serve MODEL`."""
-        method = QUANTIZED_WHEN_LOADED.get(self.quantize)
-        return [
-            "--pipeline-parallel-size", str(len(self.partition)),
-            *(["--tensor-parallel-size", str(self.tensor)] if self.tensor > 1 else []),
-            *(["--data-parallel-size", str(self.data)] if self.data > 1 else []),
-            *(["--enable-expert-parallel"] if self.experts else []),
-            "--gpu-memory-utilization", f"{self.gpu_memory_utilization:.2f}",
-            "--max-model-len", str(self.max_model_len),
-            *(["--max-num-batched-tokens", str(self.at_once)] if self.at_once else []),
-            *(["--quantization", method] if method else []),
-            *(["--kv-cache-dtype", self.kv_cache_dtype] if self.kv_cache_dtype else []),
-            *(["--dtype", self.dtype] if self.dtype else []),
-            *(["--attention-backend", TRITON] if self.mixed else []),
-            *(["--port", str(self.port)] if self.port and not self.node else []),
-            *(self._of_several_machines() if len(self.nodes) > 1 else []),
-            *(SENDS_CACHES if self.role else []),
-            *([] if self.draft is None else self._drafting(self.draft)),
-        ]  # fmt: skip
+        """The options as arguments."""
+        return arguments(self.options())
 
-    def _of_several_machines(self) -> list[str]:
-        """Arguments by which the processes of a server find each other; those behind the first
-        answer no requests."""
-        return [
-            "--nnodes", str(len(self.nodes)), "--node-rank", str(self.node),
-            "--master-addr", self.nodes[0], *(["--headless"] if self.node else []),
-        ]  # fmt: skip
+    def _of_several_machines(self) -> tuple[Row, ...]:
+        """Options by which the processes of a server find each other; those behind the first answer
+        no requests."""
+        return (
+            ("--nnodes", len(self.nodes),
+             "the GPUs are on so many machines: start a line on each, with its own environment; "
+             f"{ADDRESSES}"),
+            ("--node-rank", str(self.node), ""), ("--master-addr", self.nodes[0], ""),
+            ("--headless", self.node > 0, ""),
+        )  # fmt: skip
 
-    def _drafting(self, draft: DraftModel) -> list[str]:
-        """Arguments of speculative decoding."""
-        name = draft_name(draft)
-        method = QUANTIZED_WHEN_LOADED.get(scheme_of(draft))
-        return [
-            "--speculative-config.method", "draft_model", "--speculative-config.model", name,
-            "--speculative-config.num_speculative_tokens", str(draft.tokens),
-            "--speculative-config.draft_tensor_parallel_size", str(self.tensor),
-            *([] if method is None else ["--speculative-config.quantization", method]),
-            *(["--speculative-config.use_heterogeneous_vocab", "true"] if self.other_words else []),
-        ]  # fmt: skip
+    def _sending_caches(self) -> tuple[Row, ...]:
+        """Of vLLM's connectors the one that it documents for groups of unlike sizes; a key each
+        instead of JSON, whose quotes a shell would keep where arguments come from a file."""
+        return (
+            ("--kv-transfer-config.kv_connector", "NixlConnector",
+             f"disaggregated serving: these GPUs {self.role}, and KV caches are sent between them "
+             "(NixlConnector does not tell producers from consumers)"),
+            ("--kv-transfer-config.kv_role", "kv_both", ""),
+        )  # fmt: skip
+
+    def _drafting(self, draft: DraftModel) -> tuple[Row, ...]:
+        """Options of speculative decoding."""
+        named = "--speculative-config"
+        return (
+            (f"{named}.method", "draft_model",
+             "a small model drafts so many tokens a pass, on the same GPUs and divided alike; its "
+             "memory is part of --gpu-memory-utilization, and --max-model-len counts the caches of "
+             "the large model alone: lower it where vLLM says so"),
+            (f"{named}.model", draft_name(draft), ""),
+            (f"{named}.num_speculative_tokens", draft.tokens, ""),
+            (f"{named}.draft_tensor_parallel_size", self.tensor, ""),
+            (f"{named}.quantization", QUANTIZED_WHEN_LOADED.get(scheme_of(draft)), ""),
+            (f"{named}.use_heterogeneous_vocab", self.other_words and "true", ""),
+        )  # fmt: skip
 
     def why(self) -> dict[str, str]:
-        """A sentence for each of them."""
-        reasons = {
-            "CUDA_DEVICE_ORDER": "numbers are those of nvidia-smi, not those of the fastest first",
-            "CUDA_VISIBLE_DEVICES": "ranks take these GPUs in this order",
-            "VLLM_PP_LAYER_PARTITION": "so many layers in each stage",
-            "--pipeline-parallel-size": "stages of the plan, one after the other",
-            "--gpu-memory-utilization": "the share that the fullest reserve leaves; vLLM knows one "
-            "for all GPUs",
-            "--max-model-len": "the context that was asked for, or the longest one whose cache has "
-            "room on every GPU beside its weights, of one sequence, within what the model was made "
-            "for",
-            "UCX_NET_DEVICES": "caches go over whatever links there are",
-            "VLLM_NIXL_SIDE_CHANNEL_PORT": "servers tell each other there where their caches are",
-            "VLLM_NIXL_SIDE_CHANNEL_HOST": "others reach it there from their machines: "
-            f"{ADDRESSES}",
-            "status": UNTRIED,
-        }  # fmt: skip
-        if self.at_once:
-            reasons["--max-num-batched-tokens"] = (
-                "prompts are computed in chunks of so many tokens, for whose tensors the plan has "
-                "room"
-            )
-        if self.kv_cache_dtype:
-            reasons["--kv-cache-dtype"] = "type of the keys and values that the plan has room for"
-        if self.quantize in QUANTIZED_WHEN_LOADED:
-            reasons["--quantization"] = (
-                f"the plan stands on weights stored as {self.quantize} (--quantize)"
-            )
-        elif self.quantize:
-            reasons["model"] = (
-                f"the plan stands on weights stored as {self.quantize} (--quantize), which vLLM "
-                "does not make itself: serve a checkpoint that is stored so, which it recognises"
-            )
-        if self.kind == "bitsandbytes":
-            reasons["plugin"] = (
-                f"vLLM has bitsandbytes in {VLLM.plugins[self.kind]} since {BITSANDBYTES_LEFT}: "
-                f"pip install {VLLM.plugins[self.kind]} beside it"
-            )
-        if self.dtype:
-            reasons["--dtype"] = (
-                "the type that was planned, which all GPUs compute: vLLM would ask the first one "
-                "of each process alone"
-            )
-        if self.mixed:
-            reasons["--attention-backend"] = (
-                "the kernels that all these GPUs have: vLLM would take those of the first one"
-            )
-        if self.tensor > 1:
-            reasons["--tensor-parallel-size"] = (
-                "so many GPUs divide the heads and columns of each layer"
-            )
-        if self.experts:
-            reasons["--enable-expert-parallel"] = "each of these has whole experts"
-        if self.draft is not None:
-            reasons["--speculative-config"] = (
-                "a small model drafts so many tokens a pass, on the same GPUs and divided alike; "
-                "its memory is part of --gpu-memory-utilization, and --max-model-len counts the "
-                "caches of the large model alone: lower it where vLLM says so"
-            )
-            if self.other_words:
-                reasons["use_heterogeneous_vocab"] = (
-                    "the models have vocabularies of other sizes, which vLLM refuses without it "
-                    "(`verify_equal_vocab_size_if_draft_model`); it drafts greedily by the words "
-                    "that both have"
-                )
-            scheme = scheme_of(self.draft)
-            if scheme and scheme not in QUANTIZED_WHEN_LOADED:
-                reasons["draft"] = (
-                    f"the plan stands on a small model stored as {scheme}, which vLLM does not "
-                    "make itself: name a checkpoint that is stored so"
-                )
-        if self.role:
-            reasons["--kv-transfer-config"] = (
-                f"disaggregated serving: these GPUs {self.role}, and KV caches are "
-                "sent between them (NixlConnector does not tell producers from consumers)"
-            )
-            reasons["servers"] = (
-                "a copy of the model each, behind a proxy that sends a request to a prefill "
-                "server, then to a decode server"
-            )
-        elif len(self.servers) > 1:
-            reasons["servers"] = (
-                "copies of the model, which take requests in turn: a server each behind a balancer"
-                + (
-                    ", as those of one server (--data-parallel-size) would share their experts"
-                    if self.mixture else ""
-                )
-            )  # fmt: skip
-        elif self.data > 1:
-            reasons["--data-parallel-size"] = "copies of the model, which take requests in turn"
-        if any(len(own.nodes) > 1 for own in self.servers):
-            reasons["--nnodes"] = (
-                "the GPUs are on so many machines: start a line on each, with its own environment; "
-                f"{ADDRESSES}"
-            )
-        given = self.commands[0].environment()
-        return {k: v for k, v in reasons.items() if not k.isupper() or k in given}
+        """Reasons by name, with those that belong to no option."""
+        first, plugin = self.commands[0], VLLM.plugins.get(self.kind)
+        scheme = "" if self.draft is None else scheme_of(self.draft)
+        shared = ", as those of one server (--data-parallel-size) would share their experts"
+        rows = (
+            ("status", True, UNTRIED),
+            ("model", self.quantize and self.quantize not in QUANTIZED_WHEN_LOADED,
+             f"the plan stands on weights stored as {self.quantize} (--quantize), which vLLM does "
+             "not make itself: serve a checkpoint that is stored so, which it recognises"),
+            ("plugin", plugin,
+             f"vLLM has {self.kind} in {plugin} since {BITSANDBYTES_LEFT}: pip install {plugin} "
+             "beside it"),
+            ("use_heterogeneous_vocab", self.other_words,
+             "the models have vocabularies of other sizes, which vLLM refuses without it "
+             "(`verify_equal_vocab_size_if_draft_model`); it drafts greedily by the words that "
+             "both have"),
+            ("draft", scheme and scheme not in QUANTIZED_WHEN_LOADED,
+             f"the plan stands on a small model stored as {scheme}, which vLLM does not make "
+             "itself: name a checkpoint that is stored so"),
+            ("servers", not self.role and len(self.servers) > 1,
+             "copies of the model, which take requests in turn: a server each behind a balancer"
+             + shared * self.mixture),
+            ("servers", self.role,
+             "a copy of the model each, behind a proxy that sends a request to a prefill server, "
+             "then to a decode server"),
+        )  # fmt: skip
+        return reasons([*first.variables(), *first.options(), *given(*rows)])
 
 
 def draft_name(draft: DraftModel) -> str:
@@ -297,19 +274,10 @@ def scheme_of(draft: DraftModel) -> str:
 
 
 def vllm_options(
-    graph: OpGraph,
-    placement: Placement,
-    cluster: Cluster,
-    peak_bytes: Int[np.ndarray, "D"],
+    graph: OpGraph, placement: Placement, cluster: Cluster, peak_bytes: Int[np.ndarray, "D"],
     longest: int | None = None,
-    quantize: str = "",
-    at_once: int = 0,
-    role: str = "",
-    draft: DraftModel | None = None,
-    dtype: str = "",
-    kind: str = "",
-) -> VllmOptions:
-    """The options of a placement of a request.
+) -> VllmOptions:  # fmt: skip
+    """The options that follow from a placement of a request, without those of its question.
 
     Args:
         graph: Of a generation (`--generate`): its caches say what a token of context takes.
@@ -317,12 +285,6 @@ def vllm_options(
         cluster: Its devices.
         peak_bytes: That each device holds at once, as simulated.
         longest: Context that the model was made for; None where nothing says it.
-        quantize: Scheme of `--quantize` that the plan stands on; "" for none.
-        at_once: Tokens of one pass that the plan stands on; 0 for none.
-        role: "prefill" or "decode" of disaggregated serving; "" for both.
-        draft: A small model that drafts tokens.
-        dtype: Of the weights, where the plan stands on one; "" for vLLM's own choice.
-        kind: Kind of quantisation of the weights (`gdp.targets.engine.kind_of`).
 
     Raises:
         PlacementError: vLLM cannot follow the placement, in one line with the reason.
@@ -364,11 +326,11 @@ def vllm_options(
     numbers = numbers_on_machine(cluster)
     several = len({at[d] for d, own in enumerate(cluster.devices) if not own.is_cpu}) > 1
     return VllmOptions(
-        partition, tuple(int(numbers[d] or 0) for d in used), share, int(most), quantize, at_once,
-        tensor, data, any(split.experts for split in placement.splits),
-        bool(graph.has_kernel(EXPERTS).any()), role=role, draft=draft,
+        partition, tuple(int(numbers[d] or 0) for d in used), share, int(most), tensor=tensor,
+        data=data, experts=any(split.experts for split in placement.splits),
+        mixture=bool(graph.has_kernel(EXPERTS).any()),
         machines=tuple(cluster.device_names[at[d]] for d in used) if several else (),
-        dtype=dtype, mixed=len({has_bfloat16(cluster.devices[d]) for d in used}) > 1, kind=kind,
+        mixed=len({has_bfloat16(cluster.devices[d]) for d in used}) > 1,
     )  # fmt: skip
 
 
@@ -501,24 +463,3 @@ def export_vllm(
     """
     commands = [own.command() for own in options.commands]
     return write_commands("vllm", {"options": options}, commands, options.why(), output, overwrite)
-
-
-def write_commands(
-    engine: str, document: Mapping[str, Any], commands: Sequence[Mapping[str, Any]],
-    why: Mapping[str, str], output: Path, overwrite: OverwritePolicy,
-) -> list[Path]:  # fmt: skip
-    """Write `ENGINE.json`, and environment and arguments of each command as a line for a shell."""
-    whole = {**document, **commands[0], "why": why}
-    whole |= {"servers": commands} if len(commands) > 1 else {}
-    lines = {
-        "environment.txt": "\n".join(
-            " ".join(f"{name}={value}" for name, value in own["environment"].items())
-            for own in commands
-        ),
-        "arguments.txt": "\n".join(shlex.join(own["arguments"]) for own in commands),
-    }
-    with new_contents(output, f"export to {engine}", overwrite) as folder:
-        (folder / f"{engine}.json").write_bytes(indented_json(whole) + b"\n")
-        for name, line in lines.items():
-            (folder / name).write_text(line + "\n")
-    return [output / name for name in (f"{engine}.json", *lines)]

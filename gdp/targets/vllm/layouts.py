@@ -5,7 +5,6 @@ of layers on each group of a pipeline (`gdp.methods.chain`), with embedding and 
 parallel copies of it take requests in turn. The best layouts by that estimate are simulated.
 """
 
-import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -15,22 +14,20 @@ import numpy as np
 from jaxtyping import Int
 
 from gdp.base.errors import ModelError
-from gdp.base.units import format_bytes
 from gdp.cluster.machines import machines
 from gdp.cluster.types import Cluster
 from gdp.graph.op_graph import OpGraph
-from gdp.methods.base import Candidate
 from gdp.methods.chain import LayerCosts
 from gdp.methods.intervals import Row
 from gdp.placement.constraints import allowed_mask
 from gdp.placement.placement import Placement, Split
-from gdp.question.prepare import prepare_placement
 from gdp.question.question import Question
-from gdp.sim.objectives import Score, find_objective
+from gdp.sim.objectives import find_objective
 from gdp.splits.division import Pieces
 from gdp.splits.members import divided, known_division
 from gdp.targets.engine import runs_stages
 from gdp.targets.rows import FINE_SHARES, layer_costs
+from gdp.targets.simulated import Simulated, simulated
 from gdp.targets.vllm.groups import Group, arrangements, grouped
 from gdp.targets.vllm.rules import VLLM
 
@@ -89,37 +86,29 @@ class LayoutEstimate:
 
 
 @dataclass(frozen=True, eq=False)
-class Simulated:
-    """A layout with its score, infeasible where no plan of it fits."""
+class PlannedLayout:
+    """A layout with its plan, which does not fit where none does."""
 
-    degrees: Degrees
-    placement: Placement
-    score: Score
-    seconds: float  # that the simulation took
-    exchanged: float | None  # share of the latency that collectives take; None: none are needed
-    machines: int = 1  # over which the GPUs of a group are
+    estimate: LayoutEstimate
+    plan: Simulated
+
+    @property
+    def degrees(self) -> Degrees:
+        """Its sizes."""
+        return self.estimate.degrees
 
     @property
     def value_s(self) -> float:
         """Value by which layouts are compared: collectives between machines, which are not
         measured, count twice."""
-        doubt = (self.exchanged or 0.0) if self.machines > 1 else 0.0
-        return self.score.value_s * (1 + doubt)
-
-    def candidate(self) -> Candidate:
-        """Its row among the layouts that were simulated."""
-        score = self.score
-        reason = "" if score.feasible else f"{format_bytes(score.overflow_bytes)} over memory"
-        return Candidate(
-            str(self.degrees), score.latency_s, score.period_s, score.value_s, score.feasible,
-            self.seconds, reason,
-        )  # fmt: skip
+        doubt = (self.plan.exchanged or 0.0) if self.estimate.machines > 1 else 0.0
+        return self.plan.score.value_s * (1 + doubt)
 
 
-def simulated(
+def simulated_layouts(
     question: Question, found: Sequence[LayoutEstimate], machine: Callable[[int], Cluster]
-) -> list[Simulated]:
-    """Scores of the best layouts by their estimates, as many as it takes until `SIMULATED` of them
+) -> list[PlannedLayout]:
+    """The best layouts by their estimates, as many as it takes until `SIMULATED` of them
     fit, of those whose groups lie within a machine and of others, and of the best one without
     splits, nor copies but those that are requested.
 
@@ -129,10 +118,11 @@ def simulated(
         machine: The cluster with the memory that so many stages leave.
     """
     plain = [one for one in found if _is_plain(one.degrees, question)][:1]
-    tried: list[Simulated] = []
+    tried: list[PlannedLayout] = []
     for estimate in found:
-        alike = [one for one in tried if (one.machines > 1) == (estimate.machines > 1)]
-        enough = sum(one.score.feasible for one in alike) >= SIMULATED
+        spans = estimate.machines > 1
+        alike = [one.plan for one in tried if (one.estimate.machines > 1) == spans]
+        enough = sum(plan.score.feasible for plan in alike) >= SIMULATED
         if not enough or estimate in plain:
             stages = machine(estimate.degrees.pipeline)
             tried += _first_fitting(replace(question, cluster=stages), estimate)
@@ -144,26 +134,17 @@ def _is_plain(degrees: Degrees, question: Question) -> bool:
     return degrees.tensor == 1 and degrees.data == max(1, question.copies)
 
 
-def _first_fitting(question: Question, estimate: LayoutEstimate) -> list[Simulated]:
+def _first_fitting(question: Question, estimate: LayoutEstimate) -> list[PlannedLayout]:
     """The first plan of a layout that fits, else its last one; none where it has no plan."""
-    started_s, last = time.perf_counter(), list[Simulated]()
+    last = list[PlannedLayout]()
     for placement in estimate.placements(find_objective(question.objective).pipelined):
-        predicted = prepare_placement(question, placement)
-        score, share = predicted.score(), None
-        problem, where = predicted.problem, predicted.assignment.device
-        if problem.origin.exchange_s is not None and score.latency_s:
-            exchange_s = problem.origin.exchange_s[np.arange(problem.num_ops), where]
-            share = float((exchange_s * problem.graph.repeats).sum()) / score.latency_s
-        seconds = time.perf_counter() - started_s
-        last = [
-            Simulated(estimate.degrees, placement, score, seconds, share, estimate.machines)
-        ]  # fmt: skip
-        if score.feasible:
+        last = [PlannedLayout(estimate, simulated(question, placement))]
+        if last[0].plan.score.feasible:
             break
     return last
 
 
-def told_layout(question: Question, best: Simulated, fitting: Sequence[Simulated]) -> str:
+def told_layout(question: Question, best: PlannedLayout, fitting: Sequence[PlannedLayout]) -> str:
     """Describe a layout, compared with the best one of whole layers on one GPU each."""
     plain = [one for one in fitting if _is_plain(one.degrees, question)]
     if not plain:
@@ -172,11 +153,12 @@ def told_layout(question: Question, best: Simulated, fitting: Sequence[Simulated
         more = "" if question.copies else " or copies the model"
         return f"no layout that divides layers{more} is faster"
     else:
-        gain = plain[0].score.value_s / best.score.value_s
+        gain = plain[0].plan.score.value_s / best.plan.score.value_s
         told = f"{best.degrees}: {gain:.2f} times as fast as whole layers ({plain[0].degrees})"
-    if best.machines > 1:
-        told += f"; its GPUs are on {best.machines} machines, as the links between earn it"
-    return told if best.exchanged is None else f"{told}; collectives take {best.exchanged:.0%}"
+    if best.estimate.machines > 1:
+        told += f"; its GPUs are on {best.estimate.machines} machines, as the links between earn it"
+    exchanged = best.plan.exchanged
+    return told if exchanged is None else f"{told}; collectives take {exchanged:.0%}"
 
 
 def estimates(question: Question, block: Int[np.ndarray, "N"], known: bool) -> list[LayoutEstimate]:

@@ -24,6 +24,7 @@ from gdp.question.result import Result
 from gdp.sim.objectives import find_objective
 from gdp.splits.members import why_undivided
 from gdp.targets.engine import legal_devices, quantisation_of
+from gdp.targets.rows import misfit
 from gdp.targets.target import ExportJob, StartCommand
 from gdp.targets.vllm.export import (
     VllmOptions,
@@ -34,9 +35,9 @@ from gdp.targets.vllm.export import (
 )
 from gdp.targets.vllm.layouts import (
     BOUND_BY,
-    Simulated,
+    PlannedLayout,
     estimates,
-    simulated,
+    simulated_layouts,
     told_layout,
 )
 from gdp.targets.vllm.memory import kept_by_device, without_kept
@@ -117,31 +118,31 @@ def plan_vllm(question: Question) -> Result:
         (machine, _layouts(replace(question, cluster=machine), not why))
         for machine in by_share(cluster)
     ]
-    fitting = [one for _, layouts in tried for one in layouts if one.score.feasible]
+    fitting = [one for _, layouts in tried for one in layouts if one.plan.score.feasible]
     if not fitting:
         layouts = tried[0][1]
-        reason = str(layouts[0].score) if layouts else _without_room(_on(question, tried[0][0]))
-        reason += _of_one_share(question, cluster)
-        raise InfeasibleError(
-            f"{question.graph.name!r} does not fit on cluster {cluster.name!r}: {reason}"
-        )
+        if layouts:
+            reason = str(layouts[0].plan.score)
+        else:
+            reason = _without_room(_on(question, tried[0][0]))
+        raise misfit(question, reason + _of_one_share(question, cluster))
     best = min(fitting, key=lambda one: one.value_s)
     bound = (roofline_bound_s(question.graph, cluster, cluster.gpus), BOUND_BY) if several else None
     machine, layouts = next((own, found) for own, found in tried if best in found)
     question = _on(question, machine, best.degrees.pipeline)
-    result = solve.evaluate(question, best.placement, bound)
+    result = solve.evaluate(question, best.plan.placement, bound)
     alone = find_objective(question.objective).pipelined and request is not None
     notes = (left_out, ONE_AT_A_TIME if alone else "")
     result = replace(result, notes=(*result.notes, *filter(None, notes)))
     if not several:
         return replace(result, method="vllm")
-    fitting = [one for one in layouts if one.score.feasible]
+    fitting = [one for one in layouts if one.plan.score.feasible]
     told = (
         f"layers stay whole on one GPU each: {why}" if why else told_layout(question, best, fitting)
     )
     return replace(
         result, method="vllm", notes=(*result.notes, told),
-        candidates=tuple(one.candidate() for one in layouts),
+        candidates=tuple(one.plan.candidate(str(one.degrees)) for one in layouts),
     )  # fmt: skip
 
 
@@ -223,12 +224,12 @@ def _on(question: Question, machine: Cluster, stages: int = 1) -> Question:
     return replace(question, cluster=question.kept.once("machine", parts, make))
 
 
-def _layouts(question: Question, known: bool) -> list[Simulated]:
+def _layouts(question: Question, known: bool) -> list[PlannedLayout]:
     """The best layouts, simulated; of whole layers alone where divided ones are not known."""
     row, machine = layer_row(question.graph), question.cluster
     block = row.layer.clip(0, row.num_layers - 1)
     most = _on(question, machine, max(1, len(machine.gpus)))
-    return simulated(
+    return simulated_layouts(
         question, estimates(most, block, known),
         lambda stages: _on(question, machine, stages).cluster,
     )  # fmt: skip
@@ -263,19 +264,17 @@ def options_of(job: ExportJob) -> VllmOptions:
     machine = for_runtime(job.question.cluster, "vllm")
     stages = stages_of(job.question.graph, job.placement)
     peak_bytes = peak_bytes + kept_by_device(job.question, machine, stages)
-    spec = parse_config_spec(job.spec)
-    scheme = "" if spec.quantize == "none" else spec.quantize
-    options = vllm_options(
-        job.question.graph, job.placement, machine, peak_bytes, longest, scheme,
-        spec.max_num_batched_tokens, job.question.role, job.question.draft, spec.dtype,
-        quantisation_of(job.spec),
+    spec, draft = parse_config_spec(job.spec), job.question.draft
+    other_words = False
+    if draft is not None:
+        own, other = _words(job.spec), _words(draft.model)
+        other_words = None not in (own, other) and own != other
+    options = vllm_options(job.question.graph, job.placement, machine, peak_bytes, longest)
+    return replace(
+        options, quantize="" if spec.quantize == "none" else spec.quantize,
+        at_once=spec.max_num_batched_tokens, role=job.question.role, draft=draft, dtype=spec.dtype,
+        kind=quantisation_of(job.spec), kv_cache_dtype=spec.kv_cache_dtype, other_words=other_words,
     )  # fmt: skip
-    options = replace(options, kv_cache_dtype=spec.kv_cache_dtype)
-    draft = job.question.draft
-    if draft is None:
-        return options
-    own, other = _words(job.spec), _words(draft.model)
-    return replace(options, other_words=None not in (own, other) and own != other)
 
 
 def _words(model: str) -> int | None:

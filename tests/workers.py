@@ -5,6 +5,7 @@ are done it takes those of no library, then the other's, so that no worker idles
 """
 
 import functools
+import gc
 import re
 from pathlib import Path
 from typing import Any
@@ -45,3 +46,19 @@ def library_of(path: Path) -> int | None:
     text = path.read_text()
     named = [number for number, name in enumerate(LIBRARIES) if name.search(text)]
     return named[0] if len(named) == 1 else None
+
+
+def compile_kernels(shared: Path) -> None:
+    """Compile the groups of kernels that no other worker has taken yet, so that none is compiled
+    twice; where all are kept already they are loaded. `shared` is a folder of all workers."""
+    from gdp.api.first_run import GROUP_NAMES, compile_groups
+
+    gc.disable()  # of millions of objects few are garbage
+    for objective in ("latency", "throughput"):
+        for group in GROUP_NAMES:
+            try:
+                (shared / f"{objective}-{group}").touch(exist_ok=False)
+            except FileExistsError:
+                continue
+            compile_groups(objective, [group])
+    gc.enable()

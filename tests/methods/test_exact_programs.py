@@ -125,6 +125,7 @@ def test_reductions_keep_what_is_below_the_known_value() -> None:
     assert refuted > 3
 
 
+@pytest.mark.slow
 def test_a_cutoff_below_the_optimum_is_refuted() -> None:
     for problem in problems(2, 10):
         best_s = least_load_s(problem)

@@ -46,7 +46,8 @@ def pytest_collection_finish(session: pytest.Session) -> None:
     if "PYTEST_XDIST_WORKER" in os.environ and len(session.items) > WHOLE_RUN:
         from workers import compile_kernels
 
-        compile_kernels(session.config._tmp_path_factory.getbasetemp().parent)
+        config: Any = session.config
+        compile_kernels(config._tmp_path_factory.getbasetemp().parent)
 
 
 @pytest.fixture

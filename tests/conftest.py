@@ -1,5 +1,6 @@
 """Shapes and types of gdp are checked in every test: `tests/typecheck.py`."""
 
+import gc
 import os
 import tempfile
 from pathlib import Path
@@ -23,14 +24,40 @@ os.environ["GDP_DATA_DIR"] = os.path.join(tempfile.gettempdir(), f"gdp-tests-{os
 
 from typecheck import checked_package
 
+# Modules, traces and compilers' trees are millions of objects, nearly none of which is garbage.
+gc.set_threshold(50_000, 20, 50)
 # Numba kernels opt out with `@no_type_check` under `@njit`: a wrapper would not compile.
 checked_package("gdp")
+
+
+WHOLE_RUN = 1000
+"""Tests from which a run needs nearly all kernels."""
 
 
 @pytest.fixture
 def traces_anew(monkeypatch: pytest.MonkeyPatch) -> None:
     """Neither read nor keep traces: the digest of a kept one knows no code that a test replaces."""
     monkeypatch.setenv("GDP_KEEP_TRACES", "0")
+
+
+def pytest_collection_finish(session: pytest.Session) -> None:
+    """Leave what is imported out of garbage collection; workers of a whole run compile first."""
+    gc.freeze()
+    if "PYTEST_XDIST_WORKER" in os.environ and len(session.items) > WHOLE_RUN:
+        from workers import compile_kernels
+
+        config: Any = session.config
+        compile_kernels(config._tmp_path_factory.getbasetemp().parent)
+
+
+@pytest.fixture
+def few_shapes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fewer and smaller shapes of the policy network: problems have fewer than 64 ops or than 256,
+    on at most 8 devices. Compiling the network takes longer than all that a test trains."""
+    from gdp.policy.model import network
+
+    monkeypatch.setattr(network, "OP_SIZES", (64, *network.OP_SIZES))
+    monkeypatch.setattr(network, "DEVICE_SIZES", network.DEVICE_SIZES[1:])
 
 
 @pytest.hookimpl(optionalhook=True)

@@ -8,9 +8,12 @@ import itertools
 import math
 from dataclasses import dataclass, field, replace
 
-from gdp.graph.op_graph import INPUT, OUTPUT, UNREAD
+from gdp.graph.op_graph import BUFFER, INPUT, OUTPUT, UNREAD
 from gdp.problem.problem import Problem
 from gdp.problem.ticks import in_ticks
+
+LAUNCH_NOTHING = (INPUT, OUTPUT, UNREAD, BUFFER)
+"""Types of ops that no device dispatches."""
 
 
 @dataclass
@@ -54,7 +57,7 @@ def op_seconds(problem: Problem, device: list[int], op: int, reads: list[list[in
     """Compute plus dispatch."""
     graph, here = problem.graph, problem.cluster.devices[device[op]]
     seconds = float(problem.compute_s[op, device[op]])
-    if graph.op_types[op] in (INPUT, OUTPUT, UNREAD):
+    if graph.op_types[op] in LAUNCH_NOTHING:
         return seconds
     if here.dispatch_per == "op":
         return seconds + here.dispatch_s

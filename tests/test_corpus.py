@@ -103,6 +103,7 @@ def test_shipped_files_are_those_of_the_manifest() -> None:
         assert hashlib.sha256(data).hexdigest() == entry.sha256, entry.name
 
 
+@pytest.mark.slow
 def test_a_corpus_is_built_until_it_is_whole_and_nothing_twice(tmp_path: Path) -> None:
     command = ["-o", str(tmp_path), "--family", "series_parallel"]
     first = CliRunner().invoke(main, [*command, "--limit", "2"])

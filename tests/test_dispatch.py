@@ -67,6 +67,7 @@ def graph_of(module: Any) -> OpGraph:
     return gdp.trace_torch(module, (torch.zeros(3, 8),))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "task"), [("llama", "AutoModelForCausalLM"), ("t5", "AutoModelForSeq2SeqLM")]
 )

@@ -64,6 +64,7 @@ def require_best(free: gdp.Result, restricted: dict[str, gdp.Result]) -> None:
         assert result.value_s <= min(listed, default=np.inf) * SAME
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(2))
 def test_a_free_answer_is_behind_no_target_and_its_bound_holds_for_all(
     seed: int, tmp_path: Path
@@ -86,6 +87,7 @@ def test_a_free_answer_is_behind_no_target_and_its_bound_holds_for_all(
     assert simulated.value_s == pytest.approx(free.value_s, rel=1e-9)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(2))
 def test_a_free_pipeline_is_behind_no_target(seed: int) -> None:
     """Random rows of four layers of unlike sizes on two or three unlike cards."""

@@ -31,6 +31,7 @@ def division(graph: OpGraph) -> Division:
     return division_of(graph)
 
 
+@pytest.mark.slow
 def test_the_recurrence_is_one_kernel_of_an_engine(graph: OpGraph) -> None:
     """In a step it reads what it is given, its states, and writes both: 2 sequences, states of
     16 x 12 numbers a head in 32 bits. Beside it are the convolution and six ops that part what one

@@ -83,6 +83,7 @@ def leaves():
 """
 
 
+@pytest.mark.slow
 def test_what_a_module_prints_stays_out_of_json_and_its_exit_is_said(tmp_path: Path) -> None:
     (tmp_path / "noisy_module.py").write_text(_NOISY)
 

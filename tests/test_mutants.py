@@ -4,6 +4,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).resolve().parents[1]
 SOURCE = '''"""A toy."""
 
@@ -57,6 +59,7 @@ def run(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, capture_output=True, text=True, check=False)
 
 
+@pytest.mark.slow
 def test_a_mutant_is_killed_survives_or_is_stale(tmp_path: Path) -> None:
     done = run(tmp_path)
     said = [row[3].format(f"m{k}") for k, row in enumerate(ROWS)]

@@ -71,6 +71,7 @@ def test_the_number_of_ways_is_that_of_the_rows(opened: str) -> None:
     assert any(text.startswith(f"measuring {rows} ways") for text in said), said
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform == "win32", reason="names are Unicode there")
 def test_names_of_files_survive_any_locale(opened: str, tmp_path: Path) -> None:
     """A C locale, in which Python would hold half a name as surrogates."""

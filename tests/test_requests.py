@@ -37,6 +37,7 @@ def said(*words: str) -> str:
     return done.stdout
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["llama", "qwen3_next", "mamba", "t5", "whisper"])
 def test_weights_count_once_whatever_the_architecture(name: str, folder: Any) -> None:
     spec = f"hf:{folder(name)}"

@@ -55,6 +55,7 @@ def test_flags_spread_blocks_evenly_over_three_equal_cards(tmp_path: Path) -> No
     assert any("spread evenly" in note for note in result.notes)
 
 
+@pytest.mark.slow
 def test_maps_of_accelerate_spread_layers_evenly_over_three_equal_cards(tmp_path: Path) -> None:
     """Two layers a card, each with the embedding or the head where these are."""
     pytest.importorskip("transformers", reason="transformers is not installed")

@@ -71,6 +71,7 @@ def engine(request: pytest.FixtureRequest) -> Engine:
     return POOL if request.param == "pool" else request.getfixturevalue("ray_engine")
 
 
+@pytest.mark.slow
 def test_killed_workers_lose_no_task(engine: Engine, tmp_path: Path) -> None:
     """Task 1 kills its worker twice, task 4 once: all are done, and each is asked for once."""
     deaths = {1: 2, 4: 1}
@@ -125,6 +126,7 @@ def test_a_pool_that_breaks_while_it_is_filled_loses_no_task(
     assert Breaking.made == 2
 
 
+@pytest.mark.slow
 def test_a_task_that_always_kills_its_worker_ends_the_run(engine: Engine, tmp_path: Path) -> None:
     found = []
     tasks = [Mortal(n, tmp_path, 99 * (n == 3)) for n in range(4)]
@@ -152,6 +154,7 @@ def test_tasks_are_taken_as_workers_come_free(engine: Engine) -> None:
     assert len(taken) < 10
 
 
+@pytest.mark.slow
 def test_labels_are_the_same_everywhere_and_a_run_goes_on(engine: Engine, tmp_path: Path) -> None:
     """Byte by byte: in one process, on the engine, and after an end in the middle."""
     source = Corpus("", 4, 30, 60)
@@ -202,6 +205,7 @@ if __name__ == "__main__":
 """
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="no /proc")
 def test_workers_end_with_the_run_that_is_killed(tmp_path: Path) -> None:
     script, folder = tmp_path / "run.py", tmp_path / "workers"

@@ -49,6 +49,7 @@ def models(towers: str) -> dict[str, dict]:
     }  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("objective", ["latency", "throughput"])
 @pytest.mark.parametrize("runtime", ["onnxruntime", "openvino", "torch", "jax"])
 def test_every_runtime_teaches_its_costs(runtime: str, objective: str, towers: str) -> None:

@@ -10,7 +10,8 @@ from dataclasses import replace
 import numpy as np
 
 from gdp.cluster.types import NO_CHANNEL, UNLIMITED_BYTES, Cluster, Device, Link, make_cluster
-from gdp.graph.op_graph import INPUT, OUTPUT, UNREAD, OpGraph, make_graph
+from gdp.graph.op_graph import BUFFER, INPUT, OUTPUT, UNREAD, OpGraph, make_graph
+from gdp.graph.request import DECODE, PREFILL, Request
 from gdp.problem.problem import Problem, make_problem
 from gdp.problem.ticks import in_ticks
 from gdp.sim.latency import simulate
@@ -138,7 +139,7 @@ def random_problem(
 ) -> Problem:
     """A random problem in which everything that can tie or be zero does so now and then; with
     `runs`, ops run several times in a sample, or in several parts. If `varied`, parts of the
-    weights are caches, and devices as in `random_cluster`."""
+    weights are caches, ops may be those of a request, and devices as in `random_cluster`."""
     rng = np.random.default_rng(seed)
     ties = rng.random() < 0.5  # few distinct times, so that events fall on one instant
     cluster = random_cluster(rng, num_devices, varied)
@@ -157,12 +158,12 @@ def random_problem(
             uses.append((int(t), op))
     weight_bytes = rng.choice([0, 0, 3, 6], size=num_ops)
     cached = np.random.default_rng([seed, 2]).choice([0, 1, 2, 6], size=num_ops) * varied
-    # Ops that neither read nor make anything may be weights at rest, which launch nothing.
+    # Ops that neither read nor make anything may be weights or room at rest, which launch nothing.
     alone = set(range(num_inputs, first_output))
     alone -= {maker for maker, _ in tensors} | {reader for _, reader in uses}
     at_rest = [op for op in sorted(alone) if np.random.default_rng([seed, op, 3]).random() < 0.5]
     for op in at_rest:
-        kinds[op] = UNREAD
+        kinds[op] = UNREAD if np.random.default_rng([seed, op, 4]).random() < 0.5 else BUFFER
     graph = make_graph(
         "random",
         [f"o{i}" for i in range(num_ops)],
@@ -175,6 +176,7 @@ def random_problem(
         is_backward=np.arange(num_ops) >= rng.choice([num_ops // 2, num_ops]),
     )
     graph = _with_runs(graph, seed) if runs else graph
+    graph = _with_request(graph, seed) if varied else graph
     if ties:
         compute_s = rng.choice([0.0, 1.0, 2.0], size=(num_ops, num_devices))
     else:
@@ -190,6 +192,18 @@ def _with_runs(graph: OpGraph, seed: int) -> OpGraph:
     rng = np.random.default_rng([seed, 1])
     repeats, chunks = rng.choice([1, 1, 2, 5], size=(2, graph.num_ops))
     return replace(graph, repeats=repeats, chunks=chunks)
+
+
+def _with_request(graph: OpGraph, seed: int) -> OpGraph:
+    """Now and then the ops are those of a request: its prompt, and from some op on its decode
+    steps."""
+    rng = np.random.default_rng([seed, 5])
+    if rng.random() < 0.5:
+        return graph
+    steps = np.arange(graph.num_ops) >= rng.integers(graph.num_ops + 1)
+    request = Request(prompt=int(rng.integers(1, 9)), new=int(rng.integers(1, 9)))
+    phase = np.where(steps, DECODE, PREFILL).astype(graph.phase.dtype)
+    return replace(graph, phase=phase, request=request)
 
 
 def without_queues(problem: Problem, seed: int, share: float = 0.5) -> Problem:
@@ -247,7 +261,7 @@ def brute_force_s(problem: Problem) -> float:
     if problem.objective in ("latency", "block_latency"):
         ranks = _all_ranks(problem)
         both = np.repeat(devices, len(ranks), axis=0), np.tile(ranks, (len(devices), 1))
-        found.append(values(problem, *both))
+        found.append(values(problem, *_distinct(*both)))
     fits = np.concatenate([value_s[overflow == 0] for value_s, overflow in found])
     return float(fits.min(initial=np.inf))
 
@@ -261,6 +275,17 @@ def _all_ranks(problem: Problem) -> np.ndarray:
     ranks = np.zeros((len(orders), problem.num_ops), dtype=np.int64)
     ranks[:, works] = orders
     return ranks
+
+
+def _distinct(devices: np.ndarray, ranks: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Placements and ranks [B, N], each order of the ops of a device once: a rank becomes the
+    number of smaller ones on its device."""
+    beside = devices[:, :, None] == devices[:, None, :]
+    own = np.zeros_like(ranks)
+    for rank in range(int(ranks.max(initial=0))):
+        own += (ranks > rank) & (beside & (ranks == rank)[:, None, :]).any(axis=2)
+    rows = np.unique(np.concatenate([devices, own], axis=1), axis=0)
+    return rows[:, : devices.shape[1]], rows[:, devices.shape[1] :]
 
 
 def branches(weight_bytes: int = 1000) -> OpGraph:

@@ -377,6 +377,7 @@ def published_advantages(
     return reward - baseline, (total + float(reward.sum()), count + len(reward))
 
 
+@functools.cache  # `step` is compiled for each
 def optimiser(rate: float, rate_end: float, steps: int) -> optax.GradientTransformation:
     """Adam under a cosine rate with a short warm-up; gradients clipped to norm 1."""
     warm = min(20, max(1, steps // 10))

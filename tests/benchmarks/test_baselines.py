@@ -4,6 +4,7 @@ import sys
 from pathlib import Path
 
 import numpy as np
+import pytest
 from tiny import cpu, fork_join, plain_graph, unit_cluster
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
@@ -18,6 +19,8 @@ from gdp.policy.model.config import score
 from gdp.policy.model.network import init
 from gdp.problem.problem import Problem, make_problem
 
+pytestmark = pytest.mark.usefixtures("few_shapes")
+
 
 def favoured() -> Problem:
     """Eight ops in two rows with crossing edges; the even run in 1 s on d0 and 9 s on d1, the odd
@@ -30,6 +33,7 @@ def favoured() -> Problem:
     return make_problem(plain_graph(8, edges, 0), unit_cluster(2), compute_s)
 
 
+@pytest.mark.slow
 def test_gdp_as_published_improves_within_its_budget_and_repeats() -> None:
     first, again = (gdp_one(favoured(), 60, 1) for _ in range(2))
     assert first.value_s < first.first_s
@@ -58,6 +62,7 @@ def test_gdp_as_published_decides_in_one_shot() -> None:
     np.testing.assert_array_equal(odds[1][0], odds[1][1])
 
 
+@pytest.mark.slow
 def test_gdp_batch_learns_from_all_problems_in_turn_within_each_budget() -> None:
     alone = gdp_one(favoured(), 120, 1)
     (only,) = gdp_batch([favoured()], 120, 1)

@@ -22,6 +22,7 @@ def test_weights_by_hand_are_those_of_a_header(name: str, tmp_path: Path) -> Non
     assert held == pytest.approx(box.weights.all + norms, rel=1e-9)
 
 
+@pytest.mark.slow
 def test_a_step_takes_what_its_bytes_take(tmp_path: Path) -> None:
     """Experts in memory behind a card."""
     box = BOXES["experts-small-card"]

@@ -83,6 +83,7 @@ def test_a_row_asks_for_the_very_file(tmp_path: Path, precision: str, own: str |
     assert [path.name for path in tmp_path.iterdir()] == ["o--m_config.json"]
 
 
+@pytest.mark.slow
 def test_a_configuration_without_a_type_is_planned_as_it_is(tmp_path: Path) -> None:
     """Without `dtype` weights have the 16 bits that an engine loads, not twice as many."""
     pytest.importorskip("transformers", reason="transformers is not installed")
@@ -113,6 +114,7 @@ PILOT = (
 )
 
 
+@pytest.mark.slow
 def test_rows_of_engines_are_read_and_answered(tmp_path: Path) -> None:
     """Rows without a told prompt and of data parallel attention are left out; a step is that of
     as many requests as ran."""

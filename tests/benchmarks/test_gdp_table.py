@@ -20,6 +20,7 @@ def ops(layers: int, steps: int) -> int:
     return traced(CorpusGraph("gnmt", gnmt, "training", arguments)).num_ops
 
 
+@pytest.mark.slow
 def test_the_eight_layer_gnmt_has_more_than_50000_ops() -> None:
     """An unrolled step costs as many ops as the one before it, and so does a layer after the
     second: four small graphs tell the size of the large one."""

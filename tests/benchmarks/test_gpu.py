@@ -62,6 +62,7 @@ NAMES = {"onnx", "onnxruntime", "onnx_ir", "flax", "jraph", "click", "rich", "py
 """What a machine with a GPU need not have."""
 
 
+@pytest.mark.slow
 def test_a_rehearsal_runs_every_step_with_few_packages(tmp_path: Path) -> None:
     for needed in ("torch", "transformers", "accelerate"):
         pytest.importorskip(needed, reason=f"{needed} is not installed")

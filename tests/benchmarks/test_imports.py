@@ -4,6 +4,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 TOP = Path(__file__).resolve().parents[2]
 # Of extras, which the first environment of the tests does not have.
 EXTRAS = {
@@ -29,6 +31,7 @@ for name in sys.argv[2:]:
 """
 
 
+@pytest.mark.slow
 def test_all_benchmarks_can_be_imported() -> None:
     """In a process of their own: some set flags of JAX when they are imported."""
     files = sorted((TOP / "benchmarks").rglob("*.py"))

@@ -222,6 +222,7 @@ def test_caches_and_collectives_are_those_of_the_server(
     assert replace(run, tensor=2).question[-2:] == collectives
 
 
+@pytest.mark.slow
 def test_collectives_of_a_server_take_the_place_of_those_of_vllm(tmp_path: Path) -> None:
     """Of one layer with two all-reduces, and one behind the embedding; the logits are gathered."""
     pytest.importorskip("transformers")

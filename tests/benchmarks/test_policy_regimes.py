@@ -27,6 +27,7 @@ def test_misfits_are_counted_and_not_averaged() -> None:
     assert row == ("median 2.000, mean 2.621, misfits 1 of 4, CPU 0.25 s, evaluations 25")
 
 
+@pytest.mark.slow
 def test_the_list_is_of_test_families_and_of_their_regimes() -> None:
     entries, graphs = load(), source()
     assert {entry.regime for entry in entries} == set(REGIMES)

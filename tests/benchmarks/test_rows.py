@@ -87,6 +87,7 @@ def test_cases_in_the_file_are_not_run_again(tmp_path: Path) -> None:
     assert len(CALLS) == 4
 
 
+@pytest.mark.slow
 def test_two_processes_make_the_same_rows(tmp_path: Path) -> None:
     cases = [case("gdp auto", seed) for seed in range(3)]
     assert kept(cases, worked, tmp_path / "rows.jsonl", Engine(processes=2)) == kept(cases, worked)

@@ -133,6 +133,7 @@ def simplified(problem: Problem) -> Assignment:
     return answer.assignment
 
 
+@pytest.mark.slow
 def test_a_plan_of_many_pieces_is_none_where_pieces_cost_something() -> None:
     """By links of 10 us a sample is quicker in many pieces; by what copies take, the plan that is
     told is quicker than that one, in fewer pieces."""

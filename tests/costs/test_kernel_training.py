@@ -1,13 +1,17 @@
 """Training of the kernel network, on made-up kernels of two devices."""
 
+from pathlib import Path
+
 import jax.numpy as jnp
 import numpy as np
+import pytest
 from flax import nnx
 from test_kernel_network import products
 
 from gdp.cluster.presets import device_preset
 from gdp.costs.measured.kernels import Kernels, descriptor_of, floor_s
 from pretrain.costs import cache
+from pretrain.costs import train as training
 from pretrain.costs.tables import NEUSIGHT, SYSTEMS, Rows, _neusight_dims
 from pretrain.costs.train import (
     GatedNetwork,
@@ -36,7 +40,11 @@ def made_up(count: int = 2000) -> Rows:
     return Rows(kernels, np.concatenate(seconds), np.repeat([0, 1], count), DEVICES, shape)
 
 
-def test_training_learns_and_the_same_seed_gives_the_same_weights(tmp_path) -> None:
+@pytest.mark.slow
+def test_training_learns_and_the_same_seed_gives_the_same_weights(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(training, "BATCH", 256)
     rows = made_up()
     made = [descriptor_of(device_preset(name)) for name in DEVICES]
     kept = np.ones(len(rows.seconds), dtype=bool)

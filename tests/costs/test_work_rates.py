@@ -98,6 +98,7 @@ def test_convolutions_and_reductions_are_told_apart() -> None:
     assert [s["reduction"] for s in sums] == [0, 20, 20]
 
 
+@pytest.mark.slow
 def test_rates_are_found_again(models) -> None:
     """Exact times of a device whose rates lie around the start: every model within 15%."""
     row = np.array(list(fit_rates(models, CALL_S).values()))

@@ -50,6 +50,7 @@ def cache_bytes(graph: OpGraph) -> int:
     return int(graph.cache_bytes[first].sum())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", sorted(CONFIGS))
 def test_a_step_holds_the_cache_of_the_real_model(name: str, written: Any) -> None:
     spec = written(name)
@@ -70,6 +71,7 @@ def test_a_step_holds_the_cache_of_the_real_model(name: str, written: Any) -> No
     assert parameters <= held <= 1.01 * (parameters + buffers)  # and constants of the code
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "new", "engine"),
     [("llama", 1, ""), ("mistral", 1, ""), ("gemma3", 2, ""), ("mamba", 2, ""), ("jamba", 1, ""),

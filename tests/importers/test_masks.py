@@ -50,6 +50,7 @@ def test_attention_of_single_ops_keeps_its_mask_and_scores(tmp_path: Path) -> No
     assert _squares(graph) >= 5
 
 
+@pytest.mark.slow
 def test_a_window_shorter_than_the_context_has_a_mask(tmp_path: Path) -> None:
     """Torch's fused attention knows no window, so that transformers makes its mask."""
     short = _saved(tmp_path / "short", "mixtral", sliding_window=TOKENS // 4)

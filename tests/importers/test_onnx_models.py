@@ -154,6 +154,7 @@ def imported(case: object, folder: Path) -> ImportedOnnx | None:
         return None
 
 
+@pytest.mark.slow
 def test_operators_import_with_the_shapes_of_their_results(tmp_path: Path) -> None:
     """An eighth of onnx's operator tests: the outputs' shapes are those of the stored results."""
     cases = sorted(node_tests(), key=lambda case: case.name)[::8]

@@ -85,6 +85,7 @@ def _most(graph: OpGraph) -> int:
     return int(graph.held_bytes.max())
 
 
+@pytest.mark.slow
 def test_no_tensor_of_tokens_squared_and_no_logits_of_a_prompt(saved: Path) -> None:
     spec = f"hf:{saved}?task=causal-lm&prompt={TOKENS}&new=8"
     plain, whole, parts = (
@@ -131,6 +132,7 @@ def test_a_plan_for_vllm_remembers_how_it_computes(tmp_path: Path) -> None:
     assert "chunks" in said["--max-num-batched-tokens"]
 
 
+@pytest.mark.slow
 def test_caches_have_the_bits_that_a_checkpoint_is_made_for(tmp_path: Path) -> None:
     from tests.torch_models import config
 
@@ -162,6 +164,7 @@ def test_a_model_as_an_engine_computes_it_is_not_executed(tmp_path: Path) -> Non
         huggingface_model(spec).record()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("rope", "longest"), [
     ({}, 256), ({"rope_type": "linear", "factor": 4.0}, 1024),
     ({"rope_type": "dynamic", "factor": 2.0}, 512),

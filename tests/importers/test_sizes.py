@@ -94,6 +94,7 @@ def test_caches_grow_up_to_their_window() -> None:
         with_growth(step, programs, 3, 70, 200)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("architecture", ["mixtral", "gemma3"])
 def test_graphs_of_other_sizes_are_those_of_a_trace(
     architecture: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -370,6 +370,7 @@ def test_flop_are_those_of_torchs_counter_and_parameters_equal(family: str) -> N
     assert weights <= summary(found.graph)["weight_bytes"] <= weights + 2 * buffers
 
 
+@pytest.mark.slow
 def test_a_model_of_69_billion_parameters_is_traced_without_its_weights() -> None:
     code = (
         "import torch; from torch import nn;"

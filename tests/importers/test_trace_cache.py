@@ -165,6 +165,7 @@ def test_another_scheme_traces_nothing(
     assert encode_graph(anew) == encode_graph(kept[0])
 
 
+@pytest.mark.slow
 def test_a_longer_answer_traces_the_step_alone(traces: list[object], tmp_path: Path) -> None:
     asked = written(tmp_path / "m").partition("?")[0]
     first = load(f"{asked}?prompt=6&new=3")

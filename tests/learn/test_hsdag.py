@@ -189,6 +189,7 @@ def test_a_group_may_go_where_one_of_its_nodes_may() -> None:
     assert found.tolist() == [[True, True], [False, True], [False, False], [False, False]]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("config", [SMALL, published(width=8, steps=5, samples=4, rate=3e-3)])
 def test_it_learns_the_optimum_of_four_chains(config: HsdagConfig) -> None:
     """From a worse first sample, and its last parsing is not one group."""
@@ -197,6 +198,7 @@ def test_it_learns_the_optimum_of_four_chains(config: HsdagConfig) -> None:
     assert found.groups.max() > 0
 
 
+@pytest.mark.slow
 def test_the_trained_policy_itself_has_learned() -> None:
     """Its most probable placements are better than all it drew at first."""
     problem = random_problem(7, num_ops=40, num_devices=3)

@@ -80,6 +80,7 @@ def test_published_advantage_by_hand() -> None:
     np.testing.assert_allclose(first, [3.0, 2.0, -5.0])
 
 
+@pytest.mark.slow
 def test_rescored_log_probabilities_are_those_of_the_rollout(
     policy: Policy, problem: Problem, episode: Episode
 ) -> None:
@@ -90,6 +91,7 @@ def test_rescored_log_probabilities_are_those_of_the_rollout(
     )
 
 
+@pytest.mark.slow
 def test_gradient_of_the_surrogate_raises_good_placements(
     policy: Policy, problem: Problem, episode: Episode
 ) -> None:
@@ -104,6 +106,7 @@ def test_gradient_of_the_surrogate_raises_good_placements(
     assert float(metrics.norm) > 0
 
 
+@pytest.mark.slow
 def test_imitation_lowers_the_cross_entropy_of_its_label(policy: Policy, problem: Problem) -> None:
     label = sample(policy, problem, samples=4, seed=7).rollout.device[2]
     batch, made = imitation_rows(policy, problem, label, 0.1, 0)

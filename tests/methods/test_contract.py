@@ -34,6 +34,8 @@ from gdp.sim.score import score, values
 EVENT: tuple[str, ...] = ("latency", "throughput")
 HOST: tuple[str, ...] = ("max_load", "block_latency")
 METHODS = solve.methods()
+LONG = ("auto", "exact", "hsdag")
+NAMES = [pytest.param(x, marks=pytest.mark.slow) if x in LONG else x for x in METHODS]
 SEARCH = Search(seed=3, seconds=None, evaluations=150)
 ROUNDING = 1e-9
 SOLVER = 1e-5  # HiGHS and CP-SAT decide up to this share
@@ -226,7 +228,7 @@ def knows(name: str, objective: str) -> bool:
 
 
 @pytest.mark.parametrize("objective", [*EVENT, *HOST])
-@pytest.mark.parametrize("name", METHODS)
+@pytest.mark.parametrize("name", NAMES)
 def test_every_method_keeps_the_contract(name: str, objective: str) -> None:
     if not knows(name, objective):
         reason = answer_of(name, "diamond", objective).reason
@@ -261,7 +263,7 @@ def test_every_method_keeps_the_contract(name: str, objective: str) -> None:
 
 
 @pytest.mark.parametrize("objective", [*EVENT, *HOST])
-@pytest.mark.parametrize("name", METHODS)
+@pytest.mark.parametrize("name", NAMES)
 def test_the_same_seed_gives_the_same_answer(name: str, objective: str) -> None:
     problem, _ = prepared("drawn 5 on 2, other", objective)
     first, again = answer_of(name, "drawn 5 on 2, other", objective), answered(name, problem)
@@ -295,6 +297,7 @@ def test_no_bound_is_above_the_optimum(instance: str, objective: str) -> None:
         assert bound.value_s <= best_s * (1 + ROUNDING), bound.argument
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("objective", [*EVENT, *HOST])
 def test_exact_reaches_the_optimum(objective: str) -> None:
     """Where the tensors of a run do not fit beside the weights, the model of latency is a

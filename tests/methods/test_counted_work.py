@@ -18,7 +18,10 @@ from gdp.problem.problem import Problem
 from gdp.question import solve
 from gdp.sim.score import score_of
 
-COUNTED = sorted(set(solve.methods()) - {"exact", "hsdag"})  # exact has a test of its own
+COUNTED = [  # exact has a test of its own
+    pytest.param(name, marks=pytest.mark.slow) if name == "auto" else name
+    for name in sorted(set(solve.methods()) - {"exact", "hsdag"})
+]
 
 
 def passing(monkeypatch: pytest.MonkeyPatch, step_s: float) -> None:

@@ -69,6 +69,7 @@ def test_the_least_load_is_found_and_proven() -> None:
     assert misfits
 
 
+@pytest.mark.slow
 def test_a_cutoff_below_the_optimum_is_refuted() -> None:
     """By either solver; up to the optimum both find it."""
     for problem in problems(2, 10):

@@ -59,6 +59,7 @@ def least_load_s(problem: Problem) -> float:
     return float(value_s[overflow == 0].min(initial=np.inf))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("training", [False, True])
 @pytest.mark.parametrize(("accelerators", "cpus"), [(2, 1), (3, 0), (1, 2), (2, 0)])
 def test_the_least_maximal_load_is_found(training: bool, accelerators: int, cpus: int) -> None:

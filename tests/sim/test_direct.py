@@ -1,10 +1,11 @@
 """Runs of one step per op against the slow reference: latency and overflow, to the last bit."""
 
+import functools
 from dataclasses import replace
 
 import numpy as np
 import pytest
-from reference_simulator import overflow_bytes, run
+from reference_simulator import Run, overflow_bytes, run
 from tiny import (
     cpu,
     plain_graph,
@@ -30,6 +31,7 @@ def with_links(problem: Problem, latency_s: np.ndarray, channel: np.ndarray) -> 
     return replace(problem, cluster=cluster)
 
 
+@functools.cache
 def drawn(seed: int, num_devices: int, channels: str) -> Problem:
     """A random problem whose transfers all take time; times tie where its compute times do."""
     problem = random_problem(
@@ -53,16 +55,43 @@ def drawn_rank(kind: str, num_ops: int, seed: int) -> np.ndarray | None:
     return rng.permutation(num_ops) if kind == "distinct" else np.arange(num_ops) % 3
 
 
+def runs_of(problem: Problem, devices: np.ndarray, rank: np.ndarray | None) -> list[Run]:
+    """What the reference makes of each placement, whatever the memory."""
+    ranks = None if rank is None else rank.tolist()
+    return [run(problem, device.tolist(), ranks) for device in devices]
+
+
+def assert_equal(
+    problem: Problem, devices: np.ndarray, rank: np.ndarray | None, runs: list[Run]
+) -> np.ndarray:
+    """The overflows [B] in bytes."""
+    found_s, found_bytes = latencies(problem, devices, rank, threads=1)
+    for b, wanted in enumerate(runs):
+        assert found_s[b] == wanted.latency_s
+        assert found_bytes[b] == overflow_bytes(problem, wanted.peak_bytes)
+    return found_bytes
+
+
 def assert_as_the_reference(
     problem: Problem, devices: np.ndarray, rank: np.ndarray | None
 ) -> np.ndarray:
     """The overflows [B] in bytes."""
-    found_s, found_bytes = latencies(problem, devices, rank, threads=1)
-    for b, device in enumerate(devices):
-        wanted = run(problem, device.tolist(), None if rank is None else rank.tolist())
-        assert found_s[b] == wanted.latency_s
-        assert found_bytes[b] == overflow_bytes(problem, wanted.peak_bytes)
-    return found_bytes
+    return assert_equal(problem, devices, rank, runs_of(problem, devices, rank))
+
+
+Case = tuple[Problem, np.ndarray, np.ndarray | None, list[Run]]
+
+
+@functools.cache
+def cases(num_devices: int, channels: str, kind: str) -> list[Case]:
+    """Problems, placements, ranks and the reference's runs, for both simulators."""
+    made = []
+    for seed in range(40):
+        problem = drawn(seed, num_devices, channels)
+        devices = random_devices(problem, seed, count=3)
+        rank = drawn_rank(kind, problem.num_ops, seed)
+        made.append((problem, devices, rank, runs_of(problem, devices, rank)))
+    return made
 
 
 @pytest.mark.parametrize("kind", ["none", "distinct", "tied"])
@@ -72,13 +101,10 @@ def test_a_step_per_op_is_the_reference_to_the_bit(
     num_devices: int, channels: str, kind: str
 ) -> None:
     over = 0
-    for seed in range(40):
-        problem = drawn(seed, num_devices, channels)
-        devices = random_devices(problem, seed, count=3)
-        rank = drawn_rank(kind, problem.num_ops, seed)
+    for problem, devices, rank, runs in cases(num_devices, channels, kind):
         for each in (problem, with_memory(problem, 25)):
             assert arrays(each).direct
-            over += int((assert_as_the_reference(each, devices, rank) > 0).sum())
+            over += int((assert_equal(each, devices, rank, runs) > 0).sum())
     assert over > 0
 
 

@@ -1,8 +1,10 @@
 """The event simulator against a slow reference, to the last bit, and against hand-worked runs."""
 
+import functools
+
 import numpy as np
 import pytest
-from reference_simulator import overflow_bytes, run
+from reference_simulator import Run, overflow_bytes, run
 from tiny import (
     cpu,
     plain_graph,
@@ -27,9 +29,20 @@ def ranks_for(kind: str, num_ops: int, seed: int) -> np.ndarray | None:
     return rng.permutation(num_ops) if kind == "distinct" else rng.integers(3, size=num_ops)
 
 
+Case = tuple[Problem, np.ndarray, np.ndarray | None]
+
+
+def reference(problem: Problem, device: np.ndarray, rank: np.ndarray | None) -> Run:
+    return run(problem, device.tolist(), None if rank is None else rank.tolist())
+
+
 def assert_as_the_reference(problem: Problem, device: np.ndarray, rank: np.ndarray | None) -> None:
+    assert_equal((problem, device, rank), reference(problem, device, rank))
+
+
+def assert_equal(case: Case, wanted: Run) -> None:
     """All times, transfers and peaks are the reference's, to the last bit."""
-    wanted = run(problem, device.tolist(), None if rank is None else rank.tolist())
+    problem, device, rank = case
     found = simulate(problem, device, rank)
     assert found.start_s.tolist() == wanted.start_s
     assert found.finish_s.tolist() == wanted.finish_s
@@ -46,27 +59,35 @@ def assert_as_the_reference(problem: Problem, device: np.ndarray, rank: np.ndarr
     assert found.peak_bytes.tolist() == wanted.peak_bytes
 
 
+@functools.cache
+def cases(num_devices: int | None, share: float, kind: str) -> list[tuple[Case, Run]]:
+    """Random problems of which a share of the links has no queue, and the reference's runs, for
+    both simulators."""
+    made = []
+    for seed in range(40):
+        count = num_devices or 2 + seed % 4
+        problem = random_problem(
+            seed, num_devices=count, num_ops=4 + seed, runs=seed % 2 == 1, varied=True
+        )
+        problem = without_queues(problem, seed, share) if share else problem
+        device = random_devices(problem, seed)[0]
+        case = problem, device, ranks_for(kind, problem.num_ops, seed)
+        made.append((case, reference(*case)))
+    return made
+
+
 @pytest.mark.parametrize("kind", ["none", "distinct", "tied"])
 @pytest.mark.parametrize("num_devices", [1, 2, 3, 5])
 def test_schedules_equal_the_reference_to_the_bit(kind: str, num_devices: int) -> None:
-    for seed in range(40):
-        problem = random_problem(
-            seed, num_devices=num_devices, num_ops=4 + seed, runs=seed % 2 == 1, varied=True
-        )
-        device = random_devices(problem, seed)[0]
-        assert_as_the_reference(problem, device, ranks_for(kind, problem.num_ops, seed))
+    for case, wanted in cases(num_devices, 0.0, kind):
+        assert_equal(case, wanted)
 
 
 @pytest.mark.parametrize("kind", ["none", "distinct", "tied"])
 @pytest.mark.parametrize("share", [0.5, 1.0])
 def test_schedules_without_queues_equal_the_reference(kind: str, share: float) -> None:
-    for seed in range(40):
-        problem = random_problem(
-            seed, num_devices=2 + seed % 4, num_ops=4 + seed, runs=seed % 2 == 1, varied=True
-        )
-        problem = without_queues(problem, seed, share)
-        device = random_devices(problem, seed)[0]
-        assert_as_the_reference(problem, device, ranks_for(kind, problem.num_ops, seed))
+    for case, wanted in cases(None, share, kind):
+        assert_equal(case, wanted)
 
 
 def test_copies_that_do_not_queue_overtake_on_a_long_lane() -> None:

@@ -5,11 +5,11 @@ import itertools
 
 import numpy as np
 import pytest
-from reference_simulator import pipeline_peaks, tables, weight_bytes
+from reference_simulator import LAUNCH_NOTHING, pipeline_peaks, tables, weight_bytes
 from tiny import plain_graph, random_devices, random_problem, unit_cluster
 
 from gdp.cluster.types import NO_CHANNEL
-from gdp.graph.op_graph import INPUT, OUTPUT, UNREAD
+from gdp.graph.op_graph import INPUT, OUTPUT
 from gdp.placement.placement import Teams
 from gdp.problem.problem import Problem, make_problem
 from gdp.sim.latency import periods
@@ -37,7 +37,7 @@ def dealt_s(problem: Problem, device: list[int], teams: Teams, samples: int) -> 
             where.append(lead if is_io or not team else team[0][i % len(team[0])])
         for op, d in enumerate(where):
             entry, seconds = cluster.devices[d], float(problem.compute_s[op, d])
-            if graph.op_types[op] not in (INPUT, OUTPUT, UNREAD):
+            if graph.op_types[op] not in LAUNCH_NOTHING:
                 makers = [int(graph.producer[t]) for t in reads[op]]
                 opens = not makers or any(
                     where[m] != d or graph.op_types[m] == INPUT for m in makers

@@ -19,6 +19,7 @@ torch: Any = pytest.importorskip("torch", reason="torch is not installed")
 accelerate: Any = pytest.importorskip("accelerate", reason="accelerate is not installed")
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("error::UserWarning:accelerate")
 @pytest.mark.parametrize("family", ["bert", "llama", "mixtral"])
 def test_maps_are_legal_and_outputs_equal(family: str, tmp_path: Path) -> None:

@@ -81,6 +81,7 @@ def run_shard(folder: Path, **environment: str) -> subprocess.CompletedProcess[s
     )  # fmt: skip
 
 
+@pytest.mark.slow
 def test_a_divided_function_has_the_results_of_the_uncut_one(tmp_path: Path) -> None:
     """The example is transformers' own model; it runs on two devices forced on the processor."""
     from jax_llama import from_checkpoint

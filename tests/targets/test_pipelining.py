@@ -271,6 +271,7 @@ def test_stages_are_stretches_that_begin_where_modules_do(tmp_path: Path) -> Non
     assert idle_share(2, 4) == idle_share(4, 12) == 0.2
 
 
+@pytest.mark.slow
 def test_scripts_that_users_get_share_no_name_with_the_methods() -> None:
     """They hold code of their own: a name of the package in them is a mistaken rename."""
     scripts = [Path(targets.__file__).parent / name for name in SCRIPTS]

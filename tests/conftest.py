@@ -1,7 +1,9 @@
 """Shapes and types of gdp are checked in every test: `tests/typecheck.py`."""
 
 import os
+import sys
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +33,23 @@ checked_package("gdp")
 def traces_anew(monkeypatch: pytest.MonkeyPatch) -> None:
     """Neither read nor keep traces: the digest of a kept one knows no code that a test replaces."""
     monkeypatch.setenv("GDP_KEEP_TRACES", "0")
+
+
+@pytest.fixture
+def run(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> Callable[..., tuple[int, str, str]]:
+    """Runs the program in the tests' own process: (exit code, stdout, stderr)."""
+    from gdp.cli import main
+
+    def program(*args: str | Path) -> tuple[int, str, str]:
+        monkeypatch.setattr(sys, "argv", ["gdp", *map(str, args)])
+        with pytest.raises(SystemExit) as done:
+            main.main()
+        out, err = capfd.readouterr()
+        return int(done.value.code or 0), out, err
+
+    return program
 
 
 @pytest.hookimpl(optionalhook=True)

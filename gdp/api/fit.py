@@ -67,6 +67,11 @@ class FitRow:
         machine = f"{self.model} on {self.cluster}" if self.model else self.cluster
         return f"{machine}, {self.prompt}+{self.new} tokens, batch {self.batch}{scheme}"
 
+    @property
+    def apart_from_prompt(self) -> tuple[str, str, str, int]:
+        """Its request without the prompt: rows that share it have one longest context."""
+        return self.model, self.cluster, self.quantize, self.batch
+
     def to_json(self) -> dict[str, Any]:
         """Plain data with the field names of the command line's `--json`."""
         return asdict(self)
@@ -142,17 +147,13 @@ def fit(
         ModelError, ClusterError: A file cannot be read, or a scheme is unknown.
         ArgumentError: A scheme is given for a model of another kind.
     """
-    models = [models] if isinstance(models, str | os.PathLike) else list(models)
-    machines = [load_cluster(cluster) for cluster in clusters]
     parts = {"costs": costs, "search": search or Search(seconds=1.0), "kept": Kept()}
-    asked = [*itertools.product(models, machines, quantize, prompts, batches)]
-    rows, longest = list[FitRow](), dict[tuple[object, ...], int]()
-    for i, (model, machine, scheme, prompt, batch) in enumerate(asked):
-        named = os.fspath(model) if len(models) > 1 else ""
+    asked = [*itertools.product(_every(models, clusters, quantize), prompts, batches)]
+    rows, longest = list[FitRow](), dict[tuple[str, str, str, int], int]()
+    for i, ((named, spec, machine, scheme), prompt, batch) in enumerate(asked):
         row = FitRow(machine.name, prompt, new, batch, fits=False, quantize=scheme, model=named)
         if progress is not None:
             progress(row.label, i / len(asked))
-        spec = with_options(model, quantize=scheme or None)
         request = Generation(spec, prompt=prompt, new=new, batch=batch, context=context)
         try:
             question, result = _answered(request, machine, target, parts)
@@ -160,18 +161,27 @@ def fit(
             rows.append(replace(row, limit=str(error)))
             continue
         rows.append(_with_answer(row, question, result))
-        key = (model, machine.name, scheme, batch)
-        if key not in longest:
-            longest[key] = _longest(question, result)
-        longest[key] = max(longest[key], rows[-1].longest_context or 0)
-    of_machine = [
-        longest.get((model, machine.name, scheme, batch)) or None
-        for model, machine, scheme, _, batch in asked
-    ]
+        most = longest.get(row.apart_from_prompt) or _longest(question, result)
+        longest[row.apart_from_prompt] = max(most, rows[-1].longest_context or 0)
     return [
-        replace(row, longest_context=most) if row.fits else row
-        for row, most in zip(rows, of_machine, strict=True)
+        replace(row, longest_context=longest[row.apart_from_prompt] or None) if row.fits else row
+        for row in rows
     ]
+
+
+def _every(
+    models: str | Path | Sequence[str | Path], clusters: Sequence[Machine], quantize: Sequence[str]
+) -> list[tuple[str, str, Cluster, str]]:
+    """(name in rows, specification, machine, scheme) of every model, machine and scheme."""
+    models = [models] if isinstance(models, str | os.PathLike) else list(models)
+    machines = [load_cluster(cluster) for cluster in clusters]
+    return [
+        (
+            os.fspath(model) if len(models) > 1 else "",
+            os.fspath(with_options(model, quantize=scheme or None)), machine, scheme,
+        )
+        for model, machine, scheme in itertools.product(models, machines, quantize)
+    ]  # fmt: skip
 
 
 def fit_traffic(
@@ -206,15 +216,11 @@ def fit_traffic(
         ArgumentError: The traffic has another form.
     """
     traffic = parse_traffic(traffic) if isinstance(traffic, str) else traffic
-    models = [models] if isinstance(models, str | os.PathLike) else list(models)
-    machines, rows = [load_cluster(cluster) for cluster in clusters], list[TrafficRow]()
-    asked = list(itertools.product(models, machines, quantize))
-    for i, (model, machine, scheme) in enumerate(asked):
-        named = os.fspath(model) if len(models) > 1 else ""
+    asked, rows = _every(models, clusters, quantize), list[TrafficRow]()
+    for i, (named, spec, machine, scheme) in enumerate(asked):
         row = TrafficRow(machine.name, scheme, model=named)
         if progress is not None:
             progress(row.label, i / len(asked))
-        spec = os.fspath(with_options(model, quantize=scheme or None))
         parts = {
             "cluster": machine, "target": "vllm", "costs": costs, "search": search,
             "constraints": constraints,

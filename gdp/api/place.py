@@ -3,12 +3,10 @@
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from gdp.api.answer import answer, compile_once
 from gdp.api.ask import ask, require_answerable
-from gdp.api.traffic.drafting import Draft, drafted
-from gdp.api.traffic.serve import served_plan
 from gdp.base.clock import Phases
 from gdp.base.errors import ArgumentError, InfeasibleError, MissingExtraError
 from gdp.cluster.file import Machine
@@ -23,6 +21,9 @@ from gdp.question.result import Result, with_best_bound
 from gdp.sim.objectives import Score
 from gdp.sim.traffic import Traffic
 from gdp.sim.traffic_text import NO_LIMITS, TrafficLimits
+
+if TYPE_CHECKING:
+    from gdp.api.traffic.drafting import Draft
 
 
 def place(
@@ -42,7 +43,7 @@ def place(
     traffic: Traffic | str | None = None,
     within: TrafficLimits | str = NO_LIMITS,
     disaggregated: bool = True,
-    draft: Draft | None = None,
+    draft: "Draft | None" = None,
 ) -> Result:
     """Place the ops of a model on the devices of a cluster.
 
@@ -112,7 +113,7 @@ def placed(
     traffic: Traffic | str | None = None,
     within: TrafficLimits | str = NO_LIMITS,
     disaggregated: bool = True,
-    draft: Draft | None = None,
+    draft: "Draft | None" = None,
     phases: Phases | None = None,
     **parts: Any,
 ) -> Result:
@@ -124,10 +125,15 @@ def placed(
         if within != NO_LIMITS or not disaggregated:
             name = "--no-disaggregation" if within == NO_LIMITS else "--within"
             raise ArgumentError(f"{name} is for requests of --traffic to hf: models (--for vllm)")
-        model = model if draft is None else drafted(spec, draft)
+        if draft is not None:
+            from gdp.api.traffic.drafting import drafted
+
+            model = drafted(spec, draft)
         return answer(ask(model, phases=phases, **parts), phases)
     if parts.get("target") != "vllm" or not spec.startswith(HF_PREFIX):
         raise ArgumentError("--traffic is for hf: models --for vllm")
+    from gdp.api.traffic.serve import served_plan  # it takes a tenth of a second to import
+
     plan = served_plan(
         {**parts, "phases": phases}, spec, traffic, within=within, disaggregated=disaggregated,
         draft=draft,

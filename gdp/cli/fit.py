@@ -2,22 +2,22 @@
 
 import functools
 from dataclasses import replace
-from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
 import click
 from click.core import ParameterSource
 
+from gdp.base.units import format_seconds
 from gdp.cli import options
 from gdp.cli.asking import NO_BACKEND, limited, require_writable
 from gdp.cli.show import show, stages
 from gdp.targets.table import PLANNERS
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
     from gdp.api.fit import FitRow, TrafficRow
-    from gdp.sim.traffic import Spread, Traffic
+    from gdp.sim.traffic import Traffic
 
 
 _NOT_OF_TRAFFIC = {
@@ -152,66 +152,63 @@ def _require_traffic(models: "Sequence[str]", target: str | None) -> None:
 
 def fit_text(rows: "Sequence[FitRow]") -> str:
     """Text of `gdp fit`."""
-    from gdp.base.units import format_seconds
-    from gdp.cli.text import shown, table
-
-    names = _file_names(row.model for row in rows)
-    rows = [replace(row, model=names[row.model]) for row in rows]
-    body, tried, divides = [], any(row.quantize for row in rows), any(row.layout for row in rows)
-    several, longer = (any(map(attrgetter(name), rows)) for name in ("model", "full_tokens_per_s"))
-    for row in rows:
-        start = [row.model] * several
-        start += [row.cluster, f"{row.prompt}+{row.new}", str(row.batch)]
-        start += [row.quantize or "-"] if tried else []
-        if not row.fits or row.first_token_s is None or row.request_s is None:
-            body.append([*start, "no", *["-"] * (6 + divides + longer)])
-            continue
-        body.append(
-            [
-                *start, "yes", f"{row.tokens_per_s:.1f}", format_seconds(row.first_token_s),
-                format_seconds(row.request_s), "-" if row.gap is None else f"{row.gap:.0%}",
-                f"{row.fullest or 0:.0%}",
-                "-" if row.longest_context is None else str(row.longest_context),
-                *(["-" if not row.full_tokens_per_s else f"{row.full_tokens_per_s:.1f}"] * longer),
-                *([row.layout or "-"] if divides else []),
-            ]
-        )  # fmt: skip
-    header = [*["model"] * several, "machine", "tokens", "batch", *["quantised"] * tried, "fits"]
-    header += ["tokens/s", "TTFT", "request", "gap", "fullest", "longest context"]
-    header += [*["tokens/s at it"] * longer, *["layout"] * divides]
-    return shown([table(header, body), "", *_remarks(rows)])
+    return _rows_text(rows, [
+        ("model?", lambda row: row.model),
+        ("machine", lambda row: row.cluster),
+        ("tokens", lambda row: f"{row.prompt}+{row.new}"),
+        ("batch", lambda row: str(row.batch)),
+        ("quantised?", lambda row: row.quantize),
+        ("fits", lambda row: "yes" if row.fits else "no"),
+        ("tokens/s", lambda row: _known(row.tokens_per_s, "{:.1f}".format)),
+        ("TTFT", lambda row: _known(row.first_token_s)),
+        ("request", lambda row: _known(row.request_s)),
+        ("gap", lambda row: _known(row.gap, "{:.0%}".format)),
+        ("fullest", lambda row: _known(row.fullest, "{:.0%}".format)),
+        ("longest context", lambda row: _known(row.longest_context, str)),
+        ("tokens/s at it?", lambda row: _known(row.full_tokens_per_s, "{:.1f}".format)),
+        ("layout?", lambda row: row.layout),
+    ])  # fmt: skip
 
 
 def traffic_text(rows: "Sequence[TrafficRow]") -> str:
     """Text of `gdp fit --traffic`."""
-    from gdp.base.units import format_seconds
-    from gdp.cli.text import shown, table
 
-    def times(spread: "Spread | None") -> list[str]:
-        if spread is None:
-            return ["-", "-"]
-        return [format_seconds(spread.mean_s), format_seconds(spread.p95_s)]
+    def room(row: "TrafficRow") -> str:
+        return "no limit" if row.fits and row.room is None else _known(row.room, str)
+
+    return _rows_text(rows, [
+        ("model?", lambda row: row.model),
+        ("machine", lambda row: row.cluster),
+        ("quantised?", lambda row: row.quantize),
+        ("fits", lambda row: "yes" if row.fits else "no"),
+        ("tokens/s", lambda row: _known(row.tokens_per_s, "{:.1f}".format)),
+        ("TTFT", lambda row: row.first_token and _known(row.first_token.mean_s)),
+        ("95%", lambda row: row.first_token and _known(row.first_token.p95_s)),
+        ("TPOT", lambda row: row.token and _known(row.token.mean_s)),
+        ("95%", lambda row: row.token and _known(row.token.p95_s)),
+        ("concurrency", lambda row: _known(row.running, "{:.1f}".format)),
+        ("room", room),
+        ("layout", lambda row: row.layout),
+    ])  # fmt: skip
+
+
+def _known(value: float | None, text: "Callable[[Any], str]" = format_seconds) -> str:
+    """A number as text; "" where it is not known."""
+    return "" if value is None else text(value)
+
+
+def _rows_text(
+    rows: "Sequence[Any]", columns: "Sequence[tuple[str, Callable[[Any], str | None]]]"
+) -> str:
+    """Table and remarks of rows; columns whose name ends with "?" are left out where all cells are
+    empty."""
+    from gdp.cli.text import shown, table
 
     names = _file_names(row.model for row in rows)
     rows = [replace(row, model=names[row.model]) for row in rows]
-    tried, several = (any(map(attrgetter(name), rows)) for name in ("quantize", "model"))
-    body = list[list[str]]()
-    for row in rows:
-        start = [*[row.model] * several, row.cluster, *[row.quantize or "-"] * tried]
-        start.append("yes" if row.fits else "no")
-        if row.tokens_per_s is None:
-            body.append([*start, *["-"] * 8])
-            continue
-        room = "no limit" if row.room is None else str(row.room)
-        body.append(
-            [
-                *start, f"{row.tokens_per_s:.1f}", *times(row.first_token), *times(row.token),
-                f"{row.running or 0:.1f}", room, row.layout,
-            ]
-        )  # fmt: skip
-    header = [*["model"] * several, "machine", *["quantised"] * tried, "fits", "tokens/s"]
-    header += ["TTFT", "95%", "TPOT", "95%", "concurrency", "room", "layout"]
-    return shown([table(header, body), "", *_remarks(rows)])
+    own = [(name, cell) for name, cell in columns if name[-1] != "?" or any(map(cell, rows))]
+    body = [[cell(row) or "-" for _, cell in own] for row in rows]
+    return shown([table([name.rstrip("?") for name, _ in own], body), "", *_remarks(rows)])
 
 
 def _file_names(models: "Iterable[str]") -> dict[str, str]:

@@ -28,12 +28,6 @@ def test_away_from_a_terminal_a_stage_is_a_line_and_its_progress_none(
     assert said.out == ""
 
 
-def test_where_lines_are_not_wanted_nothing_is_said(capsys: pytest.CaptureFixture[str]) -> None:
-    with stages(lines=False) as say:
-        say("loading")
-    assert capsys.readouterr().err == ""
-
-
 def test_a_terminal_shows_a_bar_with_the_stage_and_no_lines(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

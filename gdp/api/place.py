@@ -20,7 +20,7 @@ from gdp.question.question import Question, question_about
 from gdp.question.result import Result, with_best_bound
 from gdp.sim.objectives import Score
 from gdp.sim.traffic import Traffic
-from gdp.sim.traffic_text import NO_LIMITS, TrafficLimits
+from gdp.sim.traffic_text import TrafficLimits
 
 if TYPE_CHECKING:
     from gdp.api.traffic.drafting import Draft
@@ -41,7 +41,7 @@ def place(
     checkpoint: str | Path | None = None,
     constraints: Constraints | None = None,
     traffic: Traffic | str | None = None,
-    within: TrafficLimits | str = NO_LIMITS,
+    within: TrafficLimits | str | None = None,
     disaggregated: bool = True,
     draft: "Draft | None" = None,
 ) -> Result:
@@ -77,7 +77,7 @@ def place(
         constraints: Pins, forbidden devices, ops that stay together. Default: none.
         traffic: Requests that share the engine of an `hf:` model with target "vllm", as `gdp.serve`
             takes them; so are `within` and `disaggregated`. Default: one request, or none.
-        within: TTFT and TPOT that 95% of the requests of traffic are to keep.
+        within: TTFT and TPOT that 95% of the requests of traffic are to keep. Default: no limits.
         disaggregated: Prefill may get GPUs of its own.
         draft: A draft model for speculative decoding, where that is faster: with traffic, or for a
             request (`gdp.Generation`) to a .gguf model.
@@ -111,7 +111,7 @@ def placed(
     model: Model,
     *,
     traffic: Traffic | str | None = None,
-    within: TrafficLimits | str = NO_LIMITS,
+    within: TrafficLimits | str | None = None,
     disaggregated: bool = True,
     draft: "Draft | None" = None,
     phases: Phases | None = None,
@@ -122,8 +122,8 @@ def placed(
     phases = phases or Phases()
     spec = spec_of(model)
     if traffic is None:
-        if within != NO_LIMITS or not disaggregated:
-            name = "--no-disaggregation" if within == NO_LIMITS else "--within"
+        if within is not None or not disaggregated:
+            name = "--no-disaggregation" if within is None else "--within"
             raise ArgumentError(f"{name} is for requests of --traffic to hf: models (--for vllm)")
         if draft is not None:
             from gdp.api.traffic.drafting import drafted

@@ -138,7 +138,7 @@ class Asking:
 
         record = getattr(placed, "question", None)
         machine = None if record is None else record.machine()
-        if machine is None:
+        if record is None or machine is None:
             machine = Cluster.load(self.cluster)
         elif self.cluster is not None:
             record.require_cluster(Cluster.load(self.cluster))

@@ -42,12 +42,11 @@ def place(
     overwrite = require_writable(
         force, model, *asking.files, placement=output, report=report, trace=trace
     )
-    serving = {"traffic": traffic, "disaggregated": disaggregated, "draft": draft}
-    serving |= {} if within is None else {"within": within}
     with stages() as say, listening(say):
         result = placed(
-            model or "", search=asking.search(placing(say)), phases=phases, **parts, **serving
-        )
+            model or "", search=asking.search(placing(say)), phases=phases, traffic=traffic,
+            within=within, disaggregated=disaggregated, draft=draft, **parts,
+        )  # fmt: skip
     _write(result, output, report, trace, overwrite)
     starts = start_commands(result)
     plain = result.to_json() | ({"start": [s._asdict() for s in starts]} if starts else {})

@@ -83,7 +83,7 @@ def run(
         sys.exit(1)
 
 
-def _placed(question: "Question", runtime: str | None, given: Asking, say: Say) -> "Result":
+def _placed(question: "Question", runtime: str | None, asking: Asking, say: Say) -> "Result":
     """An answer that the runtime executes, with its stages reported."""
     from gdp.api.answer import answer
     from gdp.api.run import runnable, runtime_of

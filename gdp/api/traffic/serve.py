@@ -104,7 +104,7 @@ def served_plan(
     traffic: Traffic | str,
     *,
     requests_at_once: int | None = None,
-    within: TrafficLimits | str = NO_LIMITS,
+    within: TrafficLimits | str | None = None,
     disaggregated: bool = True,
     draft: Draft | None = None,
 ) -> ServedPlan:
@@ -114,7 +114,7 @@ def served_plan(
     if given := next((SIZES[name] for name in ModelSpec.of(model).options if name in SIZES), None):
         raise ArgumentError(f"--traffic says all tokens and requests: leave out --{given}")
     traffic = parse_traffic(traffic) if isinstance(traffic, str) else traffic
-    within = parse_limits(within) if isinstance(within, str) else within
+    within = parse_limits(within) if isinstance(within, str) else within or NO_LIMITS
     if draft is not None:
         draft.require_config()
     named = os.fspath(Generation(model, traffic.prompt, traffic.new))

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 from click.core import ParameterSource
 
-from gdp.base.errors import ClusterError, GdpError
+from gdp.base.errors import ArgumentError, ClusterError, GdpError
 from gdp.base.files.writing import (
     OverwritePolicy,
     TargetError,
@@ -97,7 +97,10 @@ class Asking:
                 "--context is for a whole request: give --generate, too; requests of --traffic say "
                 "their tokens themselves"
             )
-        spec = with_options(self.spec, **options)
+        try:
+            spec = with_options(self.spec, **options)
+        except ArgumentError as error:
+            raise click.UsageError(str(error)) from None
         if self.generate is not None:
             context = {} if self.context is None else {"context": self.context}
             spec = ModelSpec.of(spec).having(**self.generate, **context)

@@ -399,10 +399,12 @@ def test_a_document_that_asks_to_dequantise_is_placed_dense() -> None:
 
 
 def test_the_command_line_appends_the_scheme_to_the_spec() -> None:
+    import click
+
     from gdp.cli.asking import Asking
 
     asked = Asking("hf:x", task="causal-lm", sequence=16, quantize="nf4")
     assert asked.model == "hf:x?task=causal-lm&sequence=16&quantize=nf4"
     for file in ("model.onnx", "model.gguf"):
-        with pytest.raises(gdp.ArgumentError, match="--quantize is for hf:CONFIG models"):
+        with pytest.raises(click.UsageError, match="--quantize is for hf:CONFIG models"):
             _ = Asking(file, quantize="nf4").model

@@ -39,14 +39,15 @@ def place(
     phases.ended("import")
     model, parts = asking.model, asking.parts()
     asking.search()  # refuses bad values before files are looked at
-    overwrite = require_writable(
-        force, model, *asking.files, placement=output, report=report, trace=trace
-    )
+    paths = {"placement": output, "report": report, "trace": trace}
+    require_writable(force, model, *asking.files, **paths)
     with stages() as say, listening(say):
         result = placed(
             model or "", search=asking.search(placing(say)), phases=phases, traffic=traffic,
             within=within, disaggregated=disaggregated, draft=draft, **parts,
         )  # fmt: skip
+    # Files of a python: model are known once it is loaded.
+    overwrite = require_writable(force, model, *asking.files, **paths)
     _write(result, output, report, trace, overwrite)
     starts = start_commands(result)
     plain = result.to_json() | ({"start": [s._asdict() for s in starts]} if starts else {})

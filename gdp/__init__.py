@@ -11,15 +11,15 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from gdp.api.compare import compare as compare
     from gdp.api.explain import explain as explain
     from gdp.api.finetune import finetune as finetune
     from gdp.api.on_devices import on_devices as on_devices
+    from gdp.api.place import compare as compare
     from gdp.api.place import place as place
+    from gdp.api.place import simulate as simulate
     from gdp.api.report import report as report
     from gdp.api.run import export as export
     from gdp.api.run import run as run
-    from gdp.api.simulate import simulate as simulate
     from gdp.api.traffic.serve import serve as serve
     from gdp.api.tune import tune as tune
     from gdp.base.errors import ArgumentError as ArgumentError
@@ -73,7 +73,7 @@ _WHERE = {
     "Search": "gdp.methods.base",
     "Split": "gdp.placement.placement",
     "Traffic": "gdp.sim.traffic",
-    "compare": "gdp.api.compare",
+    "compare": "gdp.api.place",
     "explain": "gdp.api.explain",
     "export": "gdp.api.run",
     "finetune": "gdp.api.finetune",
@@ -87,7 +87,7 @@ _WHERE = {
     "run": "gdp.api.run",
     "save_placement": "gdp.placement.placement",
     "serve": "gdp.api.traffic.serve",
-    "simulate": "gdp.api.simulate",
+    "simulate": "gdp.api.place",
     "trace": "gdp.importers.jax.trace",
     "trace_torch": "gdp.importers.pytorch.model",
     "tune": "gdp.api.tune",

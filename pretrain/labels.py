@@ -5,7 +5,7 @@ from pathlib import Path
 import click
 import numpy as np
 
-from gdp.base.tasks import Engine
+from gdp.base.tasks import engine_of
 from gdp.cli import options
 from gdp.cli.program import run
 from gdp.learn.instances import Instance, Problems, draw
@@ -41,7 +41,7 @@ def drawn(
 )
 @click.option("--seconds", default=1e9, help="Stop after so long.")
 @click.option("--seed", default=0, show_default=True)
-@options.engine
+@options.stack(*options.ENGINE)
 def main(
     corpus: str,
     out: Path,
@@ -54,7 +54,8 @@ def main(
     memory: tuple[float, float],
     seconds: float,
     seed: int,
-    engine: Engine,
+    processes: int | None,
+    ray: str | None,
 ) -> None:
     """Search labels and keep the best of what is known."""
     source = Corpus(str(Path(corpus).resolve()) if corpus else "", random_graphs, 30, max_ops)
@@ -64,7 +65,7 @@ def main(
     def say(done: int, count: int, key: str) -> None:
         click.echo(f"{done} of {count}: {key}", err=True)
 
-    done = label_all(out, tasks, seconds, engine, say)
+    done = label_all(out, tasks, seconds, engine_of(processes, ray), say)
     click.echo(f"{done} instances labelled, {len(load_labels(out))} in {out}")
 
 

@@ -2,7 +2,9 @@
 
 import gc
 import os
+import sys
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -58,6 +60,23 @@ def few_shapes(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(network, "OP_SIZES", (64, *network.OP_SIZES))
     monkeypatch.setattr(network, "DEVICE_SIZES", network.DEVICE_SIZES[1:])
+
+
+@pytest.fixture
+def run(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> Callable[..., tuple[int, str, str]]:
+    """Runs the program in the tests' own process: (exit code, stdout, stderr)."""
+    from gdp.cli import main
+
+    def program(*args: str | Path) -> tuple[int, str, str]:
+        monkeypatch.setattr(sys, "argv", ["gdp", *map(str, args)])
+        with pytest.raises(SystemExit) as done:
+            main.main()
+        out, err = capfd.readouterr()
+        return int(done.value.code or 0), out, err
+
+    return program
 
 
 @pytest.hookimpl(optionalhook=True)

@@ -8,7 +8,7 @@ import pytest
 
 from gdp.base.cores import num_cores, usable_cores
 from gdp.base.errors import ClusterError
-from gdp.cli.options.machines import _engine
+from gdp.base.tasks import engine_of
 from gdp.cluster.detect import local_cluster
 from gdp.cluster.presets import device_preset
 from gdp.cluster.types import make_cluster
@@ -45,8 +45,8 @@ def test_a_system_that_does_not_know_has_one_core(monkeypatch: pytest.MonkeyPatc
 
 def test_detection_and_worker_processes_take_them_all(cores: list[int]) -> None:
     assert local_cluster(run=lambda _: None).num_devices == len(cores)
-    assert _engine(None, None).processes == len(cores)
-    assert _engine(2, None).processes == 2
+    assert engine_of(None, None).processes == len(cores)
+    assert engine_of(2, None).processes == 2
 
 
 def test_onnx_runtime_runs_and_is_profiled_on_them(cores: list[int]) -> None:

@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 
 import gdp
-from gdp.api.phases import phases_apart
+from gdp.api.answer import phases_apart
 from gdp.cluster.types import Cluster, Device, make_cluster
 from gdp.costs.base import roofline
 from gdp.costs.offload import sends_weights

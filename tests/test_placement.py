@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from gdp.api.simulate import simulate
+from gdp.api.place import simulate
 from gdp.base.errors import ModelError, PlacementError
 from gdp.cluster.presets import cluster_preset
 from gdp.cluster.types import Cluster, Device, make_cluster

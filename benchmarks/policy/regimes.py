@@ -36,7 +36,7 @@ from benchmarks.policy.instances import (
 )
 from benchmarks.tables import geomean
 from gdp.base.files.writing import write_atomic
-from gdp.base.tasks import Engine, each
+from gdp.base.tasks import each, engine_of
 from gdp.cli import options
 from gdp.cli.program import run
 from gdp.cluster.types import Cluster, Device, make_cluster
@@ -250,16 +250,17 @@ def main() -> None:
 @click.option("--evaluations", default=50_000, show_default=True, help="Of each search.")
 @click.option("--large-evaluations", default=5_000, show_default=True, help="On large graphs.")
 @click.option("--seed", default=0, show_default=True)
-@options.engine
+@options.stack(*options.ENGINE)
 def best(
-    regimes: tuple[str, ...], evaluations: int, large_evaluations: int, seed: int, engine: Engine
-) -> None:
+    regimes: tuple[str, ...], evaluations: int, large_evaluations: int, seed: int,
+    processes: int | None, ray: str | None,
+) -> None:  # fmt: skip
     """`auto` without and with the policy, with so many evaluations; better values are kept."""
     entries = load()
     chosen = [k for k, entry in enumerate(entries) if entry.regime in (regimes or REGIMES)]
     counts = [large_evaluations if entries[k].regime == "large" else evaluations for k in chosen]
     tasks = [(entries[k], count, seed) for k, count in zip(chosen, counts, strict=True)]
-    for number, entry in each(_bettered, tasks, engine):
+    for number, entry in each(_bettered, tasks, engine_of(processes, ray)):
         entries[chosen[number]] = entry
         save(entries)
     click.echo(f"{sum(x.best_s is not None for x in entries)} of {len(entries)} have a value")

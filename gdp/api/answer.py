@@ -1,22 +1,28 @@
 """The answer to a question: compilation, plan, score, generation, notes, seconds of each phase."""
 
 import functools
+import itertools
 from dataclasses import replace
 
+import numpy as np
+from jaxtyping import Float, Int
 from msgspec import structs
 
 from gdp.api import first_run
-from gdp.api.generation import generation_answer
-from gdp.api.phases import phases_apart
+from gdp.api.generation import generation_answer, phases_s
 from gdp.base.clock import COMPILE, Phases, waiting_for
+from gdp.base.errors import PlacementError
 from gdp.base.terminal import stage
-from gdp.base.units import format_seconds
+from gdp.base.units import format_bytes, format_seconds
 from gdp.cluster.reserve import for_runtime
+from gdp.cluster.types import Cluster, overflow_bytes
+from gdp.graph.generation import steps_of
 from gdp.graph.op_graph import OpGraph
 from gdp.importers.spec import ModelSpec
 from gdp.measure.plan import make_plan
+from gdp.placement.placement import make_placement
 from gdp.question.models import HF_PREFIX, Model, spec_of
-from gdp.question.prepare import prepare_placement
+from gdp.question.prepare import once_of, prepare_placement
 from gdp.question.question import NOTHING_KEPT, Question
 from gdp.question.result import Result
 from gdp.sim.objectives import find_objective
@@ -29,6 +35,8 @@ MOST_CUT_OPS = 5_000
 """Ops of the largest graph that is cut into pieces only to predict them."""
 WORTH_TELLING = 0.01
 """Least difference of two predictions of one placement that is told."""
+WORTH_SEPARATING = 1.1
+"""Times that a request has to be faster on two devices, one for each of its phases."""
 
 
 def answer(question: Question, phases: Phases | None = None) -> Result:
@@ -130,3 +138,79 @@ def _as_executed(result: Result) -> list[str]:
         return []
     executed = format_seconds(executed_s)
     return [f"as gdp run executes it, in sub-models whose outputs leave together: {executed}"]
+
+
+def phases_apart(result: Result) -> str:
+    """Seconds of a request whose prompt another device reads than the one that writes its tokens,
+    both with all weights, in a sentence; "" where that gains less than `WORTH_SEPARATING`.
+
+    seconds = first token on one + caches over the link + steps on the other
+
+    Pairs are of devices of unlike kinds that each hold the whole model, those of one memory both.
+    Most are ruled out by arithmetic and bandwidth alone; of the others both phases are simulated.
+    """
+    question, limit_s = result.question, result.score.latency_s / WORTH_SEPARATING
+    graph, cluster = question.graph, question.cluster
+    steps, caches = steps_of(graph), int(graph.cache_bytes[~graph.is_buffer].sum())
+    devices = _first_of_kinds(cluster)
+    reads_s, writes_s = _least_s(graph, cluster)
+    alone: dict[int, tuple[float, float, Int[np.ndarray, "D"]] | None] = {}
+    best = limit_s, -1, -1
+    for a, b in itertools.permutations(devices, 2):
+        if reads_s[a] + steps * writes_s[b] >= best[0]:
+            continue
+        for d in {a, b} - alone.keys():
+            alone[d] = _alone(question, d)
+        reader, writer = alone[a], alone[b]
+        if reader is None or writer is None or overflow_bytes(cluster, reader[2] + writer[2]):
+            continue
+        way_s = cluster.link_latency_s[a, b] + caches / cluster.link_bytes_per_s[a, b]
+        best = min(best, (reader[0] + float(way_s) + steps * writer[1], a, b))
+    seconds, a, b = best
+    if a < 0:
+        return ""
+    held = graph.weight_holders(np.flatnonzero(~graph.is_buffer))
+    weights = int((graph.weight_bytes - graph.cache_bytes)[held].sum())
+    names = cluster.device_names
+    return (
+        f"were the prompt read by {names[a]} and the tokens written by {names[b]}, each with all "
+        f"weights ({format_bytes(weights)} more), the request would take {format_seconds(seconds)},"
+        f" {result.score.latency_s / seconds:.2f} times as fast: no runtime that gdp plans for "
+        "does that for a single request"
+    )
+
+
+def _first_of_kinds(cluster: Cluster) -> list[int]:
+    """The first device of each kind that computes."""
+    kinds: dict[str, int] = {}
+    for d in np.flatnonzero(cluster.computes & ~cluster.streams).tolist():
+        kinds.setdefault(cluster.devices[d].kind, d)
+    return list(kinds.values())
+
+
+def _least_s(
+    graph: OpGraph, cluster: Cluster
+) -> tuple[Float[np.ndarray, "D"], Float[np.ndarray, "D"]]:
+    """(seconds of the prompt's arithmetic, seconds in which a step's bytes are read), by device."""
+    once = graph.repeats == 1
+    moved = graph.memory_traffic_bytes[~once].sum()
+    dtypes, which = np.unique([x.dtype for x in graph.detail], return_inverse=True)
+    flop = np.bincount(which[once], graph.flop[once], len(dtypes))
+    speeds = np.array([[d.speed(str(x)) for x in dtypes] for d in cluster.devices])
+    return (flop / speeds).sum(axis=1), np.array([moved / d.bytes_per_s for d in cluster.devices])
+
+
+def _alone(question: Question, d: int) -> tuple[float, float, Int[np.ndarray, "D"]] | None:
+    """(seconds to the first token, seconds of a step, bytes by device) of a whole request on a
+    device; None where it cannot compute it."""
+    graph, cluster = question.graph, question.cluster
+    once = once_of(question)
+    place = np.where(graph.is_io, cluster.host, d)
+    try:
+        whole = prepare_placement(question, make_placement(graph, cluster, place))
+        phases = prepare_placement(
+            replace(question, graph=once, objective="latency"), make_placement(once, cluster, place)
+        )
+    except PlacementError:
+        return None
+    return *phases_s(phases, once), whole.score().peak_bytes

@@ -26,7 +26,6 @@ def ask(
     model: Model,
     cluster: Machine,
     *,
-    load: Callable[..., OpGraph] = load,
     phases: Phases | None = None,
     kept: Kept | None = None,
     **parts: Any,
@@ -36,7 +35,6 @@ def ask(
     Args:
         model: As in `gdp.place`.
         cluster: As in `gdp.place`.
-        load: Loads the graph, as `gdp.question.models.load`.
         phases: Seconds of the call so far, which get those of reading.
         kept: What was prepared for other questions of the call. Default: nothing.
         **parts: Further fields of `Question`; None stands for the default of constraints, search
@@ -53,7 +51,8 @@ def ask(
     if target is not None and target not in PLANNERS:
         raise ArgumentError(f"no target {target!r}; there are {', '.join(PLANNERS)}")
     if offload is not None and (target is None or not PLANNERS[target].offloads):
-        raise ArgumentError("offload is what accelerate does: give target='accelerate'")
+        names = [name for name, row in PLANNERS.items() if row.offloads]
+        raise ArgumentError(f"--offload needs --for {' or --for '.join(names)}")
     machine, spec = load_cluster(cluster), ModelSpec.of(model)
     longest = spec.options.get("context") == LONGEST
     model = spec.having(context=None) if longest else model

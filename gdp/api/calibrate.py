@@ -1,27 +1,39 @@
-"""The command `calibrate`: what profiles teach of this machine, and refused calibrations."""
+"""The commands `profile` and `calibrate`: profiles of models, the costs that they teach of this
+machine, and refused calibrations."""
 
+import os
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 from jaxtyping import Float, Int
 
+from gdp.base import checkpoint
+from gdp.base.errors import ArgumentError, ClusterError, ModelError
+from gdp.base.files.reading import Kind, read_text
 from gdp.cluster.detect import cpu_model
 from gdp.cluster.presets import device_names, device_preset
 from gdp.cluster.types import Cluster, Device, is_cpu_kind, make_cluster
 from gdp.costs import machine
 from gdp.costs.adapt import AdaptedCosts, Piece, Run, adapt, op_keys, piece_shares
 from gdp.costs.base import CostModel
-from gdp.costs.calibrate import Predicted
-from gdp.costs.default import SHIPPED, resolve_costs
+from gdp.costs.calibrate import Predicted, evaluate, recharge, refit
+from gdp.costs.cost_file import load_costs, save_costs
+from gdp.costs.default import SHIPPED, resolve_costs, shipped_for
 from gdp.costs.kernels import components
+from gdp.costs.learned import Calibration
 from gdp.costs.profile import Profile, ProfiledModel, ProfileError
 from gdp.graph.op_graph import OpGraph
+from gdp.importers.python import python_function
+from gdp.question.models import PYTHON_PREFIX, is_traced, traced_model, with_dims
 from gdp.question.prepare import prepare_problem
 from gdp.question.question import Question
 
+QUICK = ("bvlc_alexnet", "shufflenet", "zfnet512")
+"""Small models of the installed onnx package."""
 BUSY = 1.25
 """Whole model over the sum of its kernels, above which the machine did something else meanwhile:
 kernels take the smallest of rounds, whole models what a round took."""
@@ -92,8 +104,8 @@ def remember_profile(profile: Profile) -> Remembered:
 
     Raises:
         ProfileError: if the profile is of another machine, holds no models, was made while the
-            machine was busy, or teaches costs that predict its models worse than before.
-        OSError: if it cannot be written.
+            machine was busy, or teaches costs that predict its models worse than before; or if
+            they cannot be written.
     """
     _require_here(profile)
     if reason := busy(profile.models):
@@ -107,7 +119,10 @@ def remember_profile(profile: Profile) -> Remembered:
             f"{off_before:.0%}: nothing is remembered. Learn from whole runs: gdp tune"
         )
     records = {(r.digest, r.costs): r for _, own in learned for r in own}
-    files = tuple(str(machine.remember(record)) for record in records.values())
+    try:
+        files = tuple(str(machine.remember(record)) for record in records.values())
+    except OSError as error:
+        raise ProfileError(f"what was learned cannot be kept: {error}") from error
     return replace(learned[0][0], files=files)
 
 
@@ -197,3 +212,138 @@ def _pieces(
         for name, own_s in measured.items()
         if own_s > 0
     )
+
+
+def measured_profile(
+    models: Sequence[tuple[str, str, str]],
+    device: str,
+    *,
+    dims: Sequence[str] = (),
+    overheads: bool = True,
+    quick: bool = False,
+    threads: int = 1,
+    rounds: int = 5,
+    seconds: float = 2.0,
+    seed: int = 0,
+) -> Profile:
+    """Profile of models, measured by the runtime of a device.
+
+    Args:
+        models: Name, family and specification of each.
+        device: "cpu:CORE", "jax:cpu", "jax:gpu", "torch:cpu" or "torch:cuda".
+        dims: Bindings of symbolic dimensions, "NAME=VALUE"; ONNX models.
+        overheads: Measure the costs of sessions and hand-overs, too.
+        quick: Measure small models that gdp brings instead.
+        threads: Of ONNX Runtime.
+        rounds: Of measuring.
+        seconds: Of measuring each model.
+        seed: Of inputs and weights.
+
+    Raises:
+        ClusterError: The device is unknown.
+        ModelError: The runtime does not execute a model.
+    """
+    kind, _, index = device.partition(":")
+    if quick and kind == "jax" and index in ("", "cpu"):
+        return _quick_jax(rounds, seconds)
+    if kind in ("jax", "torch") and not models:
+        least = "--quick is for cpu:CORE and jax:cpu"
+        if kind == "torch":
+            least = "--quick and --only-overheads have none"
+        name = device if kind == "jax" else "torch:..."
+        raise ArgumentError(f"--device {name} needs models: {least}")
+    if kind == "jax":
+        from gdp.targets.jax.profile import profile_functions
+
+        functions = [(name, group, *_jax_function(model)) for name, group, model in models]
+        return profile_functions(functions, index or "cpu", rounds=rounds, seconds=seconds)
+    if kind == "torch":
+        from gdp.targets.pytorch.profile import profile_modules
+
+        modules = [(name, group, _torch_model(model)) for name, group, model in models]
+        return profile_modules(
+            modules, index or "cpu", rounds=rounds, seconds=seconds, overheads=overheads
+        )
+    if kind == "cpu" and (index or "0").isdigit():
+        from gdp.targets.onnxruntime.profile import ProfileConfig, profile_models
+
+        config = ProfileConfig(int(index or 0), threads, rounds, seconds, seed=seed)
+        if quick:
+            models = [(name, name, f"onnx:light_{name}") for name in QUICK]
+        return profile_models(models, config, dims=with_dims(dims), overheads=overheads)
+    raise ClusterError(
+        f"--device {device!r} must be cpu:CORE, jax:cpu, jax:gpu, torch:cpu or torch:cuda"
+    )
+
+
+def _quick_jax(rounds: int, seconds: float) -> Profile:
+    """Profile of small JAX models on the CPU, split in two devices to time copies between them.
+
+    JAX reads the number of devices when it is first used.
+    """
+    os.environ.setdefault("XLA_FLAGS", "--xla_force_host_platform_device_count=2")
+    from gdp.targets.jax.profile import quick_profile
+    from gdp.targets.jax.small_models import small_models
+
+    return quick_profile(list(small_models()), rounds, min(seconds, 1.0))
+
+
+def _jax_function(model: str) -> tuple[Any, Any]:
+    """The JAX function of a `python:` model, and its example arguments."""
+    if not model.startswith(PYTHON_PREFIX):
+        raise ModelError(
+            f"{model!r}: --device jax:... measures python:package.module:function; ONNX models are "
+            "measured with --device cpu:0"
+        )
+    result: Any = python_function(model)
+    if not (isinstance(result, tuple) and len(result) == 2 and callable(result[0])):
+        raise ModelError(f"{model!r} must return a JAX function and a tuple of its arguments")
+    return result[0], result[1]
+
+
+def _torch_model(model: str) -> Any:
+    """The PyTorch module of a `python:` or `hf:` model."""
+    from gdp.importers.pytorch.model import TorchModel
+
+    model_code = traced_model(model) if is_traced(model) else None
+    if not isinstance(model_code, TorchModel):
+        raise ModelError(
+            f"{model!r} is no PyTorch module; --device torch:... measures python: and hf: models"
+        )
+    return model_code
+
+
+def rebase(
+    base: str, profile: Profile, output: str
+) -> tuple[Calibration, list[tuple[str, float, float, float]]]:
+    """Adapt the costs of a folder, or the "shipped" ones, to a profile, and write them.
+
+    Returns:
+        The calibration, and of each profiled model its name, and its seconds as measured, as
+        predicted before, and as predicted after.
+
+    Raises:
+        ProfileError: It would predict whole models worse than before.
+    """
+    shipped = base == SHIPPED
+    costs = shipped_for(profile.device.kind) if shipped else load_costs(base)
+    report: dict[str, Any] = {} if shipped else checkpoint.read_meta(base).get("report", {})
+    rows, recipe = [], Path(base) / "recipe.toml"
+    if profile.models:
+        adapted, reference = refit(costs, profile), reference_device(profile.device.kind)
+        note = "fitted to the models of a profile: what others are off by is unknown"
+        both = (costs, adapted)
+        before, after = (evaluate(c, profile.models, reference, note=note) for c in both)
+        require_better(before.models, after.models, profile.models)
+        report = {"note": note, "train_models": len(profile.models)}
+        rows = [
+            (m.model, m.measured_s, m.predicted_s, n.predicted_s)
+            for m, n in zip(before.models, after.models, strict=True)
+        ]
+    else:
+        adapted = recharge(costs, profile)
+    text = ""
+    if not shipped and recipe.exists():
+        text = read_text(recipe, Kind("recipe of costs", ProfileError))
+    save_costs(adapted, output, report=report, recipe=text)
+    return adapted, rows

@@ -30,6 +30,7 @@ from gdp.base.tasks import HERE, Engine, each
 from gdp.graph.file import save_graph
 from gdp.graph.fuse import fuse
 from gdp.graph.op_graph import OpDetail, OpGraph, make_graph
+from gdp.importers.spec import ModelSpec
 from gdp.importers.table import GGUF_SUFFIX, GRAPH_SUFFIXES, HF_PREFIX, PYTHON_PREFIX
 from gdp.learn.instances import (
     MANIFEST,
@@ -174,7 +175,7 @@ def find_models(given: Sequence[str], dims: tuple[str, ...] = ()) -> list[_Model
     folders = {Path(spec).parent for _, spec in specs if _is_file(spec)}
     models = []
     for family, spec in specs:
-        stem = Path(spec.partition("?")[0]).name
+        stem = Path(ModelSpec.of(spec).path).name
         for suffix in MODEL_SUFFIXES:
             stem = stem.removesuffix(suffix)
         if _is_file(spec):
@@ -185,7 +186,7 @@ def find_models(given: Sequence[str], dims: tuple[str, ...] = ()) -> list[_Model
             stem += query and f"-{query}"
             own = module
         elif spec.startswith(HF_PREFIX):
-            path = Path(spec.removeprefix(HF_PREFIX).partition("?")[0])
+            path = Path(ModelSpec.of(spec).path.removeprefix(HF_PREFIX))
             own = stem = path.parent.name if path.suffix == ".json" else path.name
         else:
             own = stem = spec.rpartition(":")[2]
@@ -200,7 +201,7 @@ def _named_family(text: str) -> tuple[str, str]:
 
 
 def _is_file(spec: str) -> bool:
-    return Path(spec.partition("?")[0]).is_file()
+    return Path(ModelSpec.of(spec).path).is_file()
 
 
 def _files(spec: str) -> list[str]:

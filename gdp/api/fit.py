@@ -1,17 +1,19 @@
-"""The call `fit`: which requests to a language model fit which machines, and how fast they are."""
+"""The calls `fit` and `fit_traffic`: requests to language models, or traffic, on machines."""
 
 import itertools
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any, Protocol, runtime_checkable
+from typing import Any
 
 import numpy as np
 
 from gdp.api.answer import answer, loading_note, planned
 from gdp.api.ask import ask
-from gdp.base.errors import InfeasibleError, PlacementError
+from gdp.api.traffic.drafting import Draft
+from gdp.api.traffic.serve import served_plan
+from gdp.base.errors import ArgumentError, InfeasibleError, PlacementError
 from gdp.base.units import format_bytes
 from gdp.cluster.file import Machine, load_cluster
 from gdp.cluster.links import links_line
@@ -19,10 +21,13 @@ from gdp.cluster.types import UNLIMITED_BYTES, Cluster, fullness
 from gdp.costs.base import CostModel
 from gdp.importers.spec import ModelSpec
 from gdp.methods.base import Search
+from gdp.placement.constraints import Constraints
 from gdp.placement.placement import Placement
 from gdp.question.models import Generation, is_gguf, with_options
 from gdp.question.question import Kept, Question
 from gdp.question.result import Result
+from gdp.sim.traffic import Spread, Traffic
+from gdp.sim.traffic_text import parse_traffic
 from gdp.targets.contexts import longest_found, longest_of_plan
 from gdp.targets.llamacpp.plan import PROPOSAL
 
@@ -61,6 +66,41 @@ class FitRow:
         scheme = f", {self.quantize}" if self.quantize else ""
         machine = f"{self.model} on {self.cluster}" if self.model else self.cluster
         return f"{machine}, {self.prompt}+{self.new} tokens, batch {self.batch}{scheme}"
+
+    @property
+    def apart_from_prompt(self) -> tuple[str, str, str, int]:
+        """Its request without the prompt: rows that share it have one longest context."""
+        return self.model, self.cluster, self.quantize, self.batch
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain data with the field names of the command line's `--json`."""
+        return asdict(self)
+
+
+@dataclass(frozen=True)
+class TrafficRow:
+    """Traffic on one machine; times are seconds, None where not even one request fits."""
+
+    cluster: str
+    quantize: str = ""  # scheme that was tried; "" for that of the configuration
+    fits: bool = False
+    tokens_per_s: float | None = None  # written for all requests
+    first_token: Spread | None = None
+    token: Spread | None = None
+    running: float | None = None  # requests at once, in the mean
+    room: int | None = None  # requests that memory has room for; None: no limit
+    layout: str = ""  # such as "tensor 2 x data 2"
+    limit: str = ""  # what limits decode, or what does not fit
+    note: str = ""  # what a scheme leaves of the weights as they are
+    costs: str = ""  # where the seconds come from, and how far off they may be
+    model: str = ""
+    links: str = ""  # of the machine's accelerators, by kind
+
+    @property
+    def label(self) -> str:
+        """Model, machine and scheme in words."""
+        machine = f"{self.model} on {self.cluster}" if self.model else self.cluster
+        return f"{machine}, {self.quantize}" if self.quantize else machine
 
     def to_json(self) -> dict[str, Any]:
         """Plain data with the field names of the command line's `--json`."""
@@ -107,17 +147,13 @@ def fit(
         ModelError, ClusterError: A file cannot be read, or a scheme is unknown.
         ArgumentError: A scheme is given for a model of another kind.
     """
-    models = [models] if isinstance(models, str | os.PathLike) else list(models)
-    machines = [load_cluster(cluster) for cluster in clusters]
     parts = {"costs": costs, "search": search or Search(seconds=1.0), "kept": Kept()}
-    asked = [*itertools.product(models, machines, quantize, prompts, batches)]
-    rows, longest = list[FitRow](), dict[tuple[object, ...], int]()
-    for i, (model, machine, scheme, prompt, batch) in enumerate(asked):
-        named = os.fspath(model) if len(models) > 1 else ""
+    asked = [*itertools.product(_every(models, clusters, quantize), prompts, batches)]
+    rows, longest = list[FitRow](), dict[tuple[str, str, str, int], int]()
+    for i, ((named, spec, machine, scheme), prompt, batch) in enumerate(asked):
         row = FitRow(machine.name, prompt, new, batch, fits=False, quantize=scheme, model=named)
         if progress is not None:
             progress(row.label, i / len(asked))
-        spec = with_options(model, quantize=scheme or None)
         request = Generation(spec, prompt=prompt, new=new, batch=batch, context=context)
         try:
             question, result = _answered(request, machine, target, parts)
@@ -125,18 +161,85 @@ def fit(
             rows.append(replace(row, limit=str(error)))
             continue
         rows.append(_with_answer(row, question, result))
-        key = (model, machine.name, scheme, batch)
-        if key not in longest:
-            longest[key] = _longest(question, result)
-        longest[key] = max(longest[key], rows[-1].longest_context or 0)
-    of_machine = [
-        longest.get((model, machine.name, scheme, batch)) or None
-        for model, machine, scheme, _, batch in asked
-    ]
+        most = longest.get(row.apart_from_prompt) or _longest(question, result)
+        longest[row.apart_from_prompt] = max(most, rows[-1].longest_context or 0)
     return [
-        replace(row, longest_context=most) if row.fits else row
-        for row, most in zip(rows, of_machine, strict=True)
+        replace(row, longest_context=longest[row.apart_from_prompt] or None) if row.fits else row
+        for row in rows
     ]
+
+
+def _every(
+    models: str | Path | Sequence[str | Path], clusters: Sequence[Machine], quantize: Sequence[str]
+) -> list[tuple[str, str, Cluster, str]]:
+    """(name in rows, specification, machine, scheme) of every model, machine and scheme."""
+    models = [models] if isinstance(models, str | os.PathLike) else list(models)
+    machines = [load_cluster(cluster) for cluster in clusters]
+    return [
+        (
+            os.fspath(model) if len(models) > 1 else "",
+            os.fspath(with_options(model, quantize=scheme or None)), machine, scheme,
+        )
+        for model, machine, scheme in itertools.product(models, machines, quantize)
+    ]  # fmt: skip
+
+
+def fit_traffic(
+    models: str | Path | Sequence[str | Path],
+    clusters: Sequence[Machine],
+    traffic: Traffic | str,
+    *,
+    quantize: Sequence[str] = ("",),
+    costs: CostModel | str | Path | None = None,
+    search: Search | None = None,
+    constraints: Constraints | None = None,
+    draft: Draft | None = None,
+    progress: Callable[[str, float], None] | None = None,
+) -> list[TrafficRow]:
+    """Rows of a plan for vLLM of every model, machine and scheme, under the same traffic; no GPUs
+    are kept for prefill alone.
+
+    Args:
+        models: A configuration of transformers, with or without "hf:", or several.
+        clusters: Presets, files or clusters.
+        traffic: As `gdp.serve` takes it.
+        quantize: Schemes that weights are stored in, such as "fp8"; "none" for none, "" for that of
+            the configuration.
+        costs: As `gdp.place` takes them.
+        search: As `gdp.place` takes it.
+        constraints: As `gdp.place` takes them.
+        draft: As `gdp.serve` takes it.
+        progress: Called with the row that begins and the share of the rows that are done.
+
+    Raises:
+        ModelError, ClusterError: A file cannot be read, or a scheme is unknown.
+        ArgumentError: The traffic has another form.
+    """
+    traffic = parse_traffic(traffic) if isinstance(traffic, str) else traffic
+    asked, rows = _every(models, clusters, quantize), list[TrafficRow]()
+    for i, (named, spec, machine, scheme) in enumerate(asked):
+        row = TrafficRow(machine.name, scheme, model=named)
+        if progress is not None:
+            progress(row.label, i / len(asked))
+        parts = {
+            "cluster": machine, "target": "vllm", "costs": costs, "search": search,
+            "constraints": constraints,
+        }  # fmt: skip
+        try:
+            plan = served_plan(parts, spec, traffic, disaggregated=False, draft=draft)
+        except (ArgumentError, InfeasibleError) as error:  # not even one request has room
+            rows.append(replace(row, limit=str(error)))
+            continue
+        served, result = plan.served, plan.result
+        request = Generation(spec, traffic.prompt, traffic.new)
+        row = replace(
+            row, fits=True, tokens_per_s=served.tokens_per_s, first_token=served.first_token,
+            token=served.token, running=served.running, room=plan.room, layout=plan.layout,
+            limit=plan.generation.limits[1], costs=result.costs, links=result.links,
+            note=loading_note(request, result.question.graph),
+        )  # fmt: skip
+        rows.append(row)
+    return rows
 
 
 def _answered(
@@ -224,22 +327,7 @@ def _layout(placement: Placement, stages: int) -> str:
     return f"tensor {len(first.devices)}{unlike}{pipeline}{experts}"
 
 
-@runtime_checkable
-class HasBar(Protocol):
-    """A row that has a bar in the picture."""
-
-    @property
-    def label(self) -> str:
-        """Machine and request in words."""
-        ...
-
-    @property
-    def tokens_per_s(self) -> float | None:
-        """Length of the bar; None where the request does not fit."""
-        ...
-
-
-def fit_picture(rows: Sequence[HasBar]) -> str:
+def fit_picture(rows: Sequence[FitRow | TrafficRow]) -> str:
     """An SVG of tokens per second: a bar for every row, a cross where it does not fit."""
     from html import escape
 

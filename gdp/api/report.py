@@ -54,18 +54,16 @@ def report(
     question, placed = question_about(placement, model, cluster, objective=objective, costs=costs)
     question = question if traffic is None else on_vllm(question, placed)
     result = placement if isinstance(placement, Result) else solve.evaluate(question, placed)
-    write_page(
-        question, result, path, None if measured is None else measured_view(measured),
-        None if traffic is None else served_on(result, traffic).traffic_json(),
-    )  # fmt: skip
+    if traffic is not None:
+        result = replace(result, traffic=served_on(result, traffic))
+    write_page(question, result, path, None if measured is None else measured_view(measured))
 
 
 def write_page(
-    question: Question, result: Result, path: str | Path,
-    measured: Mapping[str, Any] | None = None, traffic: Mapping[str, Any] | None = None,
-) -> None:  # fmt: skip
+    question: Question, result: Result, path: str | Path, measured: Mapping[str, Any] | None = None
+) -> None:
     """Write the page of a result, whose costs and cluster are those of a question; `measured` are
-    the fields of `measured_view`, `traffic` those of `ServedPlan.traffic_json`."""
+    the fields of `measured_view`."""
     from gdp.reports.html import write_report
 
     question = replace(question, objective=result.objective, constraints=Constraints())
@@ -81,6 +79,7 @@ def write_page(
         steady = None if drawn is None else asdict(drawn)
     answer = result.generation or generation_answer(question, result.placement, result.score)
     generation = None if answer is None else answer.to_json()
+    traffic = None if result.traffic is None else result.traffic.traffic_json()
     write_report(view, result.to_json(), path, measured, steady, generation, traffic)
 
 

@@ -327,8 +327,12 @@ def export(
 
 
 def start_commands(result: Result) -> list[StartCommand]:
-    """Lines for a shell that start the runtime which an answer is for, as `export` writes them;
-    none for runtimes without a command, and for models that no specification names."""
+    """Lines for a shell that start the runtime which an answer is for, as `export` writes them,
+    those of GPUs that prefill first; none for runtimes without a command, and for models that no
+    specification names."""
+    if result.traffic is not None and result.traffic.prefill is not None:
+        own = replace(result, traffic=None)
+        return [*start_commands(result.traffic.prefill.result), *start_commands(own)]
     graph, model = result.question.graph, result.question.model
     row, record = EXPORTERS.get(result.question.target or ""), result.placement.question
     if row is None or not row.commands or model is None or record is None:

@@ -20,6 +20,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
+from gdp.base.cores import num_cores
 from gdp.base.errors import GdpError, MissingExtraError
 from gdp.base.version import install_command
 
@@ -38,6 +39,11 @@ class Engine(NamedTuple):
 
     processes: int = 1  # on this machine; one is this process itself
     ray: str | None = None  # a cluster instead: HOST:PORT, "auto", or "local" for one made here
+
+
+def engine_of(processes: int | None, ray: str | None) -> Engine:
+    """Workers by the options of a command; by default a process for each core."""
+    return Engine(processes or num_cores(), ray)
 
 
 HERE = Engine()

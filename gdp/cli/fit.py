@@ -2,23 +2,22 @@
 
 import functools
 from dataclasses import replace
-from operator import attrgetter
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 from click.core import ParameterSource
 
+from gdp.base.units import format_seconds
 from gdp.cli import options
+from gdp.cli.asking import NO_BACKEND, limited, require_writable
 from gdp.cli.show import show, stages
-from gdp.cli.traffic import draft_option, drafted, parsed_draft, parsed_traffic, traffic_option
 from gdp.targets.table import PLANNERS
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
-    from gdp.api.fit import FitRow
-    from gdp.api.traffic.fit import TrafficRow
-    from gdp.sim.traffic import Spread
+    from gdp.api.fit import FitRow, TrafficRow
+    from gdp.sim.traffic import Traffic
 
 
 _NOT_OF_TRAFFIC = {
@@ -40,47 +39,45 @@ def _schemes(context: click.Context, parameter: click.Parameter, value: str) -> 
 
 
 @click.command()
-@click.argument("models", metavar="MODEL...", nargs=-1, required=True)
-@click.option(
-    "--cluster", "--clusters", "clusters", multiple=True, required=True, metavar="A,B",
-    help="Presets or TOML files to compare; may be repeated.",
+@options.stack(
+    click.argument("models", metavar="MODEL...", nargs=-1, required=True),
+    click.option(
+        "--cluster", "--clusters", "clusters", multiple=True, required=True, metavar="A,B",
+        help="Presets or TOML files to compare; may be repeated.",
+    ),
+    click.option(
+        "--prompt", "prompts", default="2048,8192", show_default=True, callback=_sizes,
+        help="Tokens that are read.",
+    ),
+    click.option(
+        "--batch", "batches", default="1", show_default=True, callback=_sizes,
+        help="Sequences side by side.",
+    ),
+    click.option(
+        "--quantize", default="", callback=_schemes, metavar="A,B",
+        help="Schemes that weights are stored in, such as none,int8,nf4.",
+    ),
+    click.option(
+        "--new", type=click.IntRange(1, 2**31 - 1), default=256, show_default=True,
+        help="Tokens that are written.",
+    ),
+    options.CONTEXT,
+    click.option(
+        "--for", "target", type=click.Choice(tuple(PLANNERS)),
+        help="Rows that this runtime can follow.",
+    ),
+    options.TRAFFIC, options.DRAFT, options.MAX_MEMORY, options.RESERVE, options.BACKEND,
+    click.option(
+        "--seconds", type=float, default=1.0, show_default=True, help="Search of each row."
+    ),
+    options.SEED, options.COSTS,
+    click.option("--picture", metavar="P.svg", help="Write bars (SVG)."),
+    options.FORCE, options.AS_JSON,
 )  # fmt: skip
-@click.option(
-    "--prompt", "prompts", default="2048,8192", show_default=True, callback=_sizes,
-    help="Tokens that are read.",
-)  # fmt: skip
-@click.option(
-    "--batch", "batches", default="1", show_default=True, callback=_sizes,
-    help="Sequences side by side.",
-)  # fmt: skip
-@click.option(
-    "--quantize", default="", callback=_schemes, metavar="A,B",
-    help="Schemes that weights are stored in, such as none,int8,nf4.",
-)  # fmt: skip
-@click.option(
-    "--new", type=click.IntRange(1, 2**31 - 1), default=256, show_default=True,
-    help="Tokens that are written.",
-)  # fmt: skip
-@options.context
-@click.option(
-    "--for", "target", type=click.Choice(tuple(PLANNERS)), help="Rows that this runtime can follow."
-)
-@traffic_option
-@draft_option
-@options.max_memory
-@options.reserve
-@options.backend
-@click.option("--seconds", type=float, default=1.0, show_default=True, help="Search of each row.")
-@options.seed
-@options.costs
-@options.outputs(picture=options.written("--picture", metavar="P.svg", help="Write bars (SVG)."))
-@options.as_json
 def fit(
-    models: tuple[str, ...], clusters: tuple[str, ...], prompts: tuple[int, ...],
-    batches: tuple[int, ...], quantize: tuple[str, ...], new: int, context: str | None,
-    target: str | None, traffic: str | None, draft: str | None, max_memory: tuple[str, ...],
-    reserve: tuple[str, ...], backend: str | None, seconds: float, seed: int, costs: str | None,
-    outputs: options.Outputs,
+    models: tuple[str, ...], clusters: tuple[str, ...], max_memory: Any, reserve: Any,
+    backend: str | None, seconds: float, seed: int, costs: str | None, picture: str | None,
+    force: bool, traffic: "Traffic | None", target: str | None, draft: Any, **sizes: Any,
 ) -> None:  # fmt: skip
     """Compare models, contexts, batches, schemes and machines: if they fit, and how fast they are.
 
@@ -89,48 +86,56 @@ def fit(
     written; with --traffic, a plan for vLLM of requests that share the engine.
     """
     from gdp.api.fit import fit as fit_rows
-    from gdp.api.fit import fit_picture
-    from gdp.api.traffic.fit import fit_traffic
+    from gdp.api.fit import fit_picture, fit_traffic
+    from gdp.api.traffic.drafting import drafted
     from gdp.base.files.writing import write_atomic
     from gdp.base.terminal import listening
     from gdp.cluster.types import Cluster
-    from gdp.importers.spec import LONGEST
     from gdp.methods.base import Search
+
+    names = [name.strip() for given in clusters for name in given.split(",")]
+    _require_models(models, names, backend)
+    if traffic is not None:
+        _require_traffic(models, target)
+    elif draft is not None:
+        models = tuple(drafted(model, draft) for model in models)
+    require_writable(
+        force, *models, costs, *(name for name in names if name.endswith(".toml")), picture=picture
+    )
+    machines = limited(map(Cluster.load, names), max_memory, reserve, backend)
+    with stages() as say, listening(say):
+        if traffic is not None:
+            rows = fit_traffic(
+                models, machines, traffic, quantize=sizes["quantize"], costs=costs, draft=draft,
+                progress=say,
+            )  # fmt: skip
+            text = functools.partial(traffic_text, rows)
+        else:
+            rows = fit_rows(
+                models, machines, target=target, costs=costs, search=Search(seed, seconds),
+                progress=say, **sizes,
+            )  # fmt: skip
+            text = functools.partial(fit_text, rows)
+    if picture:
+        write_atomic(picture, fit_picture(rows).encode())
+    show({"models": list(models), "rows": [row.to_json() for row in rows]}, text)
+
+
+def _require_models(
+    models: "Sequence[str]", clusters: "Sequence[str]", backend: str | None
+) -> None:
+    """Raise `UsageError` for models of another kind, and names of no cluster."""
     from gdp.question.models import HF_PREFIX, is_gguf
 
     for model in models:
         if not (model.startswith(HF_PREFIX) or is_gguf(model)):
             raise click.UsageError(f"gdp fit takes hf:CONFIG and .gguf models, not {model!r}")
-    if traffic is not None:
-        _require_traffic(models, target)
-    else:
-        models = tuple(drafted(model, draft) for model in models)
     if backend is not None and not any(map(is_gguf, models)):
-        raise click.UsageError(options.NO_BACKEND)
-    names = [name.strip() for given in clusters for name in given.split(",")]
-    if "" in names:
+        raise click.UsageError(NO_BACKEND)
+    if "" in clusters:
         raise click.UsageError(
             f"--clusters {','.join(clusters)!r} has an empty name: write them like cpu+t4,cpu+h100"
         )
-    outputs.require(*models, costs, *(name for name in names if name.endswith(".toml")))
-    machines = options.limited(map(Cluster.load, names), max_memory, reserve, backend)
-    with stages() as say, listening(say):
-        if traffic is not None:
-            rows = fit_traffic(
-                models, machines, parsed_traffic(traffic), quantize=quantize, costs=costs,
-                draft=parsed_draft(draft), progress=say,
-            )  # fmt: skip
-            text = functools.partial(traffic_text, rows)
-        else:
-            rows = fit_rows(
-                models, machines, prompts=prompts, batches=batches, quantize=quantize, new=new,
-                context=context if context in (None, LONGEST) else int(context), target=target,
-                costs=costs, search=Search(seed, seconds), progress=say,
-            )  # fmt: skip
-            text = functools.partial(fit_text, rows)
-    if path := outputs.paths.get("picture"):
-        write_atomic(path, fit_picture(rows).encode())
-    show({"models": list(models), "rows": [row.to_json() for row in rows]}, text)
 
 
 def _require_traffic(models: "Sequence[str]", target: str | None) -> None:
@@ -147,66 +152,63 @@ def _require_traffic(models: "Sequence[str]", target: str | None) -> None:
 
 def fit_text(rows: "Sequence[FitRow]") -> str:
     """Text of `gdp fit`."""
-    from gdp.base.units import format_seconds
-    from gdp.cli.text import shown, table
-
-    names = _file_names(row.model for row in rows)
-    rows = [replace(row, model=names[row.model]) for row in rows]
-    body, tried, divides = [], any(row.quantize for row in rows), any(row.layout for row in rows)
-    several, longer = (any(map(attrgetter(name), rows)) for name in ("model", "full_tokens_per_s"))
-    for row in rows:
-        start = [row.model] * several
-        start += [row.cluster, f"{row.prompt}+{row.new}", str(row.batch)]
-        start += [row.quantize or "-"] if tried else []
-        if not row.fits or row.first_token_s is None or row.request_s is None:
-            body.append([*start, "no", *["-"] * (6 + divides + longer)])
-            continue
-        body.append(
-            [
-                *start, "yes", f"{row.tokens_per_s:.1f}", format_seconds(row.first_token_s),
-                format_seconds(row.request_s), "-" if row.gap is None else f"{row.gap:.0%}",
-                f"{row.fullest or 0:.0%}",
-                "-" if row.longest_context is None else str(row.longest_context),
-                *(["-" if not row.full_tokens_per_s else f"{row.full_tokens_per_s:.1f}"] * longer),
-                *([row.layout or "-"] if divides else []),
-            ]
-        )  # fmt: skip
-    header = [*["model"] * several, "machine", "tokens", "batch", *["quantised"] * tried, "fits"]
-    header += ["tokens/s", "TTFT", "request", "gap", "fullest", "longest context"]
-    header += [*["tokens/s at it"] * longer, *["layout"] * divides]
-    return shown([table(header, body), "", *_remarks(rows)])
+    return _rows_text(rows, [
+        ("model?", lambda row: row.model),
+        ("machine", lambda row: row.cluster),
+        ("tokens", lambda row: f"{row.prompt}+{row.new}"),
+        ("batch", lambda row: str(row.batch)),
+        ("quantised?", lambda row: row.quantize),
+        ("fits", lambda row: "yes" if row.fits else "no"),
+        ("tokens/s", lambda row: _known(row.tokens_per_s, "{:.1f}".format)),
+        ("TTFT", lambda row: _known(row.first_token_s)),
+        ("request", lambda row: _known(row.request_s)),
+        ("gap", lambda row: _known(row.gap, "{:.0%}".format)),
+        ("fullest", lambda row: _known(row.fullest, "{:.0%}".format)),
+        ("longest context", lambda row: _known(row.longest_context, str)),
+        ("tokens/s at it?", lambda row: _known(row.full_tokens_per_s, "{:.1f}".format)),
+        ("layout?", lambda row: row.layout),
+    ])  # fmt: skip
 
 
 def traffic_text(rows: "Sequence[TrafficRow]") -> str:
     """Text of `gdp fit --traffic`."""
-    from gdp.base.units import format_seconds
-    from gdp.cli.text import shown, table
 
-    def times(spread: "Spread | None") -> list[str]:
-        if spread is None:
-            return ["-", "-"]
-        return [format_seconds(spread.mean_s), format_seconds(spread.p95_s)]
+    def room(row: "TrafficRow") -> str:
+        return "no limit" if row.fits and row.room is None else _known(row.room, str)
+
+    return _rows_text(rows, [
+        ("model?", lambda row: row.model),
+        ("machine", lambda row: row.cluster),
+        ("quantised?", lambda row: row.quantize),
+        ("fits", lambda row: "yes" if row.fits else "no"),
+        ("tokens/s", lambda row: _known(row.tokens_per_s, "{:.1f}".format)),
+        ("TTFT", lambda row: row.first_token and _known(row.first_token.mean_s)),
+        ("95%", lambda row: row.first_token and _known(row.first_token.p95_s)),
+        ("TPOT", lambda row: row.token and _known(row.token.mean_s)),
+        ("95%", lambda row: row.token and _known(row.token.p95_s)),
+        ("concurrency", lambda row: _known(row.running, "{:.1f}".format)),
+        ("room", room),
+        ("layout", lambda row: row.layout),
+    ])  # fmt: skip
+
+
+def _known(value: float | None, text: "Callable[[Any], str]" = format_seconds) -> str:
+    """A number as text; "" where it is not known."""
+    return "" if value is None else text(value)
+
+
+def _rows_text(
+    rows: "Sequence[Any]", columns: "Sequence[tuple[str, Callable[[Any], str | None]]]"
+) -> str:
+    """Table and remarks of rows; columns whose name ends with "?" are left out where all cells are
+    empty."""
+    from gdp.cli.text import shown, table
 
     names = _file_names(row.model for row in rows)
     rows = [replace(row, model=names[row.model]) for row in rows]
-    tried, several = (any(map(attrgetter(name), rows)) for name in ("quantize", "model"))
-    body = list[list[str]]()
-    for row in rows:
-        start = [*[row.model] * several, row.cluster, *[row.quantize or "-"] * tried]
-        start.append("yes" if row.fits else "no")
-        if row.tokens_per_s is None:
-            body.append([*start, *["-"] * 8])
-            continue
-        room = "no limit" if row.room is None else str(row.room)
-        body.append(
-            [
-                *start, f"{row.tokens_per_s:.1f}", *times(row.first_token), *times(row.token),
-                f"{row.running or 0:.1f}", room, row.layout,
-            ]
-        )  # fmt: skip
-    header = [*["model"] * several, "machine", *["quantised"] * tried, "fits", "tokens/s"]
-    header += ["TTFT", "95%", "TPOT", "95%", "concurrency", "room", "layout"]
-    return shown([table(header, body), "", *_remarks(rows)])
+    own = [(name, cell) for name, cell in columns if name[-1] != "?" or any(map(cell, rows))]
+    body = [[cell(row) or "-" for _, cell in own] for row in rows]
+    return shown([table([name.rstrip("?") for name, _ in own], body), "", *_remarks(rows)])
 
 
 def _file_names(models: "Iterable[str]") -> dict[str, str]:

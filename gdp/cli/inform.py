@@ -8,6 +8,7 @@ import click
 from msgspec.structs import asdict
 
 from gdp.cli import options
+from gdp.cli.asking import Asking, require_writable
 from gdp.cli.show import show, told
 
 SHOWN = 12
@@ -15,29 +16,26 @@ SHOWN = 12
 
 
 @click.command()
-@click.argument("placement")
-@options.about(options.named_model)
-@click.option("--op", metavar="GLOB", help="Ops or scopes that match, as in --pin.")
-@click.option("--scope", metavar="a.b.c", help="All ops of a module and of those in it.")
-@options.constraints
-@options.as_json
-def explain(
-    placement: str, about: options.About, op: str | None, scope: str | None,
-    constraints: options.ConstraintOptions,
-) -> None:  # fmt: skip
+@options.stack(
+    click.argument("placement"), *options.about(options.NAMED_MODEL),
+    click.option("--op", metavar="GLOB", help="Ops or scopes that match, as in --pin."),
+    click.option("--scope", metavar="a.b.c", help="All ops of a module and of those in it."),
+    *options.CONSTRAINTS, options.AS_JSON,
+)  # fmt: skip
+def explain(placement: str, op: str | None, scope: str | None, **values: Any) -> None:
     """Why ops are where they are: time here and elsewhere, what moving them alone would change.
 
     Of a placement of --generate, without --op and --scope: tokens per second, what limits them, and
     what fills each device. Constraints are those that the model was placed with, which its file
     remembers.
     """
-    from gdp.api.explain import explained
-    from gdp.api.faster import faster_machines
+    from gdp.api.explain import explained, faster_machines
     from gdp.api.generation import generation_of
     from gdp.cli.text import generation_text
     from gdp.cluster.links import links_line
 
-    question, placed = about.question(placement, about.model.given, constraints.read())
+    asking = Asking(**values)
+    question, placed = asking.about(placement, asking.model, asking.demands())
     if op is None and scope is None:
         answer, faster = generation_of(question, placed), faster_machines(question, placed)
         plain = {"generation": answer.to_json(), "faster": [row.to_json() for row in faster]}
@@ -106,29 +104,29 @@ def _count(number: int, what: str) -> str:
 
 
 @click.command()
-@options.model
-@click.option("--ops", is_flag=True, help="List every op.")
-@options.as_json
-def inspect(model: options.ModelOptions, ops: bool) -> None:
+@options.stack(
+    *options.MODEL, click.option("--ops", is_flag=True, help="List every op."), options.AS_JSON
+)
+def inspect(ops: bool, **values: Any) -> None:
     """Show ops, FLOPs, bytes, and the ops that are only estimated."""
     from gdp.cli.text import inspection_text
     from gdp.question.models import inspect_model
 
+    asking = Asking(**values)
     with told():
-        summary = inspect_model(model.spec, model.dims, ops=ops)
+        summary = inspect_model(asking.model or "", asking.dims, ops=ops)
     show(summary, lambda: inspection_text(summary))
 
 
 @click.command()
-@options.outputs(
-    cluster=options.written(
-        "-o", "--output", metavar="cluster.toml", help="Write a cluster file to edit."
-    )
-)
-@options.cluster
-@options.as_json
-@click.option("--presets", is_flag=True, help="List every device preset with its source instead.")
-def devices(cluster: options.ClusterOptions, outputs: options.Outputs, presets: bool) -> None:
+@options.stack(
+    options.output("cluster.toml", "Write a cluster file to edit."), options.FORCE,
+    *options.CLUSTER, options.AS_JSON,
+    click.option(
+        "--presets", is_flag=True, help="List every device preset with its source instead."
+    ),
+)  # fmt: skip
+def devices(output: str | None, force: bool, presets: bool, **values: Any) -> None:
     """Show the devices of this machine (or a cluster).
 
     Of this machine the bandwidth of main memory and the arithmetic of its cores are measured, for a
@@ -154,13 +152,14 @@ def devices(cluster: options.ClusterOptions, outputs: options.Outputs, presets: 
         }
         show(rows, presets_text)
         return
-    machine, measured = cluster.load(), None
-    outputs.require(cluster.cluster)
-    if cluster.cluster is None:
+    asking, measured = Asking(**values), None
+    machine = asking.machine()
+    require_writable(force, asking.cluster, cluster=output)
+    if asking.cluster is None:
         measured = measure_bandwidth(num_cores()), measure_arithmetic(num_cores())
         machine = with_arithmetic(with_bandwidth(machine, measured[0]), measured[1])
-    if path := outputs.paths.get("cluster"):
-        write_cluster(machine, path)
+    if output:
+        write_cluster(machine, output)
     plain = cluster_json(machine)
     if measured is None:
         show(plain, lambda: cluster_text(machine))
@@ -171,7 +170,7 @@ def devices(cluster: options.ClusterOptions, outputs: options.Outputs, presets: 
 
 
 @click.command()
-@options.as_json
+@options.AS_JSON
 def doctor() -> None:
     """Show what is installed, which devices and runtimes are seen, what fails and what to do.
 

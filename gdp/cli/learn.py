@@ -1,18 +1,18 @@
 """`gdp corpus build`, `gdp pretrain` and `gdp finetune`."""
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from gdp.cli import options
+from gdp.cli.asking import Asking, require_writable
 from gdp.cli.program import Verbs
 from gdp.cli.show import show
 
 if TYPE_CHECKING:
-    from gdp.base.tasks import Engine
     from gdp.learn.finetune import FinetuneConfig
 
 
@@ -22,26 +22,34 @@ def corpus() -> None:
 
 
 @corpus.command()
-@click.option("--from", "first", multiple=True, required=True, metavar="MODEL...",
-              help="Models, or folders of model files; FAMILY=MODEL names the family.")  # fmt: skip
-@click.argument("more", nargs=-1, metavar="[MODEL]...")
-@options.outputs(corpus=options.required(metavar="FOLDER"))
-@click.option("--hold-out", type=click.FloatRange(0, 1, max_open=True), default=0.2,
-              show_default=True, help="Share of the families that serve validation.")  # fmt: skip
-@click.option("--label-seconds", type=click.FloatRange(0), default=60.0, show_default=True,
-              help="For searching good placements, all together; more are better.")  # fmt: skip
-@click.option("--problems", type=click.IntRange(1), default=2, show_default=True,
-              help="Random machines for each graph.")  # fmt: skip
-@click.option("--max-ops", type=click.IntRange(1), default=2000, show_default=True,
-              help="Of the fused graph; larger ones are left out.")  # fmt: skip
-@options.dims
-@options.seed
-@options.engine
-@options.as_json
+@options.stack(
+    click.option(
+        "--from", "first", multiple=True, required=True, metavar="MODEL...",
+        help="Models, or folders of model files; FAMILY=MODEL names the family.",
+    ),
+    click.argument("more", nargs=-1, metavar="[MODEL]..."),
+    options.output("FOLDER"), options.FORCE,
+    click.option(
+        "--hold-out", type=click.FloatRange(0, 1, max_open=True), default=0.2, show_default=True,
+        help="Share of the families that serve validation.",
+    ),
+    click.option(
+        "--label-seconds", type=click.FloatRange(0), default=60.0, show_default=True,
+        help="For searching good placements, all together; more are better.",
+    ),
+    click.option(
+        "--problems", type=click.IntRange(1), default=2, show_default=True,
+        help="Random machines for each graph.",
+    ),
+    click.option(
+        "--max-ops", type=click.IntRange(1), default=2000, show_default=True,
+        help="Of the fused graph; larger ones are left out.",
+    ),
+    options.DIMS, options.SEED, *options.ENGINE, options.AS_JSON,
+)  # fmt: skip
 def build(
-    first: tuple[str, ...], more: tuple[str, ...], outputs: options.Outputs, hold_out: float,
-    label_seconds: float, problems: int, max_ops: int, dims: tuple[str, ...], seed: int,
-    engine: "Engine",
+    first: tuple[str, ...], more: tuple[str, ...], output: str, force: bool, processes: int | None,
+    ray: str | None, **settings: Any,
 ) -> None:  # fmt: skip
     """Import models, split them by family, and search the placements that a policy learns from.
 
@@ -50,17 +58,17 @@ def build(
     with the gdp pretrain command that trains on it.
     """
     from gdp.api.corpus import RECIPE, CorpusConfig, build_corpus
+    from gdp.base.tasks import engine_of
 
-    outputs.require(folder="corpus")
-    folder = Path(outputs.paths["corpus"])
+    require_writable(force, folder="corpus", corpus=output)
+    folder = Path(output)
 
     def say(done: int, count: int, what: str) -> None:
         click.echo(f"{done}/{count} {what}", err=True)
 
     built = build_corpus(
-        [*first, *more], folder,
-        CorpusConfig(hold_out, label_seconds, problems, max_ops, dims, seed),
-        engine=engine, force=outputs.force, progress=say,
+        [*first, *more], folder, CorpusConfig(**settings), engine=engine_of(processes, ray),
+        force=force, progress=say,
     )  # fmt: skip
     graphs = built.manifest.graphs
     held = sorted({e.family for e in graphs if e.split != "train"})
@@ -80,35 +88,27 @@ def build(
     )  # fmt: skip
 
 
-@dataclass(frozen=True)
-class ProcessOptions:
-    """This process among several that train together."""
-
-    coordinator: str = options.option(
-        "--coordinator", default="", metavar="HOST:PORT", help="Of the first process."
-    )
-    processes: int = options.option("--processes", type=int, default=1)
-    process_id: int = options.option("--process-id", type=int, default=0)
-
-
 @click.command()
-@click.argument("recipe", type=click.Path(path_type=Path))
-@options.outputs(run=options.required(metavar="FOLDER"))
-@click.option(
-    "--stop-after", type=float, default=None, metavar="S",
-    help="Seconds to train for, reading and compilation included; the update under way is "
-    "finished (the first compiles for about a minute), and the last weights are validated.",
+@options.stack(
+    click.argument("recipe", type=click.Path(path_type=Path)),
+    options.output("FOLDER"), options.FORCE,
+    click.option(
+        "--stop-after", type=float, metavar="S",
+        help="Seconds to train for, reading and compilation included; the update under way is "
+        "finished (the first compiles for about a minute), and the last weights are validated.",
+    ),
+    click.option("--threads", type=int, default=1, show_default=True, help="For rollouts."),
+    click.option(
+        "--coordinator", default="", metavar="HOST:PORT", help="Of the first process."
+    ),
+    click.option("--processes", type=int, default=1, show_default=True),
+    click.option("--process-id", type=int, default=0, show_default=True),
+    options.AS_JSON,
 )  # fmt: skip
-@click.option("--threads", type=int, default=1, show_default=True, help="For rollouts.")
-@options.pass_dataclass("team", ProcessOptions)
-@options.as_json
 def pretrain(
-    recipe: Path,
-    outputs: options.Outputs,
-    stop_after: float | None,
-    threads: int,
-    team: ProcessOptions,
-) -> None:
+    recipe: Path, output: str, force: bool, stop_after: float | None, threads: int,
+    coordinator: str, processes: int, process_id: int,
+) -> None:  # fmt: skip
     """Pre-train a policy over a corpus; started again on the same folder, it goes on.
 
     RECIPE is TOML, such as pretrain/recipes/base.toml, which travels with gdp, or the recipe.toml
@@ -121,13 +121,13 @@ def pretrain(
     from gdp.learn.recipe import load_recipe
 
     joined = None
-    if team.coordinator:
-        joined = join(team.coordinator, team.processes, team.process_id)
+    if coordinator:
+        joined = join(coordinator, processes, process_id)
     settings, text = load_recipe(recipe)
     try:
         trained = train(
-            settings, Path(outputs.paths["run"]), recipe_text=text, team=joined, threads=threads,
-            stop_after_s=stop_after, force=outputs.force,
+            settings, Path(output), recipe_text=text, team=joined, threads=threads,
+            stop_after_s=stop_after, force=force,
         )  # fmt: skip
     except DistributedError as error:
         quit_at_once(error)
@@ -148,44 +148,39 @@ def pretrain(
     )  # fmt: skip
 
 
-@dataclass(frozen=True)
-class FinetuneFlags:
-    """Settings of fine-tuning, and number of placements."""
+def _finetune_config(
+    recipe: str | None, updates: int | None, samples: int | None, seconds: float | None
+) -> "FinetuneConfig":
+    """Settings of the recipe, or the defaults, overridden by the command line."""
+    from gdp.learn.finetune import FinetuneConfig, load_finetune
 
-    recipe: str | None = options.option(
-        "--recipe", metavar="TOML", help="Settings; see finetune/recipes."
-    )
-    updates: int | None = options.option(
-        "--updates", type=int, help="At most; x samples: the placements judged. [default: 50]"
-    )
-    samples: int | None = options.option(
-        "--samples", type=int, help="Placements an update. [default: 16]"
-    )
-    seconds: float | None = options.option(
-        "--seconds", type=float, help="After which no update begins. [default: no limit]"
-    )
-    seed: int = options.option("--seed", type=int, default=0)
-
-    def config(self) -> "FinetuneConfig":
-        """Settings of the recipe, or the defaults, overridden by the command line."""
-        from gdp.learn.finetune import FinetuneConfig, load_finetune
-
-        config = FinetuneConfig() if self.recipe is None else load_finetune(self.recipe)
-        if self.seconds is not None:
-            config = replace(config, seconds=self.seconds)
-        if self.updates is None and self.samples is None:
-            return config
-        updates = config.updates if self.updates is None else self.updates
-        samples = config.samples if self.samples is None else self.samples
-        return replace(config, updates=updates, samples=samples, evaluations=updates * samples)
+    config = FinetuneConfig() if recipe is None else load_finetune(recipe)
+    if seconds is not None:
+        config = replace(config, seconds=seconds)
+    if updates is None and samples is None:
+        return config
+    updates = config.updates if updates is None else updates
+    samples = config.samples if samples is None else samples
+    return replace(config, updates=updates, samples=samples, evaluations=updates * samples)
 
 
 @click.command()
-@options.asking(options.objective)
-@options.pass_dataclass("tuning", FinetuneFlags)
-@options.outputs(policy=options.required(metavar="CHECKPOINT"))
-@options.as_json
-def finetune(asking: options.Asking, tuning: FinetuneFlags, outputs: options.Outputs) -> None:
+@options.stack(
+    *options.asking(options.OBJECTIVE),
+    click.option("--recipe", metavar="TOML", help="Settings; see finetune/recipes."),
+    click.option(
+        "--updates", type=int, help="At most; x samples: the placements judged. [default: 50]"
+    ),
+    click.option("--samples", type=int, help="Placements an update. [default: 16]"),
+    click.option(
+        "--seconds", type=float, help="After which no update begins. [default: no limit]"
+    ),
+    options.SEED, options.output("CHECKPOINT"), options.FORCE, options.AS_JSON,
+)  # fmt: skip
+def finetune(
+    recipe: str | None, updates: int | None, samples: int | None, seconds: float | None,
+    output: str, force: bool, **values: Any,
+) -> None:  # fmt: skip
     """Adapt the policy to one model and cluster; writes a checkpoint for `gdp place`.
 
     It starts from the answer of `--method auto` with as many evaluations; those come on top. Half
@@ -196,12 +191,12 @@ def finetune(asking: options.Asking, tuning: FinetuneFlags, outputs: options.Out
     from gdp.api.finetune import finetuned
     from gdp.learn.metrics import progress_bar
 
-    output = outputs.paths["policy"]
-    outputs.require(asking.model.spec, *asking.files, tuning.recipe, folder="policy")
-    config, question = tuning.config(), asking.question()
+    asking = Asking(**values)
+    require_writable(force, asking.model, *asking.files, recipe, folder="policy", policy=output)
+    config, question = _finetune_config(recipe, updates, samples, seconds), asking.question()
     with progress_bar(config.evaluations, 0, "fine-tuning") as draw:
         tuned = finetuned(
-            question, out=output, config=config, seed=tuning.seed, force=outputs.force,
+            question, out=output, config=config, seed=asking.seed, force=force,
             progress=lambda at, numbers: draw(
                 numbers["evaluations"], f"best {numbers['best_s'] * 1e3:.3f} ms"
             ),

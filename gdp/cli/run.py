@@ -2,7 +2,6 @@
 
 import json
 import sys
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,6 +11,7 @@ from gdp.base.clock import MEASURE_SECONDS
 from gdp.base.files.writing import write_atomic
 from gdp.base.terminal import listening, printable_lines
 from gdp.cli import options
+from gdp.cli.asking import Asking, require_writable
 from gdp.cli.show import Say, placing, show, stages
 from gdp.targets.table import EXPORTERS, RUNTIMES
 
@@ -23,30 +23,26 @@ if TYPE_CHECKING:
 FILE_RUNTIMES = tuple(key for key, row in RUNTIMES.items() if row.executes in ("onnx", "gguf"))
 
 
-@dataclass(frozen=True)
-class MeasuringOptions:
-    """Duration of measuring, and the runtime."""
-
-    measure_seconds: float = options.option(
-        "--measure-seconds", type=float, default=MEASURE_SECONDS,
+MEASURING = [
+    click.option(
+        "--measure-seconds", type=float, default=MEASURE_SECONDS, show_default=True,
         help="Seconds of measuring in all, at most; it ends when intervals are under 3%.",
-    )  # fmt: skip
-    runtime: str | None = options.option(
+    ),
+    click.option(
         "--runtime", type=click.Choice(FILE_RUNTIMES),
         help="Default: onnxruntime of ONNX models, llamacpp of .gguf files.",
-    )  # fmt: skip
+    ),
+]  # fmt: skip
 
 
 @click.command()
-@options.asking(options.own_objective)
-@click.argument("placement", required=False)
-@options.method
-@options.pass_dataclass("timing", MeasuringOptions)
-@options.outputs(report=options.report)
-@options.as_json
+@options.stack(
+    *options.asking(options.OWN_OBJECTIVE), click.argument("placement", required=False),
+    *options.METHOD, *MEASURING, options.REPORT, options.FORCE, options.AS_JSON,
+)  # fmt: skip
 def run(
-    asking: options.Asking, placement: str | None, search: options.MethodOptions,
-    timing: MeasuringOptions, outputs: options.Outputs,
+    placement: str | None, measure_seconds: float, runtime: str | None, report: str | None,
+    force: bool, **values: Any,
 ) -> None:  # fmt: skip
     """Execute a placement for real: predicted beside measured, outputs checked.
 
@@ -56,77 +52,67 @@ def run(
     from gdp.api.run import execute
     from gdp.cli.text import run_text
     from gdp.measure.measuring import Measuring
+    from gdp.placement.placement import read_placed
     from gdp.question.models import spec_of
     from gdp.question.question import model_asked
     from gdp.question.solve import evaluate
 
-    model, given = asking.model, None
-    spec = model.spec
-    if placement is not None or model.is_placement:
-        given, placement = model.beside(placement)
-        spec = spec_of(model_asked(options.read_placement(placement), given)[0])
-    outputs.require(spec, placement, *asking.files)
-    page, result = outputs.paths.get("report"), None
+    asking, model = Asking(**values), None
+    spec = asking.model
+    if placement is not None or asking.is_placement:
+        model, placement = asking.beside(placement)
+        spec = spec_of(model_asked(read_placed(placement), model)[0])
+    require_writable(force, spec, placement, *asking.files, report=report)
+    result = None
     with stages() as say, listening(say):
-        measuring = Measuring(timing.measure_seconds, search.seed, progress=say)
+        measuring = Measuring(measure_seconds, asking.seed, progress=say)
         say(f"loading {spec}", 0.0)  # no line: one that cannot be loaded is refused in one
+        search = asking.search(placing(say))
         if placement is None:
-            question = asking.question(method=search.method, search=search.search(placing(say)))
-            result = _placed(question, timing.runtime, search, say)
+            question = asking.question(search=search)
+            result = _placed(question, runtime, asking, say)
             placed = result.placement
         else:
-            search.search()  # refuses bad values, though nothing is searched
-            costs = asking.trained.costs
-            about = options.About(model, asking.cluster, asking.objective, costs)
-            question, placed = about.question(placement, given, asking.constraints.read())
-        report = execute(question, placed, measuring, timing.runtime)
-    if page:
+            question, placed = asking.about(placement, model, asking.demands())
+        measured = execute(question, placed, measuring, runtime)
+    if report:
         result = result or evaluate(question, placed)
-        reporting.write_page(question, result, page, reporting.measured_view(report))
-    show(report, lambda: run_text(report))
-    if report["outputs_equal"] is False or not report.get("inner_equal", True):
+        reporting.write_page(question, result, report, reporting.measured_view(measured))
+    show(measured, lambda: run_text(measured))
+    if measured["outputs_equal"] is False or not measured.get("inner_equal", True):
         sys.exit(1)
 
 
-def _placed(
-    question: "Question", runtime: str | None, search: options.MethodOptions, say: Say
-) -> "Result":
+def _placed(question: "Question", runtime: str | None, asking: Asking, say: Say) -> "Result":
     """An answer that the runtime executes, with its stages reported."""
     from gdp.api.answer import answer
     from gdp.api.run import runnable, runtime_of
 
     question = runnable(question, runtime_of(question.model or question.graph, runtime))
-    limit = f"{search.seconds:g} s"
-    if search.evaluations is not None:
-        limit = f"{search.evaluations} evaluations"
+    limit = f"{asking.seconds:g} s"
+    if asking.evaluations is not None:
+        limit = f"{asking.evaluations} evaluations"
     say(f"placing on {question.cluster.name}, at most {limit} of search")
     return answer(question)
 
 
 @click.command()
-@click.argument("placement")
-@options.named_model
-@options.cluster
-@click.option("--to", "target", required=True, type=click.Choice(tuple(EXPORTERS)))
-@options.outputs(export=options.required(metavar="DIR"))
-@options.as_json
-def export(
-    placement: str,
-    model: options.ModelOptions,
-    cluster: options.ClusterOptions,
-    target: str,
-    outputs: options.Outputs,
-) -> None:
+@options.stack(
+    click.argument("placement"), *options.NAMED_MODEL, *options.CLUSTER,
+    click.option("--to", "target", required=True, type=click.Choice(tuple(EXPORTERS))),
+    options.output("DIR"), options.FORCE, options.AS_JSON,
+)  # fmt: skip
+def export(placement: str, target: str, output: str, force: bool, **values: Any) -> None:
     """Write what a runtime needs to execute a placement."""
     from gdp.api.run import export as export_placement
+    from gdp.placement.placement import read_placed
 
-    read = options.read_placement(placement)
-    overrides = cluster.cluster is not None or cluster.max_memory or cluster.reserve
-    machine = cluster.of(read) if overrides else None
+    read, asking = read_placed(placement), Asking(**values)
+    overrides = asking.cluster is not None or asking.max_memory or asking.reserve
+    machine = asking.machine(read) if overrides else None
     files = export_placement(
-        read, model.given, target, Path(outputs.paths["export"]), machine,
-        model.dims, sources=[Path(path) for path in (placement, cluster.cluster) if path],
-        force=outputs.force,
+        read, asking.model, target, Path(output), machine, asking.dims,
+        sources=[Path(path) for path in (placement, asking.cluster) if path], force=force,
     )  # fmt: skip
     names = [str(path) for path in files]
     summary: dict[str, Any] = {"target": target, "files": names}
@@ -137,24 +123,6 @@ def export(
     reasons = [f"{flag}: {reason}" for flag, reason in why.items()]
     typed = [line for text in lines.values() for line in text.splitlines()]
     show(summary, lambda: printable_lines([*names, *typed, *reasons]))
-
-
-@dataclass(frozen=True)
-class TuneOptions:
-    """Budget of a tuning, and whether its lessons are remembered."""
-
-    runs: int = options.option(
-        "--runs", type=click.IntRange(min=1), default=10,
-        help="Placements to execute at most; fewer where two in a row gain nothing.",
-    )  # fmt: skip
-    place_seconds: float = options.option(
-        "--place-seconds", type=float, default=2.0, help="Search budget of each round."
-    )
-    method: str = options.option("--method", default="auto", help="As of gdp place.")
-    seed: int = options.option("--seed", type=int, default=0)
-    no_keep: bool = options.option(
-        "--no-keep", is_flag=True, help="Do not remember this machine for place and run."
-    )
 
 
 def _forget(context: click.Context, parameter: click.Parameter, wanted: bool) -> None:
@@ -168,24 +136,34 @@ def _forget(context: click.Context, parameter: click.Parameter, wanted: bool) ->
 
 
 @click.command()
-@options.asking(options.objective)
-@options.pass_dataclass("tuning", TuneOptions)
-@options.pass_dataclass("timing", MeasuringOptions)
-@click.option(
-    "--forget", is_flag=True, is_eager=True, expose_value=False, callback=_forget,
-    help="Remove all that is remembered of this machine, and exit.",
-)  # fmt: skip
-@options.outputs(
-    placement=options.written("-o", "--output", metavar="P.json", help="Write the placement."),
-    costs=options.written(
-        "--write-costs", metavar="C.json", help="Write what was learned, for --costs."
+@options.stack(
+    *options.asking(options.OBJECTIVE),
+    click.option(
+        "--runs", type=click.IntRange(min=1), default=10, show_default=True,
+        help="Placements to execute at most; fewer where two in a row gain nothing.",
     ),
-    report=options.report,
-)
-@options.as_json
+    click.option(
+        "--place-seconds", type=float, default=2.0, show_default=True,
+        help="Search budget of each round.",
+    ),
+    click.option("--method", default="auto", show_default=True, help="As of gdp place."),
+    options.SEED,
+    click.option(
+        "--no-keep", "keep", is_flag=True, flag_value=False, default=True,
+        help="Do not remember this machine for place and run.",
+    ),
+    *MEASURING,
+    click.option(
+        "--forget", is_flag=True, is_eager=True, expose_value=False, callback=_forget,
+        help="Remove all that is remembered of this machine, and exit.",
+    ),
+    options.output("P.json", "Write the placement."),
+    click.option("--write-costs", metavar="C.json", help="Write what was learned, for --costs."),
+    options.REPORT, options.FORCE, options.AS_JSON,
+)  # fmt: skip
 def tune(
-    asking: options.Asking, tuning: TuneOptions, timing: MeasuringOptions,
-    outputs: options.Outputs,
+    runs: int, place_seconds: float, keep: bool, measure_seconds: float, runtime: str | None,
+    output: str | None, write_costs: str | None, report: str | None, force: bool, **values: Any,
 ) -> None:  # fmt: skip
     """Place, run, learn this machine's real costs, and place again.
 
@@ -200,24 +178,24 @@ def tune(
     from gdp.methods.base import Search
     from gdp.placement.placement import save_placement
 
-    outputs.require(asking.model.spec, *asking.files)
-    question = asking.question(
-        method=tuning.method, search=Search(tuning.seed, tuning.place_seconds)
+    asking = Asking(**values)
+    require_writable(
+        force, asking.model, *asking.files, placement=output, costs=write_costs, report=report
     )
+    question = asking.question(search=Search(asking.seed, place_seconds))
     with stages() as say:
         tuned = tuned_answer(
-            question, runs=tuning.runs, runtime=timing.runtime, keep=not tuning.no_keep,
-            measuring=Measuring(timing.measure_seconds, tuning.seed, progress=say),
+            question, runs=runs, runtime=runtime, keep=keep,
+            measuring=Measuring(measure_seconds, asking.seed, progress=say),
             progress=lambda found: say(round_text(found)),
         )  # fmt: skip
-    paths = outputs.paths
-    if "placement" in paths:
-        save_placement(tuned.placement, paths["placement"])
-    if "costs" in paths and tuned.verdict.is_better:
-        write_atomic(Path(paths["costs"]), encode(tuned.record))
-    if "report" in paths:
-        reporting.report_tuned(question, tuned, paths["report"])
-    show(tuned.to_json(), lambda: tuned_text(tuned, paths.get("costs", "")))
+    if output:
+        save_placement(tuned.placement, output)
+    if write_costs and tuned.verdict.is_better:
+        write_atomic(Path(write_costs), encode(tuned.record))
+    if report:
+        reporting.report_tuned(question, tuned, report)
+    show(tuned.to_json(), lambda: tuned_text(tuned, write_costs or ""))
     if tuned.interrupted:
         click.get_current_context().exit(130)
 

@@ -3,14 +3,14 @@
 import math
 from typing import TYPE_CHECKING
 
-from gdp.api.traffic.plan import NEAR, ServedPlan, near
+from gdp.api.traffic.plan import NEAR, near
 from gdp.base.units import format_bytes, format_seconds
 
 if TYPE_CHECKING:
-    from gdp.question.result import Result
+    from gdp.question.result import Result, ServedPlan
 
 
-def serving_lines(plan: ServedPlan) -> list[str]:
+def serving_lines(plan: "ServedPlan") -> list[str]:
     """Lines of the default answer; their first words are at most eight letters."""
     served = plan.served
     first, token = served.first_token, served.token
@@ -44,7 +44,7 @@ def serving_lines(plan: ServedPlan) -> list[str]:
     return lines
 
 
-def compared_lines(plan: ServedPlan) -> list[str]:
+def compared_lines(plan: "ServedPlan") -> list[str]:
     """A line for each plan that was compared."""
     return [
         f"plan     {row.layout}: {row.reason}"
@@ -55,7 +55,7 @@ def compared_lines(plan: ServedPlan) -> list[str]:
     ]
 
 
-def _queue(plan: ServedPlan) -> str:
+def _queue(plan: "ServedPlan") -> str:
     """Seconds that requests wait, and the reason."""
     served, engine = plan.served, plan.engine
     text = f"queue    requests wait {format_seconds(served.waiting_s)} before they start: "

@@ -4,7 +4,7 @@ import contextlib
 import json
 import sys
 from collections.abc import Callable, Iterator
-from typing import Any, Protocol, runtime_checkable
+from typing import Any
 
 import click
 
@@ -12,6 +12,8 @@ from gdp.base.terminal import listening, printable
 
 AS_JSON = "gdp.as_json"
 """Key of click's context for `--json`."""
+Say = Callable[..., None]
+"""(stage, share of it that is done or None): report that a stage begins or continues."""
 
 
 def show(data: dict[str, Any], text: Callable[[], str]) -> None:
@@ -35,15 +37,6 @@ def _plain(value: Any) -> Any:
     return value
 
 
-@runtime_checkable
-class Say(Protocol):
-    """Report that a stage begins or, with the share of it that is done, continues."""
-
-    def __call__(self, stage: str, fraction: float | None = None) -> None:
-        """Show it."""
-        ...
-
-
 @contextlib.contextmanager
 def told() -> Iterator[None]:
     """Report the stages of loading a model that is traced: by a bar on a terminal, with the time
@@ -53,11 +46,10 @@ def told() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def stages(*, lines: bool = True) -> Iterator[Say]:
-    """Report stages on stderr: by a bar on a terminal, elsewhere by a line when one begins, or not
-    at all without `lines`."""
+def stages() -> Iterator[Say]:
+    """Report stages on stderr: by a bar on a terminal, elsewhere by a line when one begins."""
     if not sys.stderr.isatty():
-        yield _say_line if lines else _say_nothing
+        yield _say_line
         return
     from rich.console import Console
     from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
@@ -77,10 +69,6 @@ def _say_line(stage: str, fraction: float | None = None) -> None:
     """Print the beginning of a stage; progress within it is for a bar alone."""
     if fraction is None:
         click.echo(f"gdp: {printable(stage)}", err=True)
-
-
-def _say_nothing(stage: str, fraction: float | None = None) -> None:
-    del stage, fraction
 
 
 def placing(say: Say) -> Callable[[float, float], None]:

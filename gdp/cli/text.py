@@ -24,8 +24,7 @@ from gdp.sim.objectives import find_objective
 from gdp.splits.members import held_graphs
 
 if TYPE_CHECKING:
-    from gdp.api.faster import Faster
-    from gdp.api.traffic.plan import ServedPlan
+    from gdp.api.explain import Faster
     from gdp.targets.target import StartCommand
 
 
@@ -70,24 +69,20 @@ def is_verbose() -> bool:
 
 
 def result_text(
-    result: Result,
-    served: "ServedPlan | None" = None,
-    output: str | None = None,
-    starts: Sequence["StartCommand"] = (),
+    result: Result, output: str | None = None, starts: Sequence["StartCommand"] = ()
 ) -> str:
     """Text of `gdp place`: speed, memory by device, limits, gains; `--verbose` adds the rest.
 
     Args:
         result: The answer.
-        served: The traffic on its engine.
         output: File that holds the placement.
         starts: Commands that start the runtime by the placement.
     """
-    from gdp.api.faster import faster_machines
+    from gdp.api.explain import faster_machines
     from gdp.cli.serving_text import serving_lines
 
     answer, verbose = result.generation, is_verbose()
-    question = result.question
+    question, served = result.question, result.traffic
     what = result.objective if served is None else served.layout
     lines = [f"{question.graph.name} on {question.cluster.name}, {what}"]
     if served is not None:
@@ -108,7 +103,7 @@ def result_text(
     lines += [_split_text(split, result) for split in result.placement.splits]
     lines += ["", _device_table(result) if answer is None else memory_table(answer)]
     if verbose:
-        lines += _details(result, served)
+        lines += _details(result)
     about = "note" if served is None else "note on a batch"
     notes = [x for x in result.notes if verbose or not isinstance(x, MethodNote)]
     lines += [f"{about}: {note}" for note in notes]
@@ -143,11 +138,11 @@ def _device_table(result: Result) -> Shown:
     return table(["device", "ops", "GFLOP", "peak", "memory", "full", "reserve"], rows)
 
 
-def _details(result: Result, served: "ServedPlan | None") -> list[str]:
+def _details(result: Result) -> list[str]:
     """Lines of `--verbose`: kernels, links, seconds of each phase, plans and candidates."""
     from gdp.cli.serving_text import compared_lines
 
-    graph, leads = result.question.graph, result.placement.homes
+    graph, leads, served = result.question.graph, result.placement.homes, result.traffic
     # The members of a replica group run the same kernels.
     kernels = sum(n for d, n in enumerate(result.counts.kernels) if leads.get(d, d) == d)
     phases = ", ".join(f"{name} {s:.2f}" for name, s in result.phases.items() if s >= 0.005)

@@ -366,7 +366,7 @@ def spec_parts(
     spec = ModelSpec.of(text.removeprefix(prefix))
     unknown = sorted(spec.options.keys() - keys)
     if unknown or not spec.path:
-        got = repr(unknown[0] if unknown else "no path")
+        got = ", ".join(map(repr, unknown)) or "no path"
         raise ModelError(f"{text!r} must look like {form}, got {got}")
     return spec.path, spec.options
 

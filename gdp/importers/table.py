@@ -13,6 +13,8 @@ from gdp.base.errors import ModelError
 from gdp.base.files.reading import is_file, is_there
 from gdp.base.files.writing import is_written_by_gdp
 from gdp.graph.op_graph import OpGraph
+from gdp.importers.spec import HF_PREFIX as HF_PREFIX
+from gdp.importers.spec import ModelSpec
 from gdp.importers.traceable import reported, trace_of
 
 if TYPE_CHECKING:
@@ -20,7 +22,7 @@ if TYPE_CHECKING:
     from gdp.importers.program import Traced
     from gdp.importers.pytorch.model import TorchModel
 
-ONNX_PREFIX, PYTHON_PREFIX, HF_PREFIX = "onnx:", "python:", "hf:"
+ONNX_PREFIX, PYTHON_PREFIX = "onnx:", "python:"
 GGUF_SUFFIX = ".gguf"
 GRAPH_SUFFIXES = (".json", ".json.gz", ".gdpgraph")
 
@@ -178,7 +180,7 @@ IMPORTERS = (
              frozenset(("task", "batch", "sequence", "quantize", "decode"))),
     Importer("onnx", ".onnx", lambda s: s.startswith(ONNX_PREFIX) or s.endswith(".onnx"),
              _load_onnx, _onnx_files, _trace_onnx, str, ("onnx",)),
-    Importer("gguf", ".gguf", lambda s: s.partition("?")[0].endswith(GGUF_SUFFIX), _load_gguf,
+    Importer("gguf", ".gguf", lambda s: ModelSpec.of(s).path.endswith(GGUF_SUFFIX), _load_gguf,
              _gguf_files, None, str, ("gguf",),
              frozenset(("batch", "sequence", "decode", "mmproj", "image"))),
     Importer("graph", GRAPH_SUFFIXES[0], lambda s: s.endswith(GRAPH_SUFFIXES), _load_graph,

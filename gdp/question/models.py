@@ -217,6 +217,8 @@ def source_files(spec: Model) -> list[Path]:
     """Files that a model is read from, including external weights and the module of a loaded
     `python:` model; unknown ones are left out."""
     text = spec_of(spec)
+    if ModelSpec.of(text).options.get("context") == LONGEST:  # whatever it is: no file
+        text = str(ModelSpec.of(text).having(context=None))
     return importer_of(text).files(text) if text else []
 
 

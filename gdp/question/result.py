@@ -10,6 +10,7 @@ import msgspec
 import numpy as np
 from jaxtyping import Int
 
+from gdp.base.errors import ArgumentError
 from gdp.base.terminal import html_table
 from gdp.base.units import format_bytes
 from gdp.cluster.links import links_line
@@ -20,6 +21,9 @@ from gdp.placement.placement import DraftModel, Placement
 from gdp.question.prepare import fused_of
 from gdp.question.question import Question
 from gdp.sim.objectives import Score, find_objective
+from gdp.sim.serving import ServingEngine
+from gdp.sim.traffic import ServedTraffic, Spread
+from gdp.sim.traffic_text import NO_LIMITS, TrafficLimits
 
 
 class Counts(NamedTuple):
@@ -140,6 +144,20 @@ class GenerationAnswer:
         return plain | {"tokens_per_s": self.tokens_per_s}
 
 
+class Degrees(NamedTuple):
+    """Sizes of the layout of a language model on its GPUs."""
+
+    tensor: int = 1
+    pipeline: int = 1
+    data: int = 1
+    experts: bool = False  # each GPU of a group holds whole experts
+
+    def __str__(self) -> str:
+        named = [("tensor", self.tensor), ("pipeline", self.pipeline), ("data", self.data)]
+        sizes = " x ".join(f"{name} {size}" for name, size in named if size > 1)
+        return (sizes or "one GPU") + (" with whole experts" if self.experts else "")
+
+
 WHOLE_OPS, DIVIDED_OPS = "whole ops", "ops, divided or whole,"
 """Pieces of placements that a bound holds for."""
 
@@ -170,6 +188,7 @@ class Result:
     search_cpu_s: float = 0.0  # CPU seconds of the method, of which `evaluations` are a part
     deviation_s: float | None = None  # standard deviation of the value; None: costs say nothing
     generation: GenerationAnswer | None = None  # of a request to a language model
+    traffic: "ServedPlan | None" = None  # that it was planned for; `generation` is of a batch
 
     @property
     def value_s(self) -> float:
@@ -180,6 +199,19 @@ class Result:
     def links(self) -> str:
         """The links of the cluster's accelerators, by kind; "" where there are none."""
         return links_line(self.question.cluster)
+
+    def of_request(self) -> GenerationAnswer:
+        """Its `generation`; raises `ArgumentError` where it is of no request."""
+        if self.generation is None:
+            raise ArgumentError("traffic is for placements of a request (--generate), for vllm")
+        return self.generation
+
+    @property
+    def layout(self) -> str:
+        """Sizes of the layout of a language model in words."""
+        splits, generation = self.placement.splits, self.of_request()
+        tensor, experts = (len(splits[0].devices), splits[0].experts) if splits else (1, False)
+        return str(Degrees(tensor, generation.stages, generation.copies, experts))
 
     @property
     def gap(self) -> float:
@@ -205,7 +237,7 @@ class Result:
         """Plain data with the field names of the command line's `--json`."""
         names = self.placement.device_names
         teams = [[names[d] for d in team] for team in self.placement.teams]
-        generation = self.generation
+        generation, traffic = self.generation, self.traffic
         return {
             "method": self.method,
             "objective": self.objective,
@@ -243,7 +275,119 @@ class Result:
             "candidates": [vars(candidate) for candidate in self.candidates],
             "notes": list(self.notes),
             "curve": [list(point) for point in self.curve],
-        } | ({} if generation is None else {"generation": generation.to_json()})
+            **({} if generation is None else {"generation": generation.to_json()}),
+            **({} if traffic is None else {"traffic": traffic.traffic_json()}),
+        }
+
+
+@dataclass(frozen=True)
+class ComparedPlan:
+    """Traffic on one of the plans that were compared; no seconds where it has none."""
+
+    layout: str  # such as "tensor 2 x data 2"
+    request_s: float | None = None  # from the arrival of a request to its last token, mean
+    first_token: Spread | None = None
+    token: Spread | None = None
+    tokens_per_s: float | None = None
+    reason: str = ""  # for which it serves none of it
+
+
+@dataclass(frozen=True, eq=False)
+class PrefillGroup:
+    """The prefill GPUs of disaggregated serving."""
+
+    result: Result
+    engine: ServingEngine
+    sent_bytes: int  # of the caches of a prompt of mean length
+    transfer_s: float  # to send them over an idle link
+    sent: Spread  # from the end of a prompt until its caches are sent
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain data."""
+        return {
+            "layout": self.result.layout, "sent_bytes": self.sent_bytes,
+            "transfer_s": self.transfer_s, "sent": asdict(self.sent),
+            "engine": _engine_json(self.engine),
+        }  # fmt: skip
+
+
+@dataclass(frozen=True, eq=False)
+class ServedPlan:
+    """A plan and the traffic on it; disaggregated, that of the decode GPUs."""
+
+    result: Result  # for as many requests side by side as run at once
+    engine: ServingEngine
+    served: ServedTraffic
+    passes_of: int  # requests side by side, whose passes the engine's seconds are
+    prefill: PrefillGroup | None = None
+    within: TrafficLimits = NO_LIMITS
+    compared_with: tuple[ComparedPlan, ...] = ()  # itself among them; () where there was one plan
+
+    @property
+    def generation(self) -> GenerationAnswer:
+        """The answer of as many requests side by side as run at once."""
+        return self.result.of_request()
+
+    @property
+    def layout(self) -> str:
+        """Sizes of its layout in words."""
+        own = self.result.layout
+        if self.engine.drafting is not None:
+            own += f", {self.engine.drafting.tokens} tokens drafted"
+        return (
+            own
+            if self.prefill is None
+            else (f"prefill on {self.prefill.result.layout}, decode on {own}")
+        )
+
+    @property
+    def value(self) -> tuple[float, float]:
+        """Smaller is better: by how much it exceeds its limits, then mean seconds of a request."""
+        return self.within.excess(self.served), self.served.request.mean_s
+
+    def compared(self) -> ComparedPlan:
+        """Its row among the plans that are compared."""
+        served = self.served
+        return ComparedPlan(
+            self.layout, served.request.mean_s, served.first_token, served.token,
+            served.tokens_per_s,
+        )  # fmt: skip
+
+    @property
+    def side_by_side(self) -> int:
+        """Requests that run in one pass of a copy, in the mean."""
+        engine = self.engine
+        return max(1, round(self.served.running / (engine.stages * engine.copies)))
+
+    @property
+    def room(self) -> int | None:
+        """Requests of mean length whose caches memory has room for; None: no limit."""
+        request, held = self.generation.request, self.engine.cache_tokens
+        of_copy = None if math.isinf(held) else int(held // (request.prompt + request.new))
+        return None if of_copy is None else self.engine.copies * of_copy
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain data: that of a placement, with `generation` and `traffic`."""
+        return replace(self.result, traffic=self).to_json()
+
+    def traffic_json(self) -> dict[str, Any]:
+        """The traffic as plain data, with its engine."""
+        within = {k: None if math.isinf(s) else s for k, s in self.within._asdict().items()}
+        return asdict(self.served) | {
+            "room": self.room, "layout": self.layout, "within": within,
+            "prefill": None if self.prefill is None else self.prefill.to_json(),
+            "compared": [asdict(row) for row in self.compared_with],
+            "engine": _engine_json(self.engine), "passes_of": self.passes_of,
+        }  # fmt: skip
+
+
+def _engine_json(engine: ServingEngine) -> dict[str, Any]:
+    """An engine as plain data; without a limit its `cache_tokens` are None."""
+    drafting = None if engine.drafting is None else engine.drafting._asdict()
+    plain = engine._asdict() | {
+        "scheduler": asdict(engine.scheduler), "drafting": drafting
+    }  # fmt: skip
+    return plain | ({"cache_tokens": None} if math.isinf(engine.cache_tokens) else {})
 
 
 def with_bound(result: Result, bound_s: float, bound_by: str) -> Result:

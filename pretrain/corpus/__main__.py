@@ -4,7 +4,7 @@ from pathlib import Path
 
 import click
 
-from gdp.base.tasks import Engine
+from gdp.base.tasks import engine_of
 from gdp.cli import options
 from gdp.cli.program import run
 from pretrain.corpus.build import CorpusEntry, build_missing
@@ -18,10 +18,11 @@ from pretrain.corpus.build import CorpusEntry, build_missing
 @click.option("--family", "families", multiple=True, help="Only these families of models.")
 @click.option("--limit", type=click.IntRange(min=0), help="Stop after so many new graphs.")
 @click.option("--rebuild", is_flag=True, help="Build what is there, too.")
-@options.engine
+@options.stack(*options.ENGINE)
 def main(
-    output: Path, families: tuple[str, ...], limit: int | None, rebuild: bool, engine: Engine
-) -> None:
+    output: Path, families: tuple[str, ...], limit: int | None, rebuild: bool,
+    processes: int | None, ray: str | None,
+) -> None:  # fmt: skip
     """Trace the models of the corpus and write their graphs and a manifest.
 
     Started again on the same folder, it builds what is missing.
@@ -30,7 +31,7 @@ def main(
     def say(done: int, count: int, entry: CorpusEntry) -> None:
         click.echo(f"{done}/{count} {entry.name}: {entry.num_ops} ops", err=True)
 
-    manifest = build_missing(output, families, limit, rebuild, say, engine)
+    manifest = build_missing(output, families, limit, rebuild, say, engine_of(processes, ray))
     click.echo(f"{len(manifest.graphs)} graphs in {output}")
 
 

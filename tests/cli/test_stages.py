@@ -6,8 +6,7 @@ import sys
 import pytest
 
 from gdp.base.terminal import stage
-from gdp.cli.options import load_with_progress
-from gdp.cli.show import placing, stages
+from gdp.cli.show import placing, stages, told
 
 
 class Terminal(io.StringIO):
@@ -29,12 +28,6 @@ def test_away_from_a_terminal_a_stage_is_a_line_and_its_progress_none(
     assert said.out == ""
 
 
-def test_where_lines_are_not_wanted_nothing_is_said(capsys: pytest.CaptureFixture[str]) -> None:
-    with stages(lines=False) as say:
-        say("loading")
-    assert capsys.readouterr().err == ""
-
-
 def test_a_terminal_shows_a_bar_with_the_stage_and_no_lines(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -52,11 +45,8 @@ def test_a_terminal_shows_a_bar_with_the_stage_and_no_lines(
 
 
 def test_loading_says_what_it_does_away_from_a_terminal(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
-    def traced(spec: str, dims: object, room_bytes: object = None) -> None:
-        stage(f"tracing {spec}")
-
-    monkeypatch.setattr("gdp.question.models.load", traced)
-    load_with_progress("hf:llama", {})
+    with told():
+        stage("tracing hf:llama")
     assert capsys.readouterr() == ("", "gdp: tracing hf:llama\n")

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from gdp.base.errors import ClusterError
-from gdp.cli.options import limited
+from gdp.cli.asking import limited
 from gdp.cluster.detect import backend_of as backend_of_build
 from gdp.cluster.detect import num_sockets
 from gdp.cluster.file import cluster_of_toml, cluster_toml, with_backend

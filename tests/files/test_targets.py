@@ -261,6 +261,22 @@ def contents(folder: Path) -> dict[str, bytes]:
     return {path.name: path.read_bytes() for path in folder.iterdir() if path.is_file()}
 
 
+def test_the_module_of_a_model_is_never_written_over(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nobody knows its file before it is loaded."""
+    save_graph(branches(), tmp_path / "graph.json")
+    module = tmp_path / "module_of_a_model.py"
+    module.write_text(f"import gdp\ndef graph(): return gdp.load({str(tmp_path / 'graph.json')!r})")
+    text = module.read_text()
+    monkeypatch.syspath_prepend(tmp_path)
+    refused(
+        "is read by this command", "place", "python:module_of_a_model:graph", *CLUSTER, *QUICK,
+        "-o", module, "--force",
+    )  # fmt: skip
+    assert module.read_text() == text
+
+
 @pytest.mark.parametrize("target", ["onnxruntime", "openvino"])
 def test_an_export_replaces_an_export_and_nothing_else(
     target: str, onnx_model: Path, placed: Path, tmp_path: Path

@@ -401,11 +401,10 @@ def test_a_document_that_asks_to_dequantise_is_placed_dense() -> None:
 def test_the_command_line_appends_the_scheme_to_the_spec() -> None:
     import click
 
-    from gdp.cli.options import ModelOptions
+    from gdp.cli.asking import Asking
 
-    asked = ModelOptions("hf:x", (), "causal-lm", None, 16, False, None, None, "nf4", None, None)
-    assert asked.spec == "hf:x?task=causal-lm&sequence=16&quantize=nf4"
-    with pytest.raises(click.UsageError, match="--quantize is for hf:CONFIG models"):
-        ModelOptions("model.onnx", (), None, None, None, False, None, None, "nf4", None, None)
-    with pytest.raises(click.UsageError, match="for hf:CONFIG models"):
-        ModelOptions("model.gguf", (), None, None, None, False, None, None, "nf4", None, None)
+    asked = Asking("hf:x", task="causal-lm", sequence=16, quantize="nf4")
+    assert asked.model == "hf:x?task=causal-lm&sequence=16&quantize=nf4"
+    for file in ("model.onnx", "model.gguf"):
+        with pytest.raises(click.UsageError, match="--quantize is for hf:CONFIG models"):
+            _ = Asking(file, quantize="nf4").model

@@ -1,6 +1,7 @@
 """A model that drafts in plans for llama.cpp: seconds, memory, its device, and its vocabulary."""
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -9,9 +10,11 @@ from click.testing import CliRunner
 
 import gdp
 from gdp.api.generation import generation_of
+from gdp.api.traffic.drafting import Draft
 from gdp.base.errors import ModelError
 from gdp.cli.main import cli
 from gdp.cluster.file import cluster_toml
+from gdp.placement.placement import DraftModel
 from gdp.question.models import with_draft
 from gdp.sim.serving import written_in_a_pass
 from gdp.targets.llamacpp.flags import flags_of, slots_of
@@ -182,16 +185,16 @@ def test_bad_drafts_are_refused(tmp_path: Path, more: str, said: str) -> None:
         gdp.load(f"{tmp_path / 'large.gguf'}?sequence=64&draft=s.gguf&drafts=4&acceptance=0.5")
 
 
-def test_the_command_line_drafts(tmp_path: Path) -> None:
+def test_the_command_line_drafts(tmp_path: Path, run: Callable[..., tuple[int, str, str]]) -> None:
     """`gdp place` and `gdp fit` take the small model; the answer and the flags tell of it."""
     large, small = _pair(tmp_path)
     (tmp_path / "box.toml").write_text(cluster_toml(box(64 * MIB)))
     drafts = ["--draft", f"{small},tokens=3,acceptance=0.6"]
     place = ["place", str(large), "--cluster", str(tmp_path / "box.toml"), "--for", "llamacpp"]
     plan, request = str(tmp_path / "p.json"), ["--generate", "prompt=64,new=32"]
-    run = CliRunner().invoke(cli, [*place, *drafts, *request, "-o", plan])
-    assert run.exit_code == 0, run.output
-    assert f"drafts   of 3 tokens an iteration by {small} on gpu0" in run.output
+    done = CliRunner().invoke(cli, [*place, *drafts, *request, "-o", plan])
+    assert done.exit_code == 0, done.output
+    assert f"drafts   of 3 tokens an iteration by {small} on gpu0" in done.output
     flags = CliRunner().invoke(cli, ["export", plan, "--to", "llamacpp", "-o", f"{tmp_path}/f"])
     assert f"--model-draft {small} --spec-type draft-simple" in flags.output
     fit = ["fit", str(large), "--cluster", str(tmp_path / "box.toml"), "--prompt", "64"]
@@ -199,6 +202,13 @@ def test_the_command_line_drafts(tmp_path: Path) -> None:
     assert json.loads(rows.output)["rows"][0]["fits"]
     without = CliRunner().invoke(cli, [*place, *drafts])
     assert "drafts for a whole request" in f"{without.output}{without.exception}"
-    other = CliRunner().invoke(cli, [*place, *request, "--draft", "hf:m,tokens=3,acceptance=0.6"])
-    assert other.exit_code == 2
-    assert "'hf:m' is none" in other.output
+    result = gdp.place(
+        gdp.Generation(large, 64, 32), str(tmp_path / "box.toml"), target="llamacpp",
+        draft=Draft(small, 3, 0.6),
+    )  # fmt: skip
+    assert result.generation is not None
+    assert result.generation.draft == DraftModel(str(small), 3)
+    assert (gdp.load_placement(plan).device == result.placement.device).all()
+    code, _, err = run(*place, *request, "--draft", "hf:m,tokens=3,acceptance=0.6")
+    assert code == 2
+    assert "'hf:m' is none" in err

@@ -7,8 +7,8 @@ import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
+from gdp.api.place import simulate
 from gdp.api.run import run
-from gdp.api.simulate import simulate
 from gdp.base.cores import usable_cores
 from gdp.base.errors import ModelError
 from gdp.cluster.presets import device_preset

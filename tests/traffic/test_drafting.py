@@ -4,6 +4,7 @@ import itertools
 import json
 import math
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -12,10 +13,10 @@ from click.testing import CliRunner
 
 import gdp
 from gdp.api.traffic.drafting import Draft, parse_draft
-from gdp.api.traffic.plan import ServedPlan
 from gdp.base.units import format_bytes
 from gdp.cli.main import cli
 from gdp.placement.placement import DraftModel
+from gdp.question.result import ServedPlan
 from gdp.sim.serving import Drafting, ServingEngine, serve
 from gdp.sim.traffic import Arrival, Traffic
 from gdp.targets.vllm.export import VllmOptions
@@ -144,8 +145,9 @@ def test_the_small_model_takes_of_what_the_large_one_leaves(
 
 
 def test_the_command_exports_the_draft(
-    configs: tuple[str, str], tmp_path: Path, plan: ServedPlan
-) -> None:
+    configs: tuple[str, str], tmp_path: Path, plan: ServedPlan,
+    run: Callable[..., tuple[int, str, str]],
+) -> None:  # fmt: skip
     path, out = tmp_path / "p.json", tmp_path / "out"
     large, small = configs
     words = ["place", large, "--cluster", "cpu+t4", "--for", "vllm", "-o", str(path), "--json"]
@@ -169,10 +171,10 @@ def test_the_command_exports_the_draft(
     )  # fmt: skip
     assert page.exit_code == 1
     assert "of a model with a draft model" in str(page.exception)
-    alone = CliRunner().invoke(cli, ["place", large, "--draft", f"{small},tokens=3,acceptance=0"])
-    assert alone.exit_code == 2
-    assert "--draft is for .gguf models" in alone.output
-    assert "requests of --traffic" in alone.output
+    code, _, err = run("place", large, "--draft", f"{small},tokens=3,acceptance=0")
+    assert code == 2
+    assert "--draft is for .gguf models" in err
+    assert "requests of --traffic" in err
 
 
 def _tells_of_the_draft(path: Path, small: str, answer: dict[str, Any]) -> None:

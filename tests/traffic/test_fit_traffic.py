@@ -7,8 +7,10 @@ import pytest
 from click.testing import CliRunner
 
 import gdp
+from gdp.cli.asking import limited
 from gdp.cli.main import cli
-from gdp.cli.options import limited
+from gdp.cluster.file import parse_max_memory
+from gdp.cluster.reserve import parse_reserve
 from tests.generating_configs import generating_config
 from tests.gguf_models import write_gguf
 
@@ -68,12 +70,14 @@ def test_what_traffic_does_not_go_with_is_refused(config: str, more: list[str], 
 
 def test_limits_are_of_the_machines_that_have_the_device() -> None:
     one, two = gdp.Cluster.load("cpu+t4"), gdp.Cluster.load("cpu+2xrtx3090")
-    first, second = limited([one, two], ["1=4GiB,cpu=8GiB"], ["0=2GiB"])
+    first, second = limited(
+        [one, two], [parse_max_memory("1=4GiB,cpu=8GiB")], [parse_reserve("0=2GiB")]
+    )
     assert [d.memory_bytes / 2**30 for d in first.devices if d.is_cpu] == [8]
     assert first.devices[1].memory_bytes == one.devices[1].total_bytes - 2 * 2**30
     assert [d.memory_bytes / 2**30 for d in second.devices] == [8, 22, 4]
     with pytest.raises(gdp.ClusterError, match=r"--max-memory: max memory names 'rtx5090'"):
-        limited([one, two], ["rtx5090=4GiB"], [])
+        limited([one, two], [parse_max_memory("rtx5090=4GiB")], [])
 
 
 def test_rows_keep_the_limits(tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ import logging
 import math
 import re
 import shlex
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,10 +15,11 @@ import pytest
 from click.testing import CliRunner
 
 import gdp
-from gdp.api.traffic.plan import PrefillGroup, ServedPlan, served_on
+from gdp.api.traffic.plan import served_on
 from gdp.api.traffic.serve import is_worth_it, numbers_of_copies
 from gdp.cli.main import cli
 from gdp.cli.serving_text import compared_lines, serving_lines
+from gdp.question.result import PrefillGroup, ServedPlan
 from gdp.sim.traffic import Arrival, Spread
 from gdp.sim.traffic_text import parse_traffic
 from tests.generating_configs import generating_config
@@ -51,6 +53,27 @@ def test_an_engines_passes_add_up_to_the_plans_seconds(plan: ServedPlan) -> None
     assert engine.token_s * request.batch * request.prompt == pytest.approx(answer.first_token_s)
     assert 0 < engine.step_s < answer.token_s
     assert (engine.tokens_at_once, engine.requests_at_once, engine.stages) == (2048, 256, 1)
+
+
+def test_python_and_the_command_line_answer_the_same(config: str, tmp_path: Path) -> None:
+    """`gdp.place(traffic=)` is `gdp place --traffic`: the same figures, files and JSON."""
+    result = gdp.place(config, CLUSTER, target="vllm", traffic=TEXT, within="first=1s")
+    assert result.traffic is not None
+    assert result.traffic.served.requests <= 12
+    assert result.traffic.served.first_token.p95_s > 0
+    assert result.traffic.room is not None
+    path = tmp_path / "p.json"
+    args = ["place", config, "--cluster", CLUSTER, "--for", "vllm", "--traffic", TEXT]
+    done = CliRunner().invoke(cli, [*args, "--within", "first=1s", "--json", "-o", str(path)])
+    assert done.exit_code == 0, done.output
+    own, other = json.loads(json.dumps(result.to_json())), json.loads(done.stdout)
+    assert set(other) - set(own) == {"start"}
+    timed = {"seconds", "phases", "search_cpu_s", "candidates", "curve"}
+    for name in own.keys() - timed:
+        assert own[name] == other[name], name
+    assert (gdp.load_placement(path).device == result.placement.device).all()
+    plan = gdp.serve(config, CLUSTER, TEXT, within="first=1s")
+    assert plan.traffic_json() == result.traffic.traffic_json()
 
 
 def test_room_is_that_of_the_memory_that_is_left(plan: ServedPlan) -> None:
@@ -111,7 +134,7 @@ def test_prompts_share_gpus_where_no_limit_wants_it_otherwise(two: ServedPlan) -
 
 def test_two_groups_in_words(two: ServedPlan) -> None:
     sent = Spread(0.002, 0.002, 0.002)
-    group = PrefillGroup(two.result, two.generation, two.engine, 3 << 20, 0.001, sent)
+    group = PrefillGroup(two.result, two.engine, 3 << 20, 0.001, sent)
     apart = replace(two, prefill=group)
     assert apart.layout == "prefill on data 2, decode on data 2"
     assert (
@@ -369,11 +392,13 @@ def test_traffic_on_what_is_no_plan_for_vllm_is_one_line(config: str, tmp_path: 
         (["--for", "vllm", "--within", "token=3ms"], "--within is for requests of --traffic"),
     ],
 )
-def test_traffic_that_cannot_be_is_one_line(config: str, args: list[str], message: str) -> None:
-    done = CliRunner().invoke(cli, ["place", config, "--cluster", CLUSTER, *args])
-    assert done.exit_code == 2
-    assert message in done.output
-    assert "Traceback" not in done.output
+def test_traffic_that_cannot_be_is_one_line(
+    config: str, args: list[str], message: str, run: Callable[..., tuple[int, str, str]]
+) -> None:
+    code, out, err = run("place", config, "--cluster", CLUSTER, *args)
+    assert (code, out) == (2, "")
+    assert message in err
+    assert "Traceback" not in err
 
 
 @pytest.mark.parametrize(

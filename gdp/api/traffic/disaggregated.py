@@ -17,14 +17,14 @@ import numpy as np
 
 from gdp.api.answer import answer
 from gdp.api.ask import ask
-from gdp.api.traffic.plan import PrefillGroup, ServedPlan, engine_on, model_bytes
+from gdp.api.traffic.plan import engine_on, model_bytes
 from gdp.base.errors import ArgumentError, InfeasibleError
 from gdp.cluster.types import NO_CHANNEL, Cluster
 from gdp.graph.generation import cached_share
 from gdp.placement.constraints import Pin, allowed_mask
 from gdp.question.models import Generation
 from gdp.question.question import Question
-from gdp.question.result import GenerationAnswer, Result
+from gdp.question.result import PrefillGroup, Result, ServedPlan
 from gdp.sim.serving import ServingEngine, TwoGroups, in_steady_state, serve_disaggregated
 from gdp.sim.traffic import Traffic
 
@@ -51,19 +51,19 @@ class GroupPlan(NamedTuple):
 
     gpus: tuple[int, ...]  # that it may use
     result: Result
-    generation: GenerationAnswer
     engine: ServingEngine
 
     def sent_bytes(self, prompt: int) -> tuple[int, ...]:
         """Bytes of the caches of one prompt on each GPU of a copy."""
         graph, placement = self.result.question.graph, self.result.placement
-        share = cached_share(graph, prompt) / self.generation.request.batch
+        generation = self.result.of_request()
+        share = cached_share(graph, prompt) / generation.request.batch
         others = {d for team in placement.teams for d in team[1:]}
         homes = {s.devices[0]: s.devices for s in placement.splits}
         others |= {d for lead in others for d in homes.get(lead, ())}
         return tuple(
             round(share * row.cache_bytes)
-            for d, row in enumerate(self.generation.memory)
+            for d, row in enumerate(generation.memory)
             if row.cache_bytes and d not in others
         )
 
@@ -180,7 +180,7 @@ class _Search:
             except InfeasibleError:
                 batch //= 2
                 continue
-            return GroupPlan(tuple(gpus), result, *engine_on(result, self.asked.requests_at_once))
+            return GroupPlan(tuple(gpus), *engine_on(result, self.asked.requests_at_once))
         return None
 
     def groups(self, pair: _Pair, prefill: GroupPlan, decode: GroupPlan) -> TwoGroups:
@@ -229,7 +229,7 @@ class _Search:
         prefill, decode = (
             plan
             if plan is None or plan.gpus == gpus
-            else self.plan(gpus, copies, plan.generation.request.batch, role)
+            else self.plan(gpus, copies, plan.result.of_request().request.batch, role)
             for plan, gpus, copies, role in zip(
                 near, pair[:2], pair.copies, ("prefill", "decode"), strict=True
             )
@@ -243,19 +243,12 @@ class _Search:
         except ArgumentError:  # a request has no room
             return None
         mean = self.traffic.prompt
+        sent_bytes = sum(decode.sent_bytes(mean))
         reading = PrefillGroup(
-            prefill.result, prefill.generation, groups.prefill,
-            sum(decode.sent_bytes(mean)), groups.transfer_s(mean), sent,
-        )  # fmt: skip
-        return ServedPlan(
-            decode.result,
-            decode.generation,
-            groups.decode,
-            served,
-            decode.generation.request.batch,
-            reading,
-            self.joint.within,
+            prefill.result, groups.prefill, sent_bytes, groups.transfer_s(mean), sent
         )
+        batch = decode.result.of_request().request.batch
+        return ServedPlan(decode.result, groups.decode, served, batch, reading, self.joint.within)
 
 
 def _powers(most: int) -> list[int]:

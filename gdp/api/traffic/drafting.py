@@ -12,13 +12,14 @@ from pathlib import Path
 import msgspec
 
 from gdp.api.generation import draft_answer, with_draft_memory
-from gdp.api.traffic.plan import ServedPlan, engine_of
+from gdp.api.traffic.plan import engine_of
 from gdp.base.errors import ArgumentError
 from gdp.base.units import format_bytes, whole_number
 from gdp.placement.placement import MOST_DRAFT_TOKENS, DraftModel
 from gdp.question.models import is_gguf
+from gdp.question.models import with_draft as with_draft_file
 from gdp.question.prepare import requests_in_flight
-from gdp.question.result import GenerationAnswer
+from gdp.question.result import GenerationAnswer, ServedPlan
 from gdp.sim.serving import Drafting, in_steady_state, serve
 from gdp.sim.traffic import Traffic
 
@@ -85,6 +86,17 @@ def parse_draft(text: str) -> Draft:
     return Draft(model, tokens, acceptance)
 
 
+def drafted(spec: str, draft: Draft) -> str:
+    """The spec of a .gguf model with a draft model, for llama.cpp; raises `ArgumentError` where
+    one of the two is none."""
+    if not is_gguf(spec):
+        raise ArgumentError(
+            "--draft is for .gguf models with --generate (--for llamacpp), and for requests of "
+            "--traffic to hf: models (--for vllm)"
+        )
+    return with_draft_file(spec, draft.model, draft.tokens, draft.acceptance)
+
+
 def with_draft(traffic: Traffic, plan: ServedPlan, draft: Draft) -> ServedPlan:
     """The plan with a draft model: other seconds of a pass, and less memory for caches.
 
@@ -116,7 +128,7 @@ def with_draft(traffic: Traffic, plan: ServedPlan, draft: Draft) -> ServedPlan:
         plan.result, question=question, placement=replace(placed, question=remembered),
         generation=generation,
     )  # fmt: skip
-    return replace(plan, result=result, generation=generation, engine=own, served=served)
+    return replace(plan, result=result, engine=own, served=served)
 
 
 def _require_room(answer: GenerationAnswer) -> None:

@@ -13,30 +13,29 @@ from typing import Any
 from gdp.api.answer import answer
 from gdp.api.traffic.disaggregated import Asked, plan_disaggregated
 from gdp.api.traffic.drafting import Draft, with_draft
-from gdp.api.traffic.plan import (
-    PLANS,
-    ComparedPlan,
-    ServedPlan,
-    model_bytes,
-    near,
-    on_its_passes,
-    require_context,
-)
+from gdp.api.traffic.plan import PLANS, model_bytes, near, on_its_passes, require_context
 from gdp.base.clock import Phases
 from gdp.base.errors import ArgumentError, InfeasibleError
 from gdp.cluster.file import Machine, load_cluster
 from gdp.costs.base import CostModel
 from gdp.importers.pytorch.huggingface import longest_named
+from gdp.importers.spec import ModelSpec
 from gdp.methods.base import Search
 from gdp.placement.constraints import Constraints
 from gdp.question.models import Generation
 from gdp.question.question import Kept, Question
+from gdp.question.result import ComparedPlan, ServedPlan
 from gdp.sim.traffic import Traffic
 from gdp.sim.traffic_text import NO_LIMITS, TrafficLimits, parse_limits, parse_traffic
 from gdp.targets.vllm.plan import vllm_cluster
 
 FIRST_BATCH = 8
 """Requests at once for which traffic with a rate is planned before it is simulated."""
+SIZES = {
+    "task": "task", "batch": "batch", "sequence": "sequence", "decode": "decode",
+    "prompt": "generate", "new": "generate", "context": "context",
+}  # fmt: skip
+"""Options of a model that say its tokens or sequences, and their names on the command line."""
 WORTH = 0.1
 """Least gain for which prefill gets GPUs of its own: several servers and a proxy are more to run,
 and no measurement of such plans stands behind their seconds."""
@@ -89,30 +88,33 @@ def serve(
         >>> plan = gdp.serve("llama/config.json", "cpu+h100", traffic)  # doctest: +SKIP
         >>> plan.served.tokens_per_s  # doctest: +SKIP
     """
+    parts = {
+        "cluster": cluster, "target": "vllm", "costs": costs, "search": search,
+        "constraints": constraints, "objective": objective,
+    }  # fmt: skip
     return served_plan(
-        {"cluster": cluster, "target": "vllm", "costs": costs, "search": search,
-         "constraints": constraints, "objective": objective},
-        model,
-        parse_traffic(traffic) if isinstance(traffic, str) else traffic,
-        requests_at_once=requests_at_once,
-        within=parse_limits(within) if isinstance(within, str) else within,
-        disaggregated=disaggregated,
-        draft=draft,
+        parts, model, traffic, requests_at_once=requests_at_once, within=within,
+        disaggregated=disaggregated, draft=draft,
     )  # fmt: skip
 
 
 def served_plan(
     parts: Mapping[str, Any],
     model: str | Path,
-    traffic: Traffic,
+    traffic: Traffic | str,
+    *,
     requests_at_once: int | None = None,
-    within: TrafficLimits = NO_LIMITS,
+    within: TrafficLimits | str | None = None,
     disaggregated: bool = True,
     draft: Draft | None = None,
 ) -> ServedPlan:
     """The plan whose requests take the fewest seconds in the mean, of those that keep the limits;
     where none does, the one that exceeds them least. See `serve`; `parts` are those of its
     questions, as `gdp.api.ask` takes them."""
+    if given := next((SIZES[name] for name in ModelSpec.of(model).options if name in SIZES), None):
+        raise ArgumentError(f"--traffic says all tokens and requests: leave out --{given}")
+    traffic = parse_traffic(traffic) if isinstance(traffic, str) else traffic
+    within = parse_limits(within) if isinstance(within, str) else within or NO_LIMITS
     if draft is not None:
         draft.require_config()
     named = os.fspath(Generation(model, traffic.prompt, traffic.new))

@@ -29,6 +29,7 @@ from gdp.cluster.table import has_bfloat16
 from gdp.cluster.types import UNLIMITED_BYTES, Cluster
 from gdp.graph.op_graph import OpGraph
 from gdp.graph.request import Request
+from gdp.importers.spec import ModelSpec
 from gdp.methods.chain import LayerRow, layer_row
 from gdp.ops.rule import EXPERTS
 from gdp.placement.placement import DraftModel, Placement
@@ -268,8 +269,7 @@ def draft_name(draft: DraftModel) -> str:
 
 def scheme_of(draft: DraftModel) -> str:
     """Quantisation scheme of a draft model's weights; "" for none."""
-    parts = (part.partition("=") for part in draft.model.partition("?")[2].split("&"))
-    scheme = {name: value for name, _, value in parts}.get("quantize", "")
+    scheme = ModelSpec.of(draft.model).options.get("quantize", "")
     return "" if scheme == "none" else scheme
 
 

@@ -8,7 +8,6 @@ parallel copies of it take requests in turn. The best layouts by that estimate a
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import NamedTuple
 
 import numpy as np
 from jaxtyping import Int
@@ -22,6 +21,7 @@ from gdp.methods.intervals import Row
 from gdp.placement.constraints import allowed_mask
 from gdp.placement.placement import Placement, Split
 from gdp.question.question import Question
+from gdp.question.result import Degrees
 from gdp.sim.objectives import find_objective
 from gdp.splits.division import Pieces
 from gdp.splits.members import divided, known_division
@@ -39,20 +39,6 @@ blocks of cache as the one with the least room, and fewer layers on the first an
 a 70B model on eight L4 gave 2.1 times the blocks and 1.46 times the throughput
 (vllm-project/vllm#6920)."""
 BOUND_BY = "weights and caches over the bandwidth of all GPUs, FLOPs over their peaks"
-
-
-class Degrees(NamedTuple):
-    """Sizes of a layout."""
-
-    tensor: int = 1
-    pipeline: int = 1
-    data: int = 1
-    experts: bool = False  # each GPU of a group holds whole experts
-
-    def __str__(self) -> str:
-        named = [("tensor", self.tensor), ("pipeline", self.pipeline), ("data", self.data)]
-        sizes = " x ".join(f"{name} {size}" for name, size in named if size > 1)
-        return (sizes or "one GPU") + (" with whole experts" if self.experts else "")
 
 
 @dataclass(frozen=True, eq=False)

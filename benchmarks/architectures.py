@@ -93,8 +93,8 @@ def imported(kind: str, architecture: str, limit_s: float, traces: bool = True) 
     """One row."""
     import gdp
     from gdp.base.errors import GdpError
+    from gdp.importers.huggingface.model import huggingface_model
     from gdp.importers.pytorch.closed import error_line
-    from gdp.importers.pytorch.huggingface import huggingface_model
 
     begin = time.process_time()
     outcome, folder = "answered", ""

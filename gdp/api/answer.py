@@ -107,7 +107,7 @@ def loading_note(model: Model | None, graph: OpGraph) -> str:
     scheme leaves at 16 bits, in a sentence; "" where there is nothing to tell."""
     if model is None or not spec_of(model).startswith(HF_PREFIX):
         return ""
-    from gdp.importers.pytorch.huggingface import loading_note as note
+    from gdp.importers.huggingface.model import loading_note as note
 
     return note(spec_of(model), graph)
 

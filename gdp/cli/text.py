@@ -19,7 +19,7 @@ from gdp.costs.default import source_of
 from gdp.graph.op_graph import OpGraph
 from gdp.methods.base import MethodNote
 from gdp.placement.placement import Split
-from gdp.question.result import GenerationAnswer, Result
+from gdp.question.result import DeviceMemory, GenerationAnswer, Result
 from gdp.sim.objectives import find_objective
 from gdp.splits.members import held_graphs
 
@@ -101,7 +101,10 @@ def result_text(
     lines += [f"costs    {result.costs}"]
     lines += [_team_text(team, result) for team in result.placement.teams]
     lines += [_split_text(split, result) for split in result.placement.splits]
-    lines += ["", _device_table(result) if answer is None else memory_table(answer)]
+    if answer is None:
+        lines += ["", _device_table(result)]
+    else:
+        lines += ["", memory_table(answer.memory if served is None else served.memory)]
     if verbose:
         lines += _details(result)
     about = "note" if served is None else "note on a batch"
@@ -287,12 +290,12 @@ def generation_text(
             for row in faster
         ]  # fmt: skip
         lines += [table(["what if", "prompt", "decode"], gains), ""]
-    return shown([*lines, memory_table(answer)])
+    return shown([*lines, memory_table(answer.memory)])
 
 
-def memory_table(answer: GenerationAnswer) -> Shown:
-    """A row per device: weights, cache, activations, draft model, reserve, free."""
-    drafts = ["draft"] if answer.draft is not None else []
+def memory_table(memory: Sequence[DeviceMemory]) -> Shown:
+    """A row per device: weights, cache, activations, draft model if there is one, reserve, free."""
+    drafts = ["draft"] if any(row.draft_bytes for row in memory) else []
     rows = [
         [
             row.device, format_bytes(row.weights_bytes), format_bytes(row.cache_bytes),
@@ -300,7 +303,7 @@ def memory_table(answer: GenerationAnswer) -> Shown:
             format_bytes(row.reserve_bytes),
             "no limit" if row.free_bytes is None else format_bytes(row.free_bytes),
         ]
-        for row in answer.memory
+        for row in memory
     ]  # fmt: skip
     return table(["device", "weights", "cache", "activations", *drafts, "reserve", "free"], rows)
 

@@ -86,13 +86,13 @@ def _python_files(spec: str) -> list[Path]:
 
 
 def _huggingface(spec: str) -> "TorchModel":
-    from gdp.importers.pytorch.huggingface import huggingface_model
+    from gdp.importers.huggingface.model import huggingface_model
 
     return huggingface_model(spec)
 
 
 def _trace_huggingface(spec: str, options: LoadOptions) -> "Traced":
-    from gdp.importers.pytorch.huggingface import find_huggingface_trace, huggingface_model
+    from gdp.importers.huggingface.model import find_huggingface_trace, huggingface_model
 
     if (trace := find_huggingface_trace(spec)) is not None:
         return trace
@@ -107,7 +107,7 @@ def _load_huggingface(spec: str, options: LoadOptions) -> OpGraph:
 
 
 def _huggingface_files(spec: str) -> list[Path]:
-    from gdp.importers.pytorch.config_spec import config_file
+    from gdp.importers.huggingface.spec import config_file
 
     return [config_file(spec)]
 

@@ -150,7 +150,7 @@ def load(
     """The graph of a model.
 
     A model is an .onnx path, `onnx:NAME`, a graph file, `python:package.module:function`,
-    `hf:PATH`, a configuration of transformers (see `gdp.importers.pytorch.huggingface`), or a .gguf
+    `hf:PATH`, a configuration of transformers (see `gdp.importers.huggingface.model`), or a .gguf
     path (see `gdp.importers.gguf`).
 
     A Python function is called without arguments, or with those behind a question mark

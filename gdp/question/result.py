@@ -308,6 +308,7 @@ class PrefillGroup:
             "layout": self.result.layout, "sent_bytes": self.sent_bytes,
             "transfer_s": self.transfer_s, "sent": asdict(self.sent),
             "engine": _engine_json(self.engine),
+            "memory": [asdict(row) for row in self.result.of_request().memory],
         }  # fmt: skip
 
 
@@ -327,6 +328,16 @@ class ServedPlan:
     def generation(self) -> GenerationAnswer:
         """The answer of as many requests side by side as run at once."""
         return self.result.of_request()
+
+    @property
+    def memory(self) -> tuple[DeviceMemory, ...]:
+        """Bytes on each device, on the prefill GPUs by their own plan."""
+        own = self.generation.memory
+        if self.prefill is None:
+            return own
+        of_prefill = self.prefill.result.of_request().memory
+        pairs = zip(own, of_prefill, strict=True)
+        return tuple(prefill if prefill.weights_bytes else row for row, prefill in pairs)
 
     @property
     def layout(self) -> str:

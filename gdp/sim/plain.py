@@ -105,6 +105,23 @@ def _sums(
     return np.bincount(index, seconds, size).astype(float)
 
 
+def _readers(problem: Problem, sends: _Sends) -> tuple[list[int], list[int]]:
+    """Ops that read what each op makes on its own device, and then what each send brings: (first
+    reader of each, readers)."""
+    a, n = arrays(problem), problem.num_ops
+    shown_by = np.where(sends.of_use < 0, a.producer[a.use_tensor], n + sends.of_use)
+    first, use = lists(shown_by.astype(np.int64), n + len(sends.tensor))
+    return first.tolist(), a.use_op[use].tolist()
+
+
+def _transfers(sends: _Sends, sent: list[tuple[int, float, float]]) -> Transfers:
+    """Sends in the order in which they were requested, with their begin and end."""
+    which = np.array([x for x, _, _ in sent], np.int64)
+    begin_s, arrive_s = (np.array([row[i] for row in sent], float) for i in (1, 2))
+    tensor, source, to = (part[which].astype(np.int64) for part in sends[:3])
+    return Transfers(tensor, source, to, begin_s, arrive_s)
+
+
 def _run(
     problem: Problem, device: Int[np.ndarray, "N"], order: Int[np.ndarray, "N"] | None,
     sends: _Sends,
@@ -116,18 +133,14 @@ def _run(
     (instant, op that ends) and (instant, N + send that arrives).
     """
     a, n, channels = arrays(problem), problem.num_ops, _num_channels(problem)
-    # Readers of tensors on the device of their op, and then of those that each send brings.
-    shown_by = np.where(sends.of_use < 0, a.producer[a.use_tensor], n + sends.of_use)
-    start, use = lists(shown_by.astype(np.int64), n + len(sends.tensor))
-    first, reader = start.tolist(), a.use_op[use].tolist()
+    first, reader = _readers(problem, sends)
     first_send = starts(np.bincount(a.producer[sends.tensor], minlength=n)).tolist()
     send_s, channel = sends.seconds.tolist(), sends.channel.tolist()
     missing = np.bincount(a.use_op, minlength=n).tolist()
     seconds, where = _op_seconds(problem, device).tolist(), device.tolist()
     position = None if order is None else inverse(order).tolist()
     start_s, finish_s, busy_s = [math.inf] * n, [math.inf] * n, [0.0] * problem.num_devices
-    sent: list[int] = []
-    sent_s: list[tuple[float, float]] = []
+    sent: list[tuple[int, float, float]] = []  # send, its begin and its end
     free_s = [0.0] * (channels + 1)
     ready: list[list[tuple[float, int]]] = [[] for _ in busy_s]
     idle, woken, now_s, done = [True] * len(busy_s), set(where), 0.0, 0
@@ -165,15 +178,12 @@ def _run(
                 arrive_s = begin_s + send_s[x]
                 if channel[x] < channels:
                     free_s[channel[x]] = arrive_s
-                sent.append(x)
-                sent_s.append((begin_s, arrive_s))
+                sent.append((x, begin_s, arrive_s))
                 heappush(events, (arrive_s, n + x))
-    times = np.array(sent_s).reshape(-1, 2)
-    tensor, source, to = (np.array(x[sent], np.int64) for x in sends[:3])
     return Schedule(
         start_s=np.array(start_s),
         finish_s=np.array(finish_s),
-        transfers=Transfers(tensor, source, to, times[:, 0].copy(), times[:, 1].copy()),
+        transfers=_transfers(sends, sent),
         busy_s=np.array(busy_s),
         peak_bytes=np.zeros(len(busy_s), np.int64),
         latency_s=now_s if done == n else math.inf,

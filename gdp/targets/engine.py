@@ -14,7 +14,7 @@ import numpy as np
 from gdp.base.errors import InfeasibleError
 from gdp.cluster.table import compute_capability
 from gdp.cluster.types import Cluster, Device
-from gdp.importers.pytorch.config_spec import PREFIX
+from gdp.importers.huggingface.spec import PREFIX
 from gdp.question.models import Model, spec_of
 
 
@@ -68,7 +68,7 @@ def quantisation_of(model: Model | None) -> str:
     spec = spec_of(model) if model is not None else ""
     if not spec.startswith(PREFIX):
         return ""
-    from gdp.importers.pytorch.config_type import loaded_config
+    from gdp.importers.huggingface.dtype import loaded_config
     from gdp.importers.pytorch.quantised import quantization_of
 
     read = loaded_config(spec)
@@ -80,7 +80,7 @@ def architectures_of(model: Model | None) -> tuple[str, ...]:
     spec = spec_of(model) if model is not None else ""
     if not spec.startswith(PREFIX):
         return ()
-    from gdp.importers.pytorch.config_type import loaded_config
+    from gdp.importers.huggingface.dtype import loaded_config
 
     return tuple(loaded_config(spec).document.get("architectures") or ())
 

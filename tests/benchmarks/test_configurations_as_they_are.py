@@ -12,7 +12,7 @@ from benchmarks.measured_world.serving import SCHEMES, configuration, plan_of, s
 from benchmarks.measured_world.serving_runs import Run
 from gdp.base.errors import ModelError
 from gdp.cluster.file import load_cluster
-from gdp.importers.pytorch.config_spec import parse_config_spec
+from gdp.importers.huggingface.spec import parse_config_spec
 from gdp.importers.pytorch.quantised import QUANTIZE
 from tests.generating_configs import DENSE
 

@@ -19,8 +19,8 @@ import transformers
 from gdp.base.errors import ModelError
 from gdp.graph.op_graph import OpGraph
 from gdp.graph.request import Request
+from gdp.importers.huggingface.model import huggingface_model
 from gdp.importers.pytorch.caches import cache_of, read_prompt, refilled, state_bytes, states
-from gdp.importers.pytorch.huggingface import huggingface_model
 from gdp.question.models import load
 from tests.generating_configs import CONFIGS, generating_config, shorten_chunks
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from gdp.base.errors import ModelError
-from gdp.importers.pytorch.config_check import check_config
+from gdp.importers.huggingface.check import check_config
 
 
 def written(folder: Path, text: str) -> Path:

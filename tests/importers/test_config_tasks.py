@@ -14,8 +14,8 @@ import transformers
 
 from benchmarks.architectures import architectures, imported, small_config
 from gdp.base.errors import ModelError
-from gdp.importers.pytorch.config_tasks import encodes, prompt_inputs, task_of
-from gdp.importers.pytorch.huggingface import huggingface_model
+from gdp.importers.huggingface.model import huggingface_model
+from gdp.importers.huggingface.tasks import encodes, prompt_inputs, task_of
 from gdp.question.models import load
 from tests.generating_configs import CONFIGS, DENSE
 

@@ -10,7 +10,7 @@ import gdp
 from gdp.base.errors import ModelError
 from gdp.cluster.file import load_cluster
 from gdp.cluster.table import has_bfloat16
-from gdp.importers.pytorch.config_type import loaded_config, type_note
+from gdp.importers.huggingface.dtype import loaded_config, type_note
 
 LLAMA: dict[str, Any] = {
     "architectures": ["LlamaForCausalLM"], "model_type": "llama", "vocab_size": 96,

@@ -10,7 +10,7 @@ from click.testing import CliRunner
 from gdp.base.errors import ModelError
 from gdp.cli.main import cli
 from gdp.graph.op_graph import INPUT, OUTPUT
-from gdp.importers.pytorch.config_spec import ConfigSpec, parse_config_spec
+from gdp.importers.huggingface.spec import ConfigSpec, parse_config_spec
 from gdp.question.models import inspect_model, load, source_files
 
 

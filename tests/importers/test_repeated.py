@@ -15,9 +15,9 @@ import torch
 from torch import nn
 
 from gdp.graph.op_graph import OpGraph
+from gdp.importers.huggingface.model import huggingface_model
 from gdp.importers.program import Traced
 from gdp.importers.pytorch.cut import find_stacks
-from gdp.importers.pytorch.huggingface import huggingface_model
 from gdp.importers.pytorch.phases import Phase
 from tests.generating_configs import generating_config
 

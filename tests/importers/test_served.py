@@ -11,7 +11,7 @@ from gdp.base.errors import ModelError
 from gdp.cluster.types import Cluster, Device, make_cluster
 from gdp.graph.op_graph import INPUT, OUTPUT, OpGraph
 from gdp.graph.serving import Served, served
-from gdp.importers.pytorch.config_spec import parse_config_spec
+from gdp.importers.huggingface.spec import parse_config_spec
 from gdp.question.models import Generation, load
 from gdp.targets.vllm.plan import vllm_defaults, vllm_model
 from tests.generating_configs import DENSE, generating_config
@@ -154,7 +154,7 @@ def test_a_model_as_an_engine_computes_it_is_not_executed(tmp_path: Path) -> Non
     from tests.torch_models import config
 
     config("llama").save_pretrained(tmp_path)
-    from gdp.importers.pytorch.huggingface import huggingface_model
+    from gdp.importers.huggingface.model import huggingface_model
 
     spec = f"hf:{tmp_path}?task=causal-lm&sequence=16&max_num_batched_tokens=16"
     graph = load(spec)

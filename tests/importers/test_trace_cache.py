@@ -89,7 +89,7 @@ def test_what_a_trace_depends_on_is_traced_anew(
 def test_all_code_that_shapes_a_trace_names_it() -> None:
     """The importer, and what it imports: beside them stand errors, files and machines."""
     root = Path(model.__file__).parents[2]
-    reached, left = set[Path](), [root / "importers/pytorch/huggingface.py"]
+    reached, left = set[Path](), [root / "importers/huggingface/model.py"]
     while left:
         path = left.pop()
         if path in reached or not path.is_file():

@@ -12,7 +12,7 @@ pytest.importorskip("transformers", reason="transformers is not installed")
 import gdp
 from gdp.costs.offload import read_bytes
 from gdp.graph.op_graph import UNREAD, OpGraph, make_graph
-from gdp.importers.pytorch.huggingface import huggingface_model
+from gdp.importers.huggingface.model import huggingface_model
 from gdp.importers.pytorch.unread import graph_holding
 from tests.generating_configs import generating_config
 

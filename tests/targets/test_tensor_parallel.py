@@ -207,7 +207,7 @@ def test_equal_parts_have_the_styles_of_transformers(tmp_path: Path) -> None:
     from transformers import LlamaForCausalLM
     from transformers.models.llama.configuration_llama import LlamaConfig
 
-    from gdp.importers.pytorch.huggingface import huggingface_model
+    from gdp.importers.huggingface.model import huggingface_model
     from gdp.targets.tensor_parallel.shards import shards_of
 
     spec = written(TEN_HEADS, tmp_path)

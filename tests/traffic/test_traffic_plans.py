@@ -19,6 +19,7 @@ from gdp.api.traffic.plan import served_on
 from gdp.api.traffic.serve import is_worth_it, numbers_of_copies
 from gdp.cli.main import cli
 from gdp.cli.serving_text import compared_lines, serving_lines
+from gdp.cli.text import result_text
 from gdp.question.result import PrefillGroup, ServedPlan
 from gdp.sim.traffic import Arrival, Spread
 from gdp.sim.traffic_text import parse_traffic
@@ -141,6 +142,23 @@ def test_two_groups_in_words(two: ServedPlan) -> None:
         "groups   prefill on t4:0, t4:1, decode on t4:0, t4:1: the KV cache of a prompt, "
         "3.00 MiB, is sent in 1.000 ms (2.000 ms with waiting for the link)"
     ) in serving_lines(apart)
+
+
+def test_memory_is_that_of_both_groups(two: ServedPlan) -> None:
+    """On GPUs that prefill it is that of their own plan; before, they held nothing."""
+
+    def holding(*gpus: str) -> gdp.Result:
+        answer = two.result.of_request()
+        rows = tuple(replace(row, weights_bytes=7 * (row.device in gpus)) for row in answer.memory)
+        return replace(two.result, generation=replace(answer, memory=rows))
+
+    prefill = PrefillGroup(holding("t4:0"), two.engine, 3 << 20, 0.001, Spread(0.0, 0.0, 0.0))
+    apart = replace(two, result=holding("t4:1"), prefill=prefill)
+    assert [row.weights_bytes for row in apart.memory] == [0, 7, 7]
+    of_prefill = prefill.to_json()["memory"]
+    assert [row["weights_bytes"] for row in of_prefill] == [0, 7, 0]
+    shown = str(result_text(replace(apart.result, traffic=apart)))
+    assert len(re.findall(r"^t4:[01] +7 B ", shown, re.MULTILINE)) == 2
 
 
 def test_prompts_get_a_gpu_of_their_own_where_a_limit_wants_it(

@@ -7,7 +7,7 @@ from gdp.api.generation import generation_answer, rooms
 from gdp.base.errors import ArgumentError, GdpError
 from gdp.costs.measured.costs import prompt_launch_s
 from gdp.graph.op_graph import OpGraph
-from gdp.importers.pytorch.config_spec import parse_config_spec
+from gdp.importers.huggingface.spec import parse_config_spec
 from gdp.importers.spec import ModelSpec
 from gdp.placement.placement import Placement, make_placement
 from gdp.question import solve

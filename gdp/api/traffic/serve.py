@@ -18,7 +18,7 @@ from gdp.base.clock import Phases
 from gdp.base.errors import ArgumentError, InfeasibleError
 from gdp.cluster.file import Machine, load_cluster
 from gdp.costs.base import CostModel
-from gdp.importers.pytorch.huggingface import longest_named
+from gdp.importers.huggingface.model import longest_named
 from gdp.importers.spec import ModelSpec
 from gdp.methods.base import Search
 from gdp.placement.constraints import Constraints

@@ -53,7 +53,7 @@ def load(weights):
     model: Any
     # By name: this file lies among the exporters, which know no importers, and runs elsewhere.
     if PLAN["model"].startswith("hf:"):
-        hub = importlib.import_module("gdp.importers.pytorch.huggingface")
+        hub = importlib.import_module("gdp.importers.huggingface.model")
         model = hub.huggingface_model(PLAN["model"], device="meta" if weights else "cpu")
         kind = type(model.module)
         module = kind.from_pretrained(weights, local_files_only=True) if weights else model.module

@@ -72,7 +72,7 @@ def planned(
     Raises:
         PlacementError: Modules of PyTorch cannot follow the placement.
     """
-    from gdp.importers.pytorch.config_type import loaded_config
+    from gdp.importers.huggingface.dtype import loaded_config
     from gdp.targets.torch_devices import torch_names
 
     split, shards, model = divided_model(spec, graph, placement, cluster)
@@ -101,8 +101,8 @@ def divided_model(
     Raises:
         PlacementError: It is another phase than a prompt, or a module of unknown form is divided.
     """
-    from gdp.importers.pytorch.config_spec import parse_config_spec
-    from gdp.importers.pytorch.huggingface import huggingface_model
+    from gdp.importers.huggingface.model import huggingface_model
+    from gdp.importers.huggingface.spec import parse_config_spec
 
     split, asked = the_split(graph, placement, cluster), parse_config_spec(spec)
     if asked.decode or asked.quantize:
@@ -119,8 +119,8 @@ def require_fitting(spec: str, plan: Mapping[str, Any], split: Split) -> None:
     rank's part of it is run without values."""
     import torch
 
+    from gdp.importers.huggingface.model import huggingface_model
     from gdp.importers.pytorch.closed import closed
-    from gdp.importers.pytorch.huggingface import huggingface_model
     from gdp.targets.tensor_parallel import runner
 
     shards = json.loads(json.dumps(plan))

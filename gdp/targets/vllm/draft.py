@@ -61,7 +61,7 @@ def _as_the_large_one(draft: Generation, spec: str) -> Model:
     its type (`SpeculativeConfig` of `vllm/config/speculative.py`)."""
     if not spec.startswith(HF_PREFIX):
         return draft
-    from gdp.importers.pytorch.config_type import loaded_config
+    from gdp.importers.huggingface.dtype import loaded_config
 
     large = loaded_config(spec)
     served = ModelSpec.of(draft).by_default(**{AT_ONCE: large.spec.max_num_batched_tokens})

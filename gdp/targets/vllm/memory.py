@@ -60,7 +60,7 @@ def kept_bytes(question: Question, gpus: int, stages: int = 1) -> int:
     spec = spec_of(question.model or "")
     if not spec.startswith(HF_PREFIX):
         return 0
-    from gdp.importers.pytorch.config_type import loaded_config
+    from gdp.importers.huggingface.dtype import loaded_config
 
     read = loaded_config(spec)
     document, at_once = read.document, read.spec.max_num_batched_tokens

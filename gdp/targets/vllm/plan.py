@@ -63,7 +63,7 @@ def vllm_model(model: Model, cluster: Cluster) -> Model:
     spec = spec.by_default(**{AT_ONCE: vllm_defaults(cluster).batched_tokens})
     if all(has_bfloat16(cluster.devices[d]) for d in cluster.gpus):
         return spec
-    from gdp.importers.pytorch.config_type import loaded_config
+    from gdp.importers.huggingface.dtype import loaded_config
 
     return spec.by_default(dtype=loaded_config(str(spec), has_bfloat16=False).loaded)
 
@@ -255,8 +255,8 @@ def commands(job: ExportJob) -> list[StartCommand]:
 
 def options_of(job: ExportJob) -> VllmOptions:
     """The layout of a placement as options of vLLM; see `vllm_options`."""
-    from gdp.importers.pytorch.config_check import check_config
-    from gdp.importers.pytorch.config_spec import config_file, parse_config_spec
+    from gdp.importers.huggingface.check import check_config
+    from gdp.importers.huggingface.spec import config_file, parse_config_spec
 
     peak_bytes = solve.simulate(job.question, job.placement).peak_bytes
     config = check_config(config_file(job.spec))
@@ -279,8 +279,8 @@ def options_of(job: ExportJob) -> VllmOptions:
 
 def _words(model: str) -> int | None:
     """Words of the vocabulary of a model; None where its configuration is not at hand."""
-    from gdp.importers.pytorch.config_check import check_config
-    from gdp.importers.pytorch.config_spec import config_file
+    from gdp.importers.huggingface.check import check_config
+    from gdp.importers.huggingface.spec import config_file
 
     spec = model if model.startswith(HF_PREFIX) else f"{HF_PREFIX}{model}"
     try:

@@ -12,6 +12,14 @@ from gdp.base.units import format_bytes
 from gdp.graph.generation import generation_graph, with_context
 from gdp.graph.request import CacheGrowth, Request
 from gdp.graph.serving import Served, served
+from gdp.importers.huggingface.build import build_model, countable
+from gdp.importers.huggingface.check import LARGEST, is_whole
+from gdp.importers.huggingface.spec import ConfigSpec
+from gdp.importers.huggingface.tasks import (
+    encodes,
+    other_classes,
+    prompt_inputs,
+)
 from gdp.importers.program import Results, Traced, live_ops
 from gdp.importers.pytorch.caches import (
     ARGUMENTS,
@@ -24,14 +32,6 @@ from gdp.importers.pytorch.caches import (
     states,
 )
 from gdp.importers.pytorch.closed import closed
-from gdp.importers.pytorch.config_check import LARGEST, is_whole
-from gdp.importers.pytorch.config_model import build_model, countable
-from gdp.importers.pytorch.config_spec import ConfigSpec
-from gdp.importers.pytorch.config_tasks import (
-    encodes,
-    other_classes,
-    prompt_inputs,
-)
 from gdp.importers.pytorch.model import RecordedTorch, weights_by_path
 from gdp.importers.pytorch.phases import Phase
 from gdp.importers.pytorch.quantised import (

@@ -7,8 +7,8 @@ from gdp.base.errors import ModelError
 from gdp.base.files.reading import is_file, is_folder
 from gdp.base.units import whole_number
 from gdp.graph.request import Request
+from gdp.importers.huggingface.tasks import TASKS
 from gdp.importers.program import batch_of, request_tokens, spec_parts
-from gdp.importers.pytorch.config_tasks import TASKS
 from gdp.ops.vllm import AT_ONCE
 
 PREFIX = "hf:"

@@ -3,8 +3,8 @@
 A spec is `hf:PATH`, or `hf:PATH?task=causal-lm&batch=1&sequence=512&decode`, where PATH is a
 `config.json` or a folder that holds one, and what is left out is the default; with
 `max_num_batched_tokens=2048` it is the model as vLLM computes it. The steps, one module each:
-`config_spec` (spec and file), `config_check` (limits, code taken out), `config_model` (the class of
-transformers without weights), `config_phases` (one pass, a step of decoding, a request).
+`spec` (spec and file), `check` (limits, code taken out), `build` (the class of transformers without
+weights), `tasks` (its inputs), `phases` (one pass, a step of decoding, a request).
 """
 
 from collections.abc import Callable, Mapping
@@ -15,11 +15,10 @@ from typing import Any
 from gdp.base.terminal import stage
 from gdp.graph.op_graph import OpGraph
 from gdp.graph.serving import Served
-from gdp.importers.program import Traced
-from gdp.importers.pytorch.closed import closed, import_transformers
-from gdp.importers.pytorch.config_check import attention_of, without_quantisation
-from gdp.importers.pytorch.config_model import build_model, countable, read_config
-from gdp.importers.pytorch.config_phases import (
+from gdp.importers.huggingface.build import build_model, countable, read_config
+from gdp.importers.huggingface.check import attention_of, without_quantisation
+from gdp.importers.huggingface.dtype import loaded_config, type_note
+from gdp.importers.huggingface.phases import (
     ConfigTask,
     GeneratingModel,
     HuggingFaceModel,
@@ -28,8 +27,8 @@ from gdp.importers.pytorch.config_phases import (
     longest_of,
     reserved,
 )
-from gdp.importers.pytorch.config_spec import PREFIX, ConfigSpec
-from gdp.importers.pytorch.config_tasks import (
+from gdp.importers.huggingface.spec import PREFIX, ConfigSpec
+from gdp.importers.huggingface.tasks import (
     GENERATES,
     encodes,
     fix_ropes,
@@ -38,7 +37,8 @@ from gdp.importers.pytorch.config_tasks import (
     require_task,
     task_of,
 )
-from gdp.importers.pytorch.config_type import loaded_config, type_note
+from gdp.importers.program import Traced
+from gdp.importers.pytorch.closed import closed, import_transformers
 from gdp.importers.pytorch.export import import_torch
 from gdp.importers.pytorch.phases import Phase, Scaling
 from gdp.importers.pytorch.quantised import (

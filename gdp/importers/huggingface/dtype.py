@@ -18,14 +18,14 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from gdp.base.files.reading import open_regular
-from gdp.importers.pytorch.config_check import check_config, without_code
-from gdp.importers.pytorch.config_spec import (
+from gdp.importers.huggingface.check import check_config, without_code
+from gdp.importers.huggingface.spec import (
     TYPES,
     ConfigSpec,
     config_file,
     parse_config_spec,
 )
-from gdp.importers.pytorch.config_tasks import GENERATES, may_generate
+from gdp.importers.huggingface.tasks import GENERATES, may_generate
 
 NO_FLOAT16 = frozenset(("gemma2", "gemma3", "gemma3_text", "glm4"))
 """Model types that vLLM never computes in float16 (`_FLOAT16_NOT_SUPPORTED_MODELS`)."""

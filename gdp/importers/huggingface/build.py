@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from gdp.base.errors import ModelError
+from gdp.importers.huggingface.check import ATTENTION
+from gdp.importers.huggingface.tasks import TASKS
 from gdp.importers.pytorch.closed import error_line, not_at_hand
-from gdp.importers.pytorch.config_check import ATTENTION
-from gdp.importers.pytorch.config_tasks import TASKS
 
 LOG = logging.getLogger(__name__)
 

@@ -1,0 +1,1 @@
+"""Configurations of transformers as graphs of PyTorch modules."""

@@ -1,6 +1,6 @@
 """Seconds from a command to its answer: the first after installing, and every later one.
 
-    python benchmarks/first_answer.py [--case run|place|train|heft] [--repeat 5]
+    python benchmarks/first_answer.py [--case run|place|train|heft|serve|fit] [--repeat 5]
 
 Whole processes, `python -m gdp`, with caches in a fresh folder: cold, then the median of the warm
 ones; wall-clock seconds and CPU seconds, those of processes started by it included. Installing is
@@ -24,6 +24,7 @@ import click
 ROOT = Path(__file__).resolve().parent.parent
 TRAINING = "data/corpus/multi_modal/multi_modal-layers4-training.json.gz"
 INCEPTION = ["onnx:light_inception_v2", "--cluster", "2xcpu-core"]
+LLAMA = [f"hf:{ROOT / 'examples/llama-7b'}", "--for", "vllm"]
 RESNET = ["onnx:light_resnet50", "--cluster", "2xcpu-core", "--objective", "throughput"]
 CASES: dict[str, list[str]] = {
     # The README's first command.
@@ -31,6 +32,25 @@ CASES: dict[str, list[str]] = {
     "place": ["place", *INCEPTION, "--method", "policy"],
     "train": ["place", str(ROOT / TRAINING), "--cluster", "4xa100-nvlink", "--method", "policy"],
     "heft": ["place", *INCEPTION, "--method", "heft"],
+    # Both need the extra `torch`.
+    "serve": [
+        "place",
+        *LLAMA,
+        "--cluster",
+        "cpu+4xrtx3090",
+        "--traffic",
+        "concurrency=32,prompt=1024,new=128",
+    ],
+    "fit": [
+        "fit",
+        *LLAMA,
+        "--clusters",
+        "cpu+t4,cpu+rtx4090,cpu+2xrtx3090",
+        "--prompt",
+        "1024,2048",
+        "--quantize",
+        "none,nf4",
+    ],
 }
 
 

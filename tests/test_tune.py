@@ -86,6 +86,7 @@ def test_replicas_teach_what_each_of_their_devices_takes(towers: str) -> None:
     assert run.pieces[0].shares == run.pieces[1].shares
 
 
+@pytest.mark.slow
 def test_the_command_writes_a_placement_costs_and_a_page_and_remembers(
     towers: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, folder: Path
 ) -> None:

@@ -132,6 +132,7 @@ def test_lessons_of_another_model_are_what_new_ones_are_compared_with(
     assert other.verdict.off_before < 0.4  # 0.67 by the shipped costs
 
 
+@pytest.mark.slow
 def test_the_answer_says_what_is_kept_and_costs_are_written_only_then(
     towers: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -168,6 +169,7 @@ def contest(request: RunRequest, number: int) -> bool:
     return is_final(request)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("error", [RefusedError, MeasurementError])
 def test_a_plan_that_is_not_measured_is_told_with_its_reason(
     error: type[Exception], towers: str, monkeypatch: pytest.MonkeyPatch

@@ -33,6 +33,7 @@ def least_s(problem: Problem) -> float:
     return least_whole(model, (0.0, np.inf), None, 1e-9).bound
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("interior", [0, 1 << 30])
 @pytest.mark.parametrize("devices", [2, 3])
 def test_no_placement_that_fits_is_faster_than_a_bound(
@@ -54,6 +55,7 @@ def test_no_placement_that_fits_is_faster_than_a_bound(
     assert np.median(proven) > 0.99
 
 
+@pytest.mark.slow
 def test_a_clock_that_ends_the_program_leaves_the_bound_of_loads(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

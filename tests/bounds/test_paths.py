@@ -18,6 +18,7 @@ def computed(problem: Problem) -> list[np.ndarray]:
     return [head_s, tail_s, *spans, *paths.heads_and_tails(arcs, spans)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(12))
 def test_compiled_twins_compute_the_same_to_the_last_bit(
     monkeypatch: pytest.MonkeyPatch, seed: int

@@ -91,6 +91,7 @@ def test_pins_hold(run: Run, model: str, tmp_path: Path) -> None:
     assert [found["device"][found["ops"].index(op)] for op in "bc"] == [1, 1]
 
 
+@pytest.mark.slow
 def test_compare_has_a_row_per_method(run: Run, model: str) -> None:
     out = told(run, "compare", model, *CLUSTER, *QUICK, "--json")
     rows = {row["method"]: row for row in json.loads(out)["rows"]}

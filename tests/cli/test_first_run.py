@@ -137,6 +137,7 @@ print("missing:", *sorted(ready() - before), sep="\\n")
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("method", "objective"), [("heft", "latency"), ("auto", "latency"), ("auto", "throughput")]
 )

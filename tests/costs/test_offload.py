@@ -388,6 +388,7 @@ def test_the_bound_counts_caches_on_the_main_device() -> None:
     assert bound.value_s == pytest.approx(60e-3, rel=1e-3)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("memory_mb", "host_mb"),
     [((51,), None), ((48,), None), ((36, 25), None), ((51,), 36), ((41, 15), 36), ((48,), 36)],

@@ -176,6 +176,7 @@ def test_operators_import_with_the_shapes_of_their_results(tmp_path: Path) -> No
     assert refused < 0.08 * len(cases)
 
 
+@pytest.mark.slow
 def test_small_constants_are_computed_as_the_operator_tests_say(tmp_path: Path) -> None:
     """onnx's tests of the operators that shapes are made of, with their inputs as weights: what is
     computed while importing equals the stored results."""

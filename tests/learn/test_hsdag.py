@@ -221,6 +221,7 @@ def test_the_same_seed_and_budget_give_the_same_answer() -> None:
     assert first.reason != other.reason
 
 
+@pytest.mark.slow
 def test_pretrained_weights_start_better_on_another_problem() -> None:
     """Two chains, of other lengths: trained on the first, the first placement of the second is
     its most probable one, and the best."""

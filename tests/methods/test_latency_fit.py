@@ -32,6 +32,7 @@ def knapsack() -> Problem:
     return with_memory(problem, 16)
 
 
+@pytest.mark.slow
 def test_rounds_reach_the_optimum_from_the_worst_start() -> None:
     problem = knapsack()
     assert applies(problem)
@@ -47,6 +48,7 @@ def test_rounds_reach_the_optimum_from_the_worst_start() -> None:
     assert judged.value_s == pytest.approx(best_s)
 
 
+@pytest.mark.slow
 def test_chains_alone_find_it_where_the_program_is_too_large(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -60,6 +62,7 @@ def test_chains_alone_find_it_where_the_program_is_too_large(
     assert found_s == pytest.approx(brute_force_s(problem))
 
 
+@pytest.mark.slow
 def test_the_program_alone_finds_it(monkeypatch: pytest.MonkeyPatch) -> None:
     """Without the local search after each round: the first solution is the optimum already."""
     problem = knapsack()

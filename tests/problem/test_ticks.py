@@ -52,6 +52,7 @@ def placed(method: str, problem: Problem, factor: float) -> gdp.Result | None:
         return None
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", sorted(set(solve.methods()) - {"hsdag"}))
 def test_any_unit_of_time_gives_the_same_answer(method: str) -> None:
     answered = 0

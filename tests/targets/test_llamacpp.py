@@ -152,6 +152,12 @@ def test_one_plan_serves_the_prompt_and_the_steps(tmp_path: Path) -> None:
         for own in (graph, alone)
     )
     assert list(latencies_s) == pytest.approx([41e-6, 1e-6])  # by the prompt, and by every step
+    devices = (replace(d, dispatch_s=1e-3, dispatch_per="segment") for d in cluster.devices)
+    cut = replace(cluster, devices=tuple(devices))
+    begun_s = [
+        llama_blocks(Question(own, cut), slots_of(own)).segment_s.tolist() for own in (graph, alone)
+    ]
+    assert begun_s == [[2e-3] * 2, [1e-3] * 2]  # a stretch begins in the prompt, and in the steps
     assert (
         flags_of(alone, plan_llamacpp(Question(alone, cluster)).placement, cluster).ctx_size == 64
     )

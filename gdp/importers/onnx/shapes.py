@@ -241,8 +241,8 @@ class Facts:
         if view.domain != MICROSOFT and self.options.unknown == "error":
             raise ModelError(
                 f"node {view.name!r} is operator {view.op_type!r} of the unknown domain "
-                f"{view.domain!r}; ask for unknown operators to be estimated, or inline them as "
-                "model functions"
+                f"{view.domain!r}; add its row to gdp/ops/onnx.py (docs/how-to/extending.md), or "
+                "inline it as a model function"
             )
         return []
 

@@ -129,6 +129,7 @@ def simulate(placement: str | None, trace: str | None, force: bool, **values: An
     from gdp.api.generation import generation_answer
     from gdp.cli.text import generation_lines
     from gdp.question import solve
+    from gdp.sim.objectives import find_objective
 
     asking = Asking(**values)
     spec, placement = asking.beside(placement)
@@ -137,8 +138,11 @@ def simulate(placement: str | None, trace: str | None, force: bool, **values: An
     score = solve.simulate(question, placed)
     if trace:
         reporting.trace(question, placed, trace)
+    row = find_objective(question.objective)
     prediction = {
         "objective": question.objective,
+        "value": score.value_s,
+        "unit": row.unit,
         "latency_s": score.latency_s,
         "period_s": score.period_s,
         "feasible": score.feasible,
@@ -148,7 +152,8 @@ def simulate(placement: str | None, trace: str | None, force: bool, **values: An
     answer = generation_answer(question, placed, score)
     if answer is not None:
         prediction["generation"] = answer.to_json()
-    lines = [str(score), *([] if answer is None else generation_lines(answer))]
+    lines = [] if row.unit == "s" else [f"{row.quantity:8} {row.text(score.value_s)}"]
+    lines += [str(score), *([] if answer is None else generation_lines(answer))]
     show(prediction, lambda: printable_lines(lines))
     if not score.feasible:
         sys.exit(1)

@@ -207,8 +207,7 @@ def _bound_lines(result: Result, *, gap: bool = True) -> list[str]:
     if not result.bound_by:
         return [f"bound    none is known of {result.objective}"]
     limit = find_objective(result.objective).text(result.bound_s)
-    share = "optimal" if result.proven_optimal else f"gap {result.gap:.1%}"
-    lines = [f"bound    {limit}" + (f" ({share})" if gap else "")]
+    lines = [f"bound    {limit}" + (f" ({result.gap_text})" if gap else "")]
     if is_verbose():
         lines.append(f"proof    no placement of {result.bound_over} takes less: {result.bound_by}")
     return lines
@@ -357,7 +356,7 @@ def compare_text(graph: OpGraph, cluster: Cluster, rows: Mapping[str, Result | s
             *(row.text(results[name].value_s) for row in others.values()),
             format_seconds(results[name].score.latency_s),
             format_seconds(results[name].score.period_s),
-            "proven" if results[name].proven_optimal else f"{results[name].gap:.1%}, not proven",
+            _compared_gap(results[name]),
             f"{results[name].seconds:.2f} s",
             str(results[name].evaluations),
         ]
@@ -370,6 +369,12 @@ def compare_text(graph: OpGraph, cluster: Cluster, rows: Mapping[str, Result | s
         lines += _bound_lines(best, gap=False)
     lines += [f"{name}: {row}" for name, row in rows.items() if isinstance(row, str)]
     return shown(lines)
+
+
+def _compared_gap(result: Result) -> str:
+    if not result.bound_by:
+        return result.gap_text
+    return "proven" if result.proven_optimal else f"{result.gap:.1%}, not proven"
 
 
 def cluster_json(cluster: Cluster) -> dict[str, Any]:

@@ -27,7 +27,7 @@ from gdp.methods.heuristics.simple import single_assignments
 from gdp.methods.scoring import Evaluated, score_all
 from gdp.problem.arrays import arrays_of
 from gdp.problem.problem import Problem
-from gdp.sim.objectives import objective_of
+from gdp.sim.objectives import objective_of, value_text
 from gdp.sim.score import score, score_of, values
 from gdp.sim.segments import segments
 
@@ -115,7 +115,7 @@ def simpler(
         done.append(f"evened out: the fullest device {full:.0%} full, not {name} {was_full:.0%}")
     note = (
         f"{'; '.join(done) or 'of equally simple placements the faster one'}, which {cost}: "
-        f"simplicity 0 answers {problem.unit.text(top.value_s)}"
+        f"simplicity 0 answers {value_text(problem, top.value_s)}"
     )
     return replace(
         answer,

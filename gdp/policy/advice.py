@@ -54,8 +54,9 @@ class Advice(NamedTuple):
 
     @property
     def log_ratio(self) -> Float[np.ndarray, "A"]:
-        """Logarithm of the cost over the incumbent's, at most 3."""
-        return np.minimum(np.log(self.cost_s / self.cost_s[0]), 3.0)
+        """Logarithm of the cost over the incumbent's, at most 3; costs may be 0."""
+        cost_s = np.maximum(self.cost_s, np.finfo(float).tiny)
+        return np.minimum(np.log(cost_s / cost_s[0]), 3.0)
 
     @property
     def weight(self) -> Float[np.ndarray, "A"]:

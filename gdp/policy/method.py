@@ -24,7 +24,7 @@ from gdp.policy.policy import (
 )
 from gdp.policy.propose import propose
 from gdp.problem.problem import Problem
-from gdp.sim.objectives import objective_of
+from gdp.sim.objectives import objective_of, value_text
 
 SAMPLES = 16
 """Samples besides the greedy placement, unless the evaluation budget is smaller."""
@@ -60,7 +60,7 @@ def place_with_policy(
     best = best_priority_rule(problem, best_of(problem, known))
     best = replace(best, evaluations=decoded.evaluations + best.evaluations)
     if best.assignment is kept:
-        reason += f", {problem.unit.text(best.value_s)} found when it was fine-tuned"
+        reason += f", {value_text(problem, best.value_s)} found when it was fine-tuned"
     if polish:
         best = _polished(problem, best, search, clock)
     if best.overflow_bytes == 0:
@@ -75,7 +75,7 @@ def _decoded(
     """(the best decoded placement, without ranks; what was decoded)."""
     coarse = coarse_problem(problem, LARGEST // 2) if problem.num_ops > LARGEST else None
     small = problem if coarse is None else coarse.problem
-    spent, unit = 0, problem.unit
+    spent = 0
     if policy.config.advice:
         prior_answers = search.prior_answers if small is problem else {}
         spent = advice(small, prior_answers, clock.part(ADVICE_SHARE)).evaluations
@@ -83,9 +83,9 @@ def _decoded(
         samples = min(samples, (search.evaluations - spent) // len(rules_of(small)) - 1)
     found = propose(policy, small, 1 + samples, search.seed, clock)
     device, seconds = found.device[found.best], float(found.seconds[found.best])
-    reason = f"policy {policy.name!r}: greedy {unit.text(found.seconds[0])}"
+    reason = f"policy {policy.name!r}: greedy {value_text(small, float(found.seconds[0]))}"
     if len(found.device) > 1:
-        reason += f", best of {len(found.device)} {unit.text(seconds)}"
+        reason += f", best of {len(found.device)} {value_text(small, seconds)}"
     placed = Assignment(device if coarse is None else device[coarse.part_of])
     overflow = int(found.overflow[found.best])
     return Evaluated(placed, overflow, seconds, spent + found.evaluations), reason

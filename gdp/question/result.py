@@ -218,19 +218,24 @@ class Result:
         """(value - bound) / value: how far from the optimum the placement can be at most."""
         return max(0.0, (self.value_s - self.bound_s) / self.value_s) if self.value_s > 0 else 0.0
 
+    @property
+    def gap_text(self) -> str:
+        """The gap in words."""
+        if not self.bound_by:
+            return "no bound known"
+        return "optimal" if self.proven_optimal else f"gap {self.gap:.1%}"
+
     def __repr__(self) -> str:
-        proven = "optimal" if self.proven_optimal else f"gap {self.gap:.1%}"
         value = find_objective(self.objective).text(self.value_s)
-        return f"<Result of {self.method}: {self.objective} {value}, {proven}; {self.placement!r}>"
+        about = f"{self.objective} {value}, {self.gap_text}"
+        return f"<Result of {self.method}: {about}; {self.placement!r}>"
 
     def _repr_html_(self) -> str:
         """For notebooks."""
         columns = (self.placement.device_names, self.counts.ops, self.score.peak_bytes.tolist())
         rows = [(name, ops, format_bytes(held)) for name, ops, held in zip(*columns, strict=True)]
         value = find_objective(self.objective).text(self.value_s)
-        summary = f"{self.method}: {self.objective} {value}, " + (
-            "optimal" if self.proven_optimal else f"gap {self.gap:.1%}"
-        )
+        summary = f"{self.method}: {self.objective} {value}, {self.gap_text}"
         return f"<p>{html.escape(summary)}</p>" + html_table(("device", "ops", "peak"), rows)
 
     def to_json(self) -> dict[str, Any]:

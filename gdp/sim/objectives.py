@@ -100,6 +100,12 @@ def objective_of(problem: Problem) -> Objective:
     return find_objective(problem.objective)
 
 
+def value_text(problem: Problem, value: float) -> str:
+    """A value of a problem's objective, as methods have it, with its unit."""
+    row = objective_of(problem)
+    return row.text(value * row.scale(problem.unit.seconds))
+
+
 def general_objectives() -> tuple[str, ...]:
     """The objectives that every method may place for."""
     return tuple(name for name, row in OBJECTIVES.items() if row.general)

@@ -4,7 +4,10 @@ Every op takes its seconds times its device's watts, every byte moved 1 J; no pr
 """
 
 import itertools
+import json
+from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -13,10 +16,12 @@ from tiny import plain_graph, unit_cluster
 
 import gdp
 from gdp.bounds.best import best_bound
+from gdp.graph.file import save_graph
 from gdp.methods.base import Search
 from gdp.methods.portfolio import HEURISTICS
 from gdp.methods.priorities import evaluate_rules
 from gdp.methods.table import METHODS
+from gdp.placement.placement import save_placement
 from gdp.problem.problem import Problem, make_problem
 from gdp.sim.objectives import OBJECTIVES, Objective, Score, Values
 from gdp.sim.score import score, values
@@ -149,7 +154,7 @@ def test_place_takes_it_and_an_unknown_name_is_refused_with_the_list() -> None:
     assert result.value_s == pytest.approx(6 * 2.0 * 0.4)
     assert result.objective == "energy"
     assert result.gap == 1.0
-    wanted = "latency, throughput, max_load, block_latency, energy, got 'watts'"
+    wanted = f"{', '.join(OBJECTIVES)}, got 'watts'"
     with pytest.raises(ValueError, match=f"objective must be one of {wanted}"):
         gdp.place(graph, unit_cluster(3), objective="watts", costs=seconds, search=SEARCH)
 
@@ -193,4 +198,27 @@ def test_values_do_not_depend_on_the_unit_of_time() -> None:
 
     table = compare_text(graph, unit_cluster(3), {"auto": result}).splitlines()
     assert "energy" in table[1]
-    assert any(f"{result.value_s:.4g} J" in line for line in table)
+    assert any(f"{result.value_s:.4g} J" in line and "no bound known" in line for line in table)
+
+
+def test_notes_on_simplification_are_in_its_unit() -> None:
+    """Two cuts save 0.1% of the joules, and are left out; seconds are not what they are told in."""
+    problem = problem_of(1)
+    result = gdp.place(
+        problem.graph, unit_cluster(3), objective="energy", method="auto",
+        costs=lambda *_: problem.compute_s, search=replace(SEARCH, simplicity=0.9),
+    )  # fmt: skip
+    (note,) = (note for note in result.notes if "simplicity 0 answers" in note)
+    assert note.endswith(" J")
+
+
+def test_simulate_tells_its_value(run: Callable[..., tuple[int, str, str]], tmp_path: Path) -> None:
+    graph, placed = tmp_path / "g.json", tmp_path / "p.json"
+    save_graph(problem_of(1).graph, graph)
+    result = gdp.place(str(graph), "2xcpu-core", objective="energy", method="heft", search=SEARCH)
+    save_placement(result.placement, placed)
+    code, text, _ = run("simulate", placed, "--json")
+    assert code == 0
+    told = json.loads(text)
+    assert (told["value"], told["unit"]) == (pytest.approx(result.value_s), "J")
+    assert run("simulate", placed)[1].startswith(f"energy   {result.value_s:.4g} J\n")

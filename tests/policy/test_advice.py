@@ -7,7 +7,7 @@ from tiny import fork_join, random_problem
 from gdp.base.errors import MissingExtraError
 from gdp.methods.base import Answer, Assignment
 from gdp.methods.priorities import timing
-from gdp.policy.advice import ADVISERS, advice, judge
+from gdp.policy.advice import ADVISERS, Advice, advice, judge
 from gdp.policy.decode import decode
 from gdp.policy.model.config import NetworkConfig
 from gdp.policy.model.network import init
@@ -92,3 +92,9 @@ def test_an_adviser_whose_answer_is_known_is_not_asked_again() -> None:
     assert (told.device[row] == wanted).all()
     assert (advice(twin).device[row] != wanted).any(), "by itself it answers something else"
     assert advice(problem, {"heft": Answer(None)}) is told, "once asked, the advice stays"
+
+
+def test_costs_of_nothing_are_equal() -> None:
+    """Models without work have plans of 0 s, whose ratio is no number."""
+    devices = np.zeros((3, 2), dtype=np.int64)
+    assert Advice(devices, np.array([0.0, 0.0, 1.0]), 0).log_ratio.tolist() == [0.0, 0.0, 3.0]

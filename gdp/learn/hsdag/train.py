@@ -40,6 +40,7 @@ from gdp.methods.scoring import Evaluated
 from gdp.policy.model.config import Params
 from gdp.policy.view.features import DEVICE_SIZES, bucket
 from gdp.problem.problem import Problem
+from gdp.sim.objectives import value_text
 
 LEAST_GROUPS = 2
 """Fewest groups of a parsing; one with fewer is not taken."""
@@ -385,8 +386,8 @@ def hsdag(
         return Answer(answer.assignment, reason=answer.reason, evaluations=spent)
     return Answer(
         best.assignment,
-        reason=f"hsdag: first {problem.unit.text(trained.first_s)}, best "
-        f"{problem.unit.text(best.value_s)}, {trained.groups.max() + 1} groups",
+        reason=f"hsdag: first {value_text(problem, trained.first_s)}, best "
+        f"{value_text(problem, best.value_s)}, {trained.groups.max() + 1} groups",
         evaluations=best.evaluations,
     )
 

@@ -11,10 +11,13 @@ import argparse
 import fnmatch
 import os
 import sys
+import tempfile
 import time
 from pathlib import Path
 
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
+# Nothing that was learned of this machine, as in the tests.
+os.environ["GDP_DATA_DIR"] = os.path.join(tempfile.gettempdir(), f"gdp-golden-{os.getpid()}")
 os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
 sys.path.insert(0, str(Path(__file__).parents[1]))
 

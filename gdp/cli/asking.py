@@ -20,7 +20,7 @@ from gdp.base.files.writing import (
     is_stream,
     is_written_by_gdp,
 )
-from gdp.cli.show import told
+from gdp.cli.show import reporting_stages
 from gdp.targets.table import PLANNERS
 
 if TYPE_CHECKING:
@@ -193,7 +193,7 @@ class Asking:
         """The question with further parts; the model is loaded with its progress on stderr."""
         from gdp.api.ask import ask
 
-        with told():
+        with reporting_stages():
             return ask(self.model or "", **self.parts(), **parts)
 
     def about(
@@ -218,7 +218,7 @@ class Asking:
         if record is not None and demands is not None:
             record.require_constraints(demands)
             demands = None
-        with told():
+        with reporting_stages():
             question, placed = question_about(
                 read, model, self.machine(read), dims=with_dims(self.dims),
                 objective=self.objective, costs=self.costs, constraints=demands,

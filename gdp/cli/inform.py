@@ -9,7 +9,7 @@ from msgspec.structs import asdict
 
 from gdp.cli import options
 from gdp.cli.asking import Asking, require_writable
-from gdp.cli.show import show, told
+from gdp.cli.show import reporting_stages, show
 
 SHOWN = 12
 """Transfers and kernels that the text lists; `--json` has all."""
@@ -113,7 +113,7 @@ def inspect(ops: bool, **values: Any) -> None:
     from gdp.question.models import inspect_model
 
     asking = Asking(**values)
-    with told():
+    with reporting_stages():
         summary = inspect_model(asking.model or "", asking.dims, ops=ops)
     show(summary, lambda: inspection_text(summary))
 

@@ -102,7 +102,7 @@ def compare(methods: str | None, **values: Any) -> None:
     asking = Asking(**values)
     question = asking.question(search=asking.search())
     names = methods.split(",") if methods else None
-    with stages() as told, listening(told):
+    with stages() as report_stage, listening(report_stage):
         rows = compared(question, names, say)
     plain = [
         {"method": name, "feasible": False, "reason": row}

@@ -38,7 +38,7 @@ def _plain(value: Any) -> Any:
 
 
 @contextlib.contextmanager
-def told() -> Iterator[None]:
+def reporting_stages() -> Iterator[None]:
     """Report the stages of loading a model that is traced: by a bar on a terminal, with the time
     since they began, elsewhere by a line on stderr when one begins."""
     with stages() as say, listening(say):

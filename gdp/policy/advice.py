@@ -66,7 +66,7 @@ class Advice(NamedTuple):
 
 
 @cached_on_problem
-def _told(problem: Problem) -> list[Advice]:
+def _known_advice(problem: Problem) -> list[Advice]:
     """The advice on a problem, once it was asked."""
     return []
 
@@ -81,10 +81,10 @@ def advice(
     They are asked once: where they have been, `prior_answers` of methods by name come too late and
     change nothing. Once the clock is over, each ends with its best so far.
     """
-    told = _told(problem)
-    if not told:
-        told.append(_asked(problem, prior_answers, clock or Clock(None)))
-    return told[0]
+    known = _known_advice(problem)
+    if not known:
+        known.append(_asked(problem, prior_answers, clock or Clock(None)))
+    return known[0]
 
 
 def _asked(problem: Problem, prior_answers: Mapping[str, Answer], clock: Clock) -> Advice:

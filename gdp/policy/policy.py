@@ -130,9 +130,10 @@ class Policy:
         )
         if not self.config.advice:
             return view
-        told = advice(problem)
+        advised = advice(problem)
         return view._replace(
-            advice=np.ascontiguousarray(told.device), advice_weight=told.weight.astype(np.float64)
+            advice=np.ascontiguousarray(advised.device),
+            advice_weight=advised.weight.astype(np.float64),
         )
 
     def head(self, problem: Problem) -> Head:

@@ -6,7 +6,7 @@ import sys
 import pytest
 
 from gdp.base.terminal import stage
-from gdp.cli.show import placing, stages, told
+from gdp.cli.show import placing, reporting_stages, stages
 
 
 class Terminal(io.StringIO):
@@ -47,6 +47,6 @@ def test_a_terminal_shows_a_bar_with_the_stage_and_no_lines(
 def test_loading_says_what_it_does_away_from_a_terminal(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    with told():
+    with reporting_stages():
         stage("tracing hf:llama")
     assert capsys.readouterr() == ("", "gdp: tracing hf:llama\n")

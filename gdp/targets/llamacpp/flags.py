@@ -178,8 +178,8 @@ def slots_of(graph: OpGraph) -> Slots:
     if set(outer) != {"token_embd", "output_norm", "output"} or not blocks:
         raise PlacementError(f"graph {graph.name!r} was not read from a .gguf file; llama.cpp "
                              "follows placements of such files only")  # fmt: skip
-    told = _attributes(graph).get("blocks", 0)
-    count = max(*(block + 1 for block, _ in blocks), int(told))
+    named = _attributes(graph).get("blocks", 0)
+    count = max(*(block + 1 for block, _ in blocks), int(named))
 
     def ops(indices: Iterable[int]) -> Int[np.ndarray, "_"]:
         return np.array(sorted(indices), dtype=np.int64)
@@ -300,8 +300,8 @@ def _with_parts(
 
 def draft_of(graph: OpGraph) -> DraftModel | None:
     """The draft model of a graph, if there is one."""
-    told = _attributes(graph)
-    return DraftModel(str(told["draft"]), int(told["drafts"])) if "draft" in told else None
+    given = _attributes(graph)
+    return DraftModel(str(given["draft"]), int(given["drafts"])) if "draft" in given else None
 
 
 def _attributes(graph: OpGraph) -> Mapping[str, Any]:

@@ -40,7 +40,7 @@ def held_bytes(question: Question, part: Int[np.ndarray, "M"]) -> int:
     return int((graph.weight_bytes[ops] + more * graph.cache_bytes[ops]).sum())
 
 
-def told(best: Result, found: Sequence[Result], slots: Slots) -> str:
+def parts_note(best: Result, found: Sequence[Result], slots: Slots) -> str:
     """The devices of the parts, compared with the alternatives, in a sentence."""
     names = (
         "the model that drafts" if best.question.graph.scope[part[0]] == DRAFT

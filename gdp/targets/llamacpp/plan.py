@@ -32,7 +32,7 @@ from gdp.question.result import Result
 from gdp.targets.llamacpp.blocks import LlamaBlocks, LlamaRow, RowLimits, llama_blocks, llama_row
 from gdp.targets.llamacpp.fit_rule import FitSizes, fit_plan
 from gdp.targets.llamacpp.flags import draft_of, slots_of
-from gdp.targets.llamacpp.parts import homes_of_parts, told
+from gdp.targets.llamacpp.parts import homes_of_parts, parts_note
 from gdp.targets.llamacpp.pipeline import saved_s
 from gdp.targets.llamacpp.rules import with_known_gpus
 from gdp.targets.llamacpp.tensor import split_name, tensor_plans
@@ -200,7 +200,7 @@ def _of_size(question: Question) -> Result:
     if not slots.parts:
         return found[0]
     best = min(found, key=lambda result: (not result.score.feasible, result.value_s))
-    return replace(best, notes=(*best.notes, told(best, found, slots)))
+    return replace(best, notes=(*best.notes, parts_note(best, found, slots)))
 
 
 def _planned(blocks: LlamaBlocks) -> Result:

@@ -27,8 +27,8 @@ RPC_SERVER = "ggml-rpc-server"
 
 def no_tensor_split(graph: OpGraph) -> str:
     """Why llama.cpp does not load a model with a tensor split, in a sentence; "" where it does."""
-    told = (detail.attributes.get(ARCHITECTURE) for detail in graph.detail)
-    architecture = next((str(name) for name in told if name), "")
+    names = (detail.attributes.get(ARCHITECTURE) for detail in graph.detail)
+    architecture = next((str(name) for name in names if name), "")
     if architecture not in NO_TENSOR_SPLIT:
         return ""
     return (

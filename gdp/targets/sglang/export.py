@@ -112,13 +112,13 @@ def arguments(options: VllmOptions) -> list[str]:
 def why(options: VllmOptions) -> dict[str, str]:
     """Reasons by name."""
     first = options.commands[0] if options.machines else options
-    told = reasons([*_variables(first), *_options(first)]) | {"status": UNTRIED}
+    text = reasons([*_variables(first), *_options(first)]) | {"status": UNTRIED}
     if options.quantize and options.quantize not in QUANTIZED_WHEN_LOADED:
-        told["model"] = (
+        text["model"] = (
             f"the plan stands on weights stored as {options.quantize} (--quantize): serve a "
             "checkpoint that is stored so"
         )
-    return told
+    return text
 
 
 def _variables(options: VllmOptions) -> list[Option]:

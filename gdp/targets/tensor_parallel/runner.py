@@ -338,8 +338,8 @@ def serve(rank, world, init, options):
         logits, taken, prompt_s, all_s = own.sample(tokens)
         if "save" in asked:
             torch.save(logits.cpu(), asked["save"])
-        told = {"prompt_s": prompt_s, "request_s": all_s, "tokens": [t.tolist() for t in taken]}
-        print(json.dumps(told), flush=True)
+        answer = {"prompt_s": prompt_s, "request_s": all_s, "tokens": [t.tolist() for t in taken]}
+        print(json.dumps(answer), flush=True)
 
 
 def main():

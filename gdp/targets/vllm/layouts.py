@@ -134,17 +134,17 @@ def told_layout(question: Question, best: PlannedLayout, fitting: Sequence[Plann
     """Describe a layout, compared with the best one of whole layers on one GPU each."""
     plain = [one for one in fitting if _is_plain(one.degrees, question)]
     if not plain:
-        told = f"{best.degrees}: layers on one GPU each do not fit"
+        note = f"{best.degrees}: layers on one GPU each do not fit"
     elif plain[0] is best:
         more = "" if question.copies else " or copies the model"
         return f"no layout that divides layers{more} is faster"
     else:
         gain = plain[0].plan.score.value_s / best.plan.score.value_s
-        told = f"{best.degrees}: {gain:.2f} times as fast as whole layers ({plain[0].degrees})"
+        note = f"{best.degrees}: {gain:.2f} times as fast as whole layers ({plain[0].degrees})"
     if best.estimate.machines > 1:
-        told += f"; its GPUs are on {best.estimate.machines} machines, as the links between earn it"
+        note += f"; its GPUs are on {best.estimate.machines} machines, as the links between earn it"
     exchanged = best.plan.exchanged
-    return told if exchanged is None else f"{told}; collectives take {exchanged:.0%}"
+    return note if exchanged is None else f"{note}; collectives take {exchanged:.0%}"
 
 
 def estimates(question: Question, block: Int[np.ndarray, "N"], known: bool) -> list[LayoutEstimate]:

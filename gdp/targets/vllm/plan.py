@@ -137,11 +137,11 @@ def plan_vllm(question: Question) -> Result:
     if not several:
         return replace(result, method="vllm")
     fitting = [one for one in layouts if one.plan.score.feasible]
-    told = (
+    note = (
         f"layers stay whole on one GPU each: {why}" if why else told_layout(question, best, fitting)
     )
     return replace(
-        result, method="vllm", notes=(*result.notes, told),
+        result, method="vllm", notes=(*result.notes, note),
         candidates=tuple(one.plan.candidate(str(one.degrees)) for one in layouts),
     )  # fmt: skip
 
@@ -168,11 +168,11 @@ def _without_room(question: Question) -> str:
     graph, devices = question.graph, question.cluster.devices
     need_bytes = int(graph.weight_bytes[graph.weight_holders()].sum())
     room_bytes = sum(devices[d].memory_bytes for d in question.cluster.gpus)
-    told = f"weights and caches take {format_bytes(need_bytes)}"
-    told += f", and vLLM has {format_bytes(room_bytes)} on all GPUs"
+    text = f"weights and caches take {format_bytes(need_bytes)}"
+    text += f", and vLLM has {format_bytes(room_bytes)} on all GPUs"
     if need_bytes > room_bytes:
-        return told
-    return f"{told}, but no layout has room on each of them"
+        return text
+    return f"{text}, but no layout has room on each of them"
 
 
 def _of_one_share(question: Question, cluster: Cluster) -> str:

@@ -47,18 +47,22 @@ def place_with_policy(
     polish: bool = True,
 ) -> Answer:
     """The best of the policy's greedy placement and its samples under all rules of priority,
-    repaired where it does not fit, and searched from; as decoded without `polish`.
+    repaired where it does not fit, and searched from, as is the best placement that it reads where
+    that is better; as decoded without `polish`.
 
     `checkpoint` is a folder, a policy, or None for the shipped one. A policy that was fine-tuned to
     this graph also answers with the placement found then. With an evaluation budget there are as
     many samples as it allows. The clock of `search.seconds` is asked between decodes.
     """
     policy, clock = load(checkpoint), search.budget()
-    decoded, reason = _decoded(problem, policy, search, clock, samples)
+    placed, spent, reason = _decoded(problem, policy, search, clock, samples)
     kept = recall_placement(policy.placed, problem)
-    known = [decoded.assignment] if kept is None else [decoded.assignment, kept]
-    best = best_priority_rule(problem, best_of(problem, known))
-    best = replace(best, evaluations=decoded.evaluations + best.evaluations)
+    known = [*(placed if polish else placed[:1]), *([] if kept is None else [kept])]
+    first = best_of(problem, known)
+    best = best_priority_rule(problem, first)
+    best = replace(best, evaluations=spent + best.evaluations)
+    if polish and any(first.assignment is read for read in placed[1:]):
+        reason += f"; a placement that it read is better, {value_text(problem, best.value_s)}"
     if best.assignment is kept:
         reason += f", {value_text(problem, best.value_s)} found when it was fine-tuned"
     if polish:
@@ -71,24 +75,27 @@ def place_with_policy(
 
 def _decoded(
     problem: Problem, policy: Policy, search: Search, clock: Clock, samples: int
-) -> tuple[Evaluated, str]:
-    """(the best decoded placement, without ranks; what was decoded)."""
+) -> tuple[list[Assignment], int, str]:
+    """(the best decoded placement and the best that was read, without ranks; evaluations; what was
+    decoded)."""
     coarse = coarse_problem(problem, LARGEST // 2) if problem.num_ops > LARGEST else None
     small = problem if coarse is None else coarse.problem
-    spent = 0
+    spent, read = 0, np.zeros((0, small.num_ops), dtype=np.int64)
     if policy.config.advice:
         prior_answers = search.prior_answers if small is problem else {}
-        spent = advice(small, prior_answers, clock.part(ADVICE_SHARE)).evaluations
+        advised = advice(small, prior_answers, clock.part(ADVICE_SHARE))
+        spent, read = advised.evaluations, advised.device[:1]
     if search.evaluations is not None:
         samples = min(samples, (search.evaluations - spent) // len(rules_of(small)) - 1)
     found = propose(policy, small, 1 + samples, search.seed, clock)
-    device, seconds = found.device[found.best], float(found.seconds[found.best])
+    seconds = float(found.seconds[found.best])
     reason = f"policy {policy.name!r}: greedy {value_text(small, float(found.seconds[0]))}"
     if len(found.device) > 1:
         reason += f", best of {len(found.device)} {value_text(small, seconds)}"
-    placed = Assignment(device if coarse is None else device[coarse.part_of])
-    overflow = int(found.overflow[found.best])
-    return Evaluated(placed, overflow, seconds, spent + found.evaluations), reason
+    devices = np.concatenate([found.device[found.best][None], read])
+    if coarse is not None:
+        devices = devices[:, coarse.part_of]
+    return [Assignment(device) for device in devices], spent + found.evaluations, reason
 
 
 def _polished(problem: Problem, best: Evaluated, search: Search, clock: Clock) -> Evaluated:

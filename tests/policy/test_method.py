@@ -9,8 +9,9 @@ from gdp.learn.instances import limit_memory
 from gdp.methods.base import Answer, Assignment, Search
 from gdp.methods.portfolio import HEURISTICS
 from gdp.methods.priorities import RULES, rank_under
-from gdp.methods.scoring import Evaluated, best_priority_rule, score_all
+from gdp.methods.scoring import Evaluated, best_of, best_priority_rule, score_all
 from gdp.policy import method as policy_method
+from gdp.policy.advice import advice
 from gdp.policy.method import place_with_policy, policy_methods
 from gdp.policy.policy import default_checkpoint
 from gdp.problem.problem import Problem
@@ -32,7 +33,7 @@ def value_s(problem: Problem, answer: Answer) -> float:
 
 @pytest.mark.parametrize("objective", ["latency", "throughput"])
 @pytest.mark.parametrize("seed", range(6))
-def test_an_answer_is_no_worse_than_what_was_decoded(seed: int, objective: str) -> None:
+def test_an_answer_is_no_worse_than_what_was_decoded_or_read(seed: int, objective: str) -> None:
     """And it fits where a placement of any heuristic does."""
     problem = random_problem(seed, objective=objective, num_ops=24, num_devices=2 + seed % 3)
     unlimited = problem.cluster.memory_bytes.min() >= UNLIMITED_BYTES
@@ -42,6 +43,9 @@ def test_an_answer_is_no_worse_than_what_was_decoded(seed: int, objective: str) 
     answer = place_with_policy(problem, search)
     decoded = place_with_policy(problem, search, polish=False)
     assert value_s(problem, answer) <= value_s(problem, decoded)
+    incumbent = Assignment(advice(problem).device[0])
+    read = best_priority_rule(problem, best_of(problem, [incumbent]))
+    assert read.overflow_bytes > 0 or value_s(problem, answer) <= read.value_s
     others = (method(problem, Search(seconds=None)) for _, method in HEURISTICS)
     fits = any(other.assignment is not None for other in others)
     assert (answer.assignment is not None) == fits

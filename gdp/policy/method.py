@@ -58,13 +58,14 @@ def place_with_policy(
     placed, spent, reason = _decoded(problem, policy, search, clock, samples)
     kept = recall_placement(policy.placed, problem)
     known = [*(placed if polish else placed[:1]), *([] if kept is None else [kept])]
-    first = best_of(problem, known)
-    best = best_priority_rule(problem, first)
-    best = replace(best, evaluations=spent + best.evaluations)
-    if polish and any(first.assignment is read for read in placed[1:]):
-        reason += f"; a placement that it read is better, {value_text(problem, best.value_s)}"
-    if best.assignment is kept:
+    rated = [best_priority_rule(problem, best_of(problem, [one])) for one in known]
+    best = min(rated)
+    which, spent = rated.index(best), spent + sum(one.evaluations for one in rated)
+    best = replace(best, evaluations=spent)
+    if known[which] is kept:
         reason += f", {value_text(problem, best.value_s)} found when it was fine-tuned"
+    elif which > 0:
+        reason += f"; a placement that it read is better, {value_text(problem, best.value_s)}"
     if polish:
         best = _polished(problem, best, search, clock)
     if best.overflow_bytes == 0:

@@ -172,7 +172,7 @@ def planned(spec: str, cluster: Cluster, run: Run, costs: str | None = None) -> 
         try:
             question, _, engine = plan_of(spec, cluster, replace(run, batch=batch), costs)
         except InfeasibleError as error:
-            graph = load(_asked(spec, cluster, replace(run, batch=batch)))
+            graph = load(asked_model(spec, cluster, replace(run, batch=batch)))
             room_ = room(graph, cluster, batch, splits_of(run, cluster))
             why, batch = str(error), min(batch - 1, room_)
             continue
@@ -194,7 +194,7 @@ def plan_of(
         result = gdp.place(request, cluster, target="vllm", costs=costs)
         question, placement, score = result.question, result.placement, result.score
     else:
-        model = _asked(spec, cluster, run)
+        model = asked_model(spec, cluster, run)
         graph = load(model)
         machine = for_runtime(cluster, "vllm")
         question = Question(graph, machine, costs=costs, target="vllm", model=model)
@@ -207,7 +207,7 @@ def plan_of(
     return question, answer, engine_of(answer, question)
 
 
-def _asked(spec: str, cluster: Cluster, run: Run) -> Model:
+def asked_model(spec: str, cluster: Cluster, run: Run) -> Model:
     """The model of a run as vLLM computes it."""
     request = Generation(spec, prompt=run.prompt, new=run.new, batch=run.batch)
     return PLANNERS["vllm"].model(request, cluster)

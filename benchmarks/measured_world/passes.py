@@ -6,9 +6,10 @@
 The rows that `pretrain.corrections` learns from. `FOLDER` holds `silicon_split.csv`,
 `mlenergy_serving.csv` and `llm_pilot.csv` (see `serving`, `mlenergy` and `pilot` for what is read
 of them). Rows are appended in a shuffled order and those in the file are not made again, so that a
-run that was stopped goes on. `--part 0/2` makes every second model and size, for two processes.
+run that was stopped goes on. `--part 0/2` makes every second model and lengths, for two processes.
 """
 
+import csv
 import json
 import math
 import random
@@ -16,7 +17,7 @@ import tempfile
 from collections.abc import Iterator
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import click
 
@@ -27,6 +28,7 @@ from benchmarks.measured_world.serving import (
     asked_model,
     configuration,
     installed,
+    load,
     machine,
     plan_of,
     room,
@@ -35,23 +37,38 @@ from benchmarks.measured_world.serving import (
 )
 from benchmarks.measured_world.servers import set_up
 from benchmarks.measured_world.serving_runs import Run, measured_runs
+from gdp.api.measured.passes import weight_sizes
 from gdp.base.errors import GdpError, InfeasibleError
 from gdp.cluster.file import load_cluster
 from gdp.cluster.types import Cluster
-from gdp.question.models import load
 from gdp.question.question import Question
 from gdp.question.result import GenerationAnswer
 from gdp.sim.serving import ServingEngine
 
 
-def measured(bench: Path, data: Path) -> Iterator[tuple[str, Run, int]]:
-    """Source, run and clients of every row."""
+class Measured(NamedTuple):
+    """A measured run, and what else its table tells."""
+
+    source: str
+    run: Run
+    version: str  # of the engine
+    users: int  # clients
+    ttft_s: float = math.nan  # median
+
+
+def measured(bench: Path, data: Path) -> Iterator[Measured]:
+    """Every row of the three tables."""
+    with (data / "systems" / "silicon_sample.csv").open() as file:
+        versions = {row["id"]: row["backend_version"] for row in csv.DictReader(file)}
     for run in measured_runs(data, bench / "silicon_split.csv", (), None):
-        yield "silicon", run, run.batch
+        yield Measured("silicon", run, versions[run.name], run.batch)
     for step in mlenergy_steps(bench / "mlenergy_serving.csv"):
-        yield "mlenergy", step.run, step.run.batch
-    for step in pilot_steps(bench / "llm_pilot.csv"):
-        yield "pilot", step.run, step.run.batch
+        yield Measured("mlenergy", step.run, "0.11.1", step.run.batch)
+    with (bench / "llm_pilot.csv").open() as file:
+        table = list(csv.DictReader(file))
+    for step, row in zip(pilot_steps(bench / "llm_pilot.csv"), table, strict=True):
+        ttft_s = float(row["ttft_ms_median"]) / 1e3
+        yield Measured("pilot", step.run, "1.0", int(row["users"]), ttft_s)
 
 
 def described(
@@ -66,10 +83,11 @@ def described(
     return {
         "source": source, "run": asdict(run), "first_s": answer.first_token_s,
         "step_s": answer.token_s, "caches_s": answer.caches_s,
-        "shares": [[[p.cause, p.share] for p in phase] for phase in answer.shares],
+        "shares": [[[p.cause, p.share, p.device] for p in phase] for phase in answer.shares],
         "engine": plain, "scheduler": type(scheduler).__name__,
         "batch": answer.request.batch, "weights_bytes": weights,
         "ops": question.graph.num_ops,
+        "weights": weight_sizes(question.graph, answer.request.batch * answer.request.prompt),
         "gpu": {"name": gpu.name, "kind": gpu.kind, "memory_bytes": gpu.memory_bytes,
                 "bytes_per_s": gpu.bytes_per_s, "flop_per_s": gpu.speed("bfloat16")},
     }  # fmt: skip
@@ -113,7 +131,7 @@ def _asked_of(
 @click.option("-o", "output", type=click.Path(path_type=Path), required=True)
 @click.option("--data", type=click.Path(exists=True, path_type=Path))
 @click.option("--configs", type=click.Path(exists=True, path_type=Path))
-@click.option("--part", default="0/1", help="K/N: every N-th model and size from the K-th on.")
+@click.option("--part", default="0/1", help="K/N: every N-th model and lengths from the K-th on.")
 @click.option("--of", "sources", multiple=True, help="silicon, mlenergy, pilot; default: all.")
 def main(
     names: tuple[str, ...], bench: Path, output: Path, data: Path | None, configs: Path | None,
@@ -127,24 +145,29 @@ def main(
     if output.is_file():
         done = {_key(row["source"], row["run"]) for row in map(json.loads, output.open())}
     asked = [
-        (source, run)
-        for source, run, _ in measured(bench, data)
-        if (not sources or source in sources) and (not names or any(n in run.model for n in names))
+        row
+        for row in measured(bench, data)
+        if (not sources or row.source in sources)
+        and (not names or any(name in row.run.model for name in names))
     ]
-    sizes = sorted({(source, *run.sizes) for source, run in asked}, key=str)
-    random.Random(0).shuffle(sizes)
+    # Programs of all numbers of requests follow from those of a few.
+    lengths = sorted({(row.source, *row.run.sizes[:3]) for row in asked}, key=str)
+    random.Random(0).shuffle(lengths)
     first, _, count = part.partition("/")
     with tempfile.TemporaryDirectory(prefix="measured-world-") as root:
-        for size in sizes[int(first) :: int(count)]:
-            for source, run in asked:
-                if (source, *run.sizes) == size and _key(source, asdict(run)) not in done:
-                    try:
-                        row = row_of(source, run, data, folders, Path(root))
-                    except GdpError as error:
-                        row = {"source": source, "run": asdict(run), "why": str(error)}
-                    with output.open("a") as file:
-                        file.write(json.dumps(row) + "\n")
-                    click.echo(f"{source} {run.name} {row.get('step_s', math.nan):.4f}", err=True)
+        for length in lengths[int(first) :: int(count)]:
+            own = [row for row in asked if (row.source, *row.run.sizes[:3]) == length]
+            for source, run, *told in sorted(own, key=lambda row: row.run.batch):
+                if _key(source, asdict(run)) in done:
+                    continue
+                try:
+                    row = row_of(source, run, data, folders, Path(root))
+                except GdpError as error:
+                    row = {"source": source, "run": asdict(run), "why": str(error)}
+                row |= dict(zip(("version", "users", "ttft_s"), told, strict=True))
+                with output.open("a") as file:
+                    file.write(json.dumps(row) + "\n")
+                click.echo(f"{source} {run.name} {row.get('step_s', math.nan):.4f}", err=True)
 
 
 def _key(source: str, run: dict[str, Any]) -> str:

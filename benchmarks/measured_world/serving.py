@@ -35,6 +35,7 @@ import tempfile
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from dataclasses import asdict, replace
+from functools import lru_cache
 from importlib.util import find_spec
 from pathlib import Path
 from typing import NamedTuple
@@ -65,7 +66,9 @@ from gdp.costs.measured.host import ENGINE, HOSTS, host_s
 from gdp.graph.request import DECODE
 from gdp.placement.placement import Placement, Split, make_placement
 from gdp.question import solve
-from gdp.question.models import Generation, Model, load
+from gdp.question.models import Generation, Model
+from gdp.question.models import load as load_model
+from gdp.question.models import spec_of as spec_of_model
 from gdp.question.question import Question
 from gdp.question.result import GenerationAnswer
 from gdp.sim.serving import ServingEngine, serve
@@ -100,6 +103,16 @@ STORED = {
     ("", "mxfp4"),
 }  # fmt: skip
 """Precisions that configurations with such a `quant_method` are of already."""
+
+
+def load(model: Model) -> gdp.OpGraph:
+    """The graph of a model; rows of one model and size follow each other."""
+    return _loaded(spec_of_model(model))
+
+
+@lru_cache(maxsize=2)
+def _loaded(spec: str) -> gdp.OpGraph:
+    return load_model(spec)
 
 
 class Planned(NamedTuple):

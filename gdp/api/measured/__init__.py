@@ -1,0 +1,1 @@
+"""Measured runs of engines: learned from, and what they correct."""

@@ -1,0 +1,120 @@
+"""Corrected seconds of passes, with 90% intervals: the network, and the measured runs of a stack."""
+
+import functools
+import math
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import msgspec
+
+from gdp.corrections.features import Pass, Stack, format_class
+from gdp.corrections.network import (
+    UNKNOWN,
+    CorrectionMeta,
+    CorrectionNetwork,
+    Lesson,
+    Vector,
+    shipped_corrections,
+)
+from gdp.corrections.records import RunFile, RunRecord, exported, runs_of
+
+NEAR = 0.8
+"""Log of bandwidth and of FLOP/s by which a card may differ from the nearest that was measured."""
+
+
+class Range(NamedTuple):
+    """A factor of predicted seconds, and the ends of its 90% interval."""
+
+    factor: float
+    low: float
+    high: float
+
+    def of(self, seconds: float) -> tuple[float, float]:
+        """The interval of seconds that were predicted with the factor."""
+        return seconds * self.low / self.factor, seconds * self.high / self.factor
+
+
+class Correction(NamedTuple):
+    """Factors of the passes of an answer, and what they rest on."""
+
+    prefill: Range
+    decode: Range
+    runs: int  # of the stack, that were learned from
+    stack: str  # key
+    far: float = 0.0  # factor of doubt where nothing near was measured; 0: near
+
+    @property
+    def text(self) -> str:
+        """What the intervals rest on, in words."""
+        if self.runs:
+            return f"{self.runs} measured run{'s' if self.runs > 1 else ''} of this stack"
+        if self.far:
+            return f"no measurement near this; within a factor of {self.far:.1f}"
+        return "no run of this stack; others' runs of like ones"
+
+
+def correction_of(stack: Stack, passes: tuple[Pass, Pass], costs: str) -> Correction | None:
+    """The correction of a prefill pass and a decode step; None where no network ships.
+
+    Args:
+        stack: That executes them.
+        passes: Prefill and decode.
+        costs: Label of the costs that they were predicted by.
+    """
+    found = shipped_corrections()
+    if found is None:
+        return None
+    network, meta = found
+    runs = runs_of(stack, costs)
+    vector = UNKNOWN
+    if runs:
+        stack = runs[-1].stack
+        vector = vector_of(network, runs)
+    return with_vector(network, meta, stack, passes, vector, len(runs))
+
+
+def vector_of(network: CorrectionNetwork, runs: Sequence[RunRecord]) -> Vector:
+    """The vector of a stack by its measured runs."""
+    return _fitted(network, exported(runs))
+
+
+@functools.lru_cache(maxsize=8)
+def _fitted(network: CorrectionNetwork, encoded: bytes) -> Vector:
+    runs = msgspec.json.decode(encoded, type=RunFile).runs
+    return network.vector(runs[-1].stack, lessons_of(runs))
+
+
+def with_vector(
+    network: CorrectionNetwork,
+    meta: CorrectionMeta,
+    stack: Stack,
+    passes: tuple[Pass, Pass],
+    vector: Vector,
+    runs: int,
+) -> Correction:
+    """The correction of passes on a stack whose vector is known from so many runs."""
+    far = 0.0 if runs or is_near(meta, stack, passes[1].bits) else meta.far
+    quantiles = meta.quantiles[min(runs, len(meta.quantiles) - 1)]
+    rows = network.residuals(stack, passes, vector)
+    ranges = []
+    for row, quantile in zip(rows, quantiles, strict=True):
+        half = math.log(far) if far else quantile * row.deviation
+        # Far from all that was measured the network only guesses: the prediction stays.
+        mean = 0.0 if far else row.mean
+        ranges.append(Range(*(math.exp(mean + side * half) for side in (0, -1, 1))))
+    return Correction(*ranges, runs, stack.key, far)
+
+
+def is_near(meta: CorrectionMeta, stack: Stack, bits: float) -> bool:
+    """True where an engine with such a format was measured on a card about as fast."""
+    rates = math.log(stack.bytes_per_s), math.log(stack.flop_per_s)
+    return format_class(bits) in meta.formats.get(stack.engine, ()) and any(
+        (engine, backend) == (stack.engine, stack.backend)
+        and all(abs(a - b) <= NEAR for a, b in zip(rates, own, strict=True))
+        for engine, backend, *own in meta.known
+    )
+
+
+def lessons_of(runs: Sequence[RunRecord]) -> list[Lesson]:
+    """All measured passes of runs."""
+    return [one.lesson() for run in runs for one in run.passes]

@@ -1,0 +1,166 @@
+"""The correction network: log of measured over predicted seconds of a pass, with its spread.
+
+Two layers read the pass. The stack that executes it scales each of their units: gates of GDP's
+superposition (Zhou et al. 2020, section 3.3), which there condition a shared policy on the graph.
+They see what is known of the stack, and a short vector of its own, which also weights as many
+modes: zero before anything was measured there, then fitted to its runs and to nothing else of the
+network. The vector has a standard normal prior, so that one run moves it a little and many decide
+(maximum a posteriori, with Laplace's covariance). Inference and fine-tuning are NumPy; the network
+is pre-trained over public stacks by `pretrain.corrections`.
+"""
+
+import functools
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import msgspec
+import numpy as np
+from jaxtyping import Float
+
+from gdp.base import checkpoint
+from gdp.base.files.reading import Kind, convert, data_path
+from gdp.corrections.features import WIDEST, Pass, Stack
+
+NAME = "corrections"
+"""Folder of the shipped network in `checkpoints/`."""
+VECTOR = 4
+"""Length of the vector of a stack."""
+HEAVY = 4.0
+"""Degrees of freedom of the Student t distribution of residuals: outliers pull little."""
+SMALLEST, LARGEST = -3.5, 1.0
+"""Limits of the log of a spread."""
+_STEPS, _DAMPING = 20, 0.7
+_SHIFT = 1e-4  # of the vector, for slopes
+
+
+class Lesson(NamedTuple):
+    """A pass that was measured."""
+
+    asked: Pass
+    residual: float  # log of measured over predicted seconds
+    shown: float = 1.0  # how far the measured times tell of this pass, at most 1
+
+
+class Residual(NamedTuple):
+    """A predicted residual: its mean, and the standard deviation that intervals are made of."""
+
+    mean: float
+    deviation: float
+
+
+class Vector(NamedTuple):
+    """The vector of a stack: its mean and covariance."""
+
+    mean: Float[np.ndarray, "V"]
+    covariance: Float[np.ndarray, "V V"]
+
+
+UNKNOWN = Vector(np.zeros(VECTOR), np.eye(VECTOR))
+"""Of a stack that was never measured."""
+
+
+class _Inputs(NamedTuple):
+    """Standardised passes. Axes: N passes, F and G features."""
+
+    shown: Float[np.ndarray, "N F"]
+    told: Float[np.ndarray, "N G"]
+
+
+@dataclass(frozen=True, eq=False)
+class CorrectionNetwork:
+    """Weights of the network."""
+
+    weights: Mapping[str, np.ndarray]
+
+    def _inputs(self, stack: Stack, passes: Sequence[Pass]) -> _Inputs:
+        shown = np.array([one.features() for one in passes])
+        told = np.array([stack.features(one.bits) for one in passes])
+        return _Inputs(*(
+            np.clip((rows - self.weights[f"{name}_mean"]) / self.weights[f"{name}_scale"],
+                    -WIDEST, WIDEST)
+            for name, rows in (("shown", shown), ("told", told))
+        ))  # fmt: skip
+
+    def _forward(
+        self, inputs: _Inputs, vector: Float[np.ndarray, "V"]
+    ) -> tuple[Float[np.ndarray, "N"], Float[np.ndarray, "N"]]:
+        """(mean, log spread) of each pass."""
+        own, weights = np.broadcast_to(vector, (len(inputs.told), VECTOR)), self.weights
+        known, hidden = np.concatenate([inputs.told, own], axis=1), inputs.shown
+        for i in ("1", "2"):
+            gate = 1.0 + np.tanh(known @ weights["gate" + i] + weights["open" + i])
+            before = hidden @ weights["kernel" + i] + weights["bias" + i]
+            hidden = before / (1.0 + np.exp(-before)) * gate
+        out = hidden @ weights["kernel3"] + weights["bias3"]
+        mean = out[:, 0] + hidden @ weights["modes"] @ vector
+        return mean, np.clip(out[:, 1], SMALLEST, LARGEST)
+
+    def _slopes(
+        self, inputs: _Inputs, vector: Float[np.ndarray, "V"]
+    ) -> Float[np.ndarray, "N V"]:
+        """Derivatives of the means in the vector."""
+        sides = [
+            [self._forward(inputs, vector + sign * move)[0] for sign in (1, -1)]
+            for move in _SHIFT * np.eye(VECTOR)
+        ]
+        return np.column_stack([(above - below) / (2 * _SHIFT) for above, below in sides])
+
+    def vector(self, stack: Stack, lessons: Sequence[Lesson]) -> Vector:
+        """The vector of a stack by its measured passes."""
+        if not lessons:
+            return UNKNOWN
+        inputs = self._inputs(stack, [lesson.asked for lesson in lessons])
+        wanted = np.array([lesson.residual for lesson in lessons])
+        seen = np.array([lesson.shown for lesson in lessons])
+        mean = np.zeros(VECTOR)
+        slopes, weight = np.zeros((len(lessons), VECTOR)), seen
+        for _ in range(_STEPS):
+            found, spread = self._forward(inputs, mean)
+            variance, off = np.exp(2 * spread), wanted - found
+            slopes = self._slopes(inputs, mean)
+            # Weights of Student's t as an iteration of least squares.
+            weight = seen * (HEAVY + 1) / (HEAVY + off**2 / variance) / variance
+            curved = np.eye(VECTOR) + slopes.T @ (weight[:, None] * slopes)
+            mean = mean + _DAMPING * np.linalg.solve(curved, slopes.T @ (weight * off) - mean)
+        return Vector(mean, np.linalg.inv(np.eye(VECTOR) + slopes.T @ (weight[:, None] * slopes)))
+
+    def residuals(
+        self, stack: Stack, passes: Sequence[Pass], vector: Vector = UNKNOWN
+    ) -> list[Residual]:
+        """Residuals of passes on a stack, whose vector may be known."""
+        inputs = self._inputs(stack, passes)
+        mean, spread = self._forward(inputs, vector.mean)
+        slopes = self._slopes(inputs, vector.mean)
+        doubt = ((slopes @ vector.covariance) * slopes).sum(axis=1)
+        deviation = np.sqrt(np.exp(2 * spread) + doubt)
+        return [Residual(*row) for row in zip(mean.tolist(), deviation.tolist(), strict=True)]
+
+
+class CorrectionMeta(msgspec.Struct, frozen=True):
+    """Keys of `meta.json` beside those of every checkpoint."""
+
+    shapes: dict[str, tuple[int, ...]]  # of every array
+    # Half widths of 90% intervals over predicted deviations, of passes of stacks that were left out
+    # (split conformal): (prefill, decode) by number of measured runs, the last for all more.
+    quantiles: list[tuple[float, float]]
+    far: float  # factor within which 90% of predictions of left-out stacks lie
+    stacks: dict[str, int]  # measured passes by key of a stack
+    known: list[tuple[str, str, float, float]]  # engine, backend, log bandwidth and FLOP/s of cards
+    formats: dict[str, tuple[int, ...]]  # classes of formats that were measured, by engine
+    source: str  # of the measurements
+    date: str
+
+
+def load_corrections(path: str) -> tuple[CorrectionNetwork, CorrectionMeta]:
+    """A network and what is known of it; raises `CheckpointError`."""
+    kind = Kind("meta.json of a correction network", checkpoint.CheckpointError)
+    meta = convert(checkpoint.read_meta(path), kind, CorrectionMeta, f"{path}/meta.json")
+    return CorrectionNetwork(checkpoint.load_arrays(path, meta.shapes)), meta
+
+
+@functools.cache
+def shipped_corrections() -> tuple[CorrectionNetwork, CorrectionMeta] | None:
+    """The network that travels with gdp; None where it does not."""
+    folder = data_path("checkpoints", NAME)
+    return load_corrections(str(folder)) if (folder / "meta.json").is_file() else None

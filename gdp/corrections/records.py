@@ -1,0 +1,166 @@
+"""Memory of measured runs: a JSON file for each, in a folder of the user's.
+
+`GDP_DATA_DIR`, else gdp's part of the user's data folder. An exported file holds several runs in
+the same form: names of devices, versions, sizes, seconds; nothing of the user, no paths.
+"""
+
+import hashlib
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated
+
+import msgspec
+
+from gdp.base.files.reading import Kind, read_json
+from gdp.base.files.writing import indented_json, write_atomic
+from gdp.corrections.features import CAUSES, Pass, Stack
+from gdp.corrections.network import Lesson
+from gdp.corrections.run import MeasurementFileError
+from gdp.costs.machine import data_folder
+
+SCHEMA = 1
+MOST_RUNS = 200
+"""Newest runs of a stack that count."""
+_KIND = Kind("file of measured runs", MeasurementFileError, "write one with gdp learn --export")
+_Seconds = Annotated[float, msgspec.Meta(ge=0, le=1e6)]
+_Size = Annotated[float, msgspec.Meta(ge=0, le=1e16)]
+_Count = Annotated[int, msgspec.Meta(ge=1, le=1_000_000_000)]
+
+
+class MeasuredPass(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A predicted pass, and by how much the measured one was longer."""
+
+    prefill: bool
+    parts_s: dict[str, _Seconds]
+    tokens: _Size
+    sequences: _Count
+    context: _Size
+    ops: _Count
+    weight_bytes: _Size
+    active_bytes: _Size
+    bits: Annotated[float, msgspec.Meta(gt=0, le=64)]
+    tensor: _Count
+    experts: bool
+    residual: Annotated[float, msgspec.Meta(ge=-5, le=5)]  # log of measured over predicted
+    shown: Annotated[float, msgspec.Meta(ge=0, le=1)]
+
+    def lesson(self) -> Lesson:
+        """The pass as the network learns from it."""
+        plain = msgspec.structs.asdict(self)
+        residual, shown = plain.pop("residual"), plain.pop("shown")
+        return Lesson(Pass(**plain), residual, shown)
+
+    @classmethod
+    def of(cls, lesson: Lesson) -> "MeasuredPass":
+        """The record of a lesson."""
+        asked = lesson.asked._asdict()
+        asked["parts_s"] = {k: v for k, v in asked["parts_s"].items() if k in CAUSES}
+        return cls(**asked, residual=lesson.residual, shown=lesson.shown)
+
+
+class RunRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """One load of a measured run, and what it teaches of its stack."""
+
+    date: str
+    tool: str
+    stack: Stack
+    model: str  # its last name, without folders
+    format: str
+    costs: str  # label of the costs that the passes were predicted by
+    prompt: float
+    new: float
+    concurrency: float
+    measured: dict[str, float]  # seconds and rates as the file told them
+    predicted: dict[str, float]  # the same, before anything was learned
+    passes: tuple[MeasuredPass, ...]
+
+    @property
+    def subject(self) -> str:
+        """Digest of all but the date and the predictions: a run that is read twice counts once."""
+        own = msgspec.structs.replace(self, date="", predicted={}, passes=(), costs="")
+        return hashlib.sha256(msgspec.json.encode(own)).hexdigest()[:24]
+
+
+class RunFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Several runs, as they are exchanged."""
+
+    schema: int
+    runs: tuple[RunRecord, ...]
+
+
+def runs_folder() -> Path | None:
+    """Folder of measured runs; None where there is no home folder."""
+    folder = data_folder()
+    return None if folder is None else folder.parent / "runs"
+
+
+def remember(runs: Sequence[RunRecord]) -> Path:
+    """Keep runs, instead of the same ones as they were read before.
+
+    Raises:
+        OSError: if they cannot be written.
+    """
+    folder = runs_folder()
+    if folder is None:
+        raise OSError("there is no home folder: set GDP_DATA_DIR to a folder of your own")
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    for run in runs:
+        write_atomic(folder / f"{run.subject}.json", indented_json(RunFile(SCHEMA, (run,))))
+    return folder
+
+
+def remembered() -> dict[Path, RunRecord]:
+    """All runs by their files, oldest first. A damaged file is left out: it costs knowledge, no
+    answer."""
+    folder, found = runs_folder(), {}
+    for path in sorted(folder.glob("*.json")) if folder is not None and folder.is_dir() else ():
+        try:
+            found |= {path: run for run in read_runs(path)}
+        except (MeasurementFileError, OSError):
+            continue
+    return dict(sorted(found.items(), key=lambda item: item[1].date))
+
+
+def read_runs(path: str | os.PathLike[str]) -> tuple[RunRecord, ...]:
+    """Runs of a file of `gdp learn --export`; raises `MeasurementFileError` for another."""
+    document = read_json(path, _KIND, RunFile)
+    if document.schema != SCHEMA:
+        raise MeasurementFileError(
+            f"{os.fspath(path)}: schema {document.schema}, this gdp reads {SCHEMA}"
+        )
+    return document.runs
+
+
+def exported(runs: Sequence[RunRecord]) -> bytes:
+    """Runs as one JSON file."""
+    return indented_json(RunFile(SCHEMA, tuple(runs)))
+
+
+def forget(keys: Sequence[str] | None = None) -> int:
+    """Delete the runs of stacks with these keys, or of all; returns how many there were."""
+    gone = [
+        path for path, run in remembered().items() if keys is None or run.stack.key in keys
+    ]
+    for path in gone:
+        path.unlink(missing_ok=True)
+    return len(gone)
+
+
+def runs_of(stack: Stack, costs: str) -> list[RunRecord]:
+    """The newest runs of a stack under costs of the same label; of a stack without a version those
+    of the version that was measured last."""
+    own = [
+        run
+        for run in remembered().values()
+        if run.costs == costs and _same(run.stack, stack)
+    ]
+    if own and not stack.version:
+        own = [run for run in own if run.stack.key == own[-1].stack.key]
+    return own[-MOST_RUNS:]
+
+
+def _same(one: Stack, other: Stack) -> bool:
+    named = (one.engine, one.backend, one.card, one.host)
+    same_version = not other.version or one.key == other.key
+    return same_version and named == (other.engine, other.backend, other.card, other.host)

@@ -1,0 +1,1 @@
+"""Pre-training of the correction network over public measurements of engines."""

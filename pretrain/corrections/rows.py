@@ -1,0 +1,150 @@
+"""Measured runs of public tables, with predicted passes, as the correction network learns them."""
+
+import json
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from benchmarks.measured_world.servers import asked_of, set_up
+from benchmarks.measured_world.serving_runs import Run
+from gdp.corrections.features import CAUSES, Pass, Stack
+from gdp.corrections.network import Lesson
+from gdp.corrections.passes import Residuals, Times, residuals, scaled
+from gdp.sim.serving import ServingEngine, in_steady_state, serve
+from gdp.sim.traffic import ROUNDS, Arrival, Traffic
+from gdp.targets.vllm.scheduler import VllmScheduler
+
+LEAST_SHOWN = 0.05
+"""Passes that measured times show less are not learned from."""
+
+
+@dataclass(frozen=True, eq=False)
+class Row:
+    """A measured run: its passes as predicted, and how its times follow from them."""
+
+    source: str
+    model: str  # versions that differ in nothing that takes time are one
+    stack: Stack
+    format: str
+    passes: tuple[Pass, Pass]  # prefill, decode
+    measured: Times
+    predict: Callable[[float, float], Times]  # by residuals of prefill and decode
+    found: Residuals
+    load: tuple[object, ...]  # rows of one load differ in GPUs and requests
+    run: Run
+
+    @property
+    def lessons(self) -> list[Lesson]:
+        """The passes that the times show."""
+        both = zip(self.passes, self.found[:2], self.found.shown, strict=True)
+        return [Lesson(*one) for one in both if one[2] >= LEAST_SHOWN]
+
+
+def rows_of(paths: Iterable[Path], kept_in: Path | None = None) -> list[Row]:
+    """Rows of files of `benchmarks.measured_world passes`; residuals are kept in a file."""
+    known: dict[str, Any] = {}
+    if kept_in is not None and kept_in.is_file():
+        known = {d["key"]: d for d in map(json.loads, kept_in.open())}
+    documents = [row for path in paths for row in map(json.loads, path.open()) if "why" not in row]
+    sizes = {
+        (row["run"]["model"], row["run"]["precision"]): row["weights"]
+        for row in documents
+        if "weights" in row
+    }
+    found = []
+    for document in documents:
+        run = Run(**document["run"])
+        weights = sizes.get((run.model, run.precision))
+        if weights is None:
+            continue
+        key = f"{document['source']} {json.dumps(document['run'])}"
+        predict, measured = _served(document, run)
+        if key in known:
+            own = known[key]
+            solved = Residuals(own["prefill"], own["decode"], tuple(own["shown"]))
+        else:
+            solved = residuals(predict, measured)
+            if kept_in is not None:
+                with kept_in.open("a") as file:
+                    file.write(json.dumps({"key": key, **solved._asdict()}) + "\n")
+        found.append(_row(document, run, weights, predict, measured, solved))
+    return found
+
+
+def _row(
+    document: Mapping[str, Any], run: Run, weights: Sequence[float],
+    predict: Callable[[float, float], Times], measured: Times, solved: Residuals,
+) -> Row:  # fmt: skip
+    gpu = document["gpu"]
+    stack = Stack(
+        run.engine, gpu["kind"], gpu["bytes_per_s"], gpu["flop_per_s"], gpu["memory_bytes"],
+        document["version"], "cuda", "cpu-server-ddr5",
+    )  # fmt: skip
+    return Row(
+        document["source"], model_name(run.model), stack, run.precision or "16",
+        passes_of(document, run, weights), measured, predict, solved, run.load, run,
+    )  # fmt: skip
+
+
+def model_name(name: str) -> str:
+    """A model without its organisation and the words of its training and format."""
+    last = name.rpartition("/")[2]
+    for word in ("-Instruct", "-2507", "-Thinking", "-FP8", "-it", "Meta-"):
+        last = last.replace(word, "")
+    return last.replace("DeepSeek-R1", "DeepSeek-V3")
+
+
+def passes_of(document: Mapping[str, Any], run: Run, weights: Sequence[float]) -> tuple[Pass, Pass]:
+    """The passes of a document, as `gdp.api.measured.passes` makes them of an answer."""
+    bytes_each, active = weights
+    batch, at_once = document["batch"], document["engine"]["tokens_at_once"]
+    read = batch * run.prompt
+    share = min(1.0, at_once / read)
+    phases = (True, document["first_s"] * share, read * share), (False, document["step_s"], batch)
+    made = []
+    for (prefill, seconds, tokens), shares in zip(phases, document["shares"], strict=True):
+        parts = dict.fromkeys(CAUSES, 0.0)
+        for cause, part, *_ in shares:
+            parts[cause] += part * seconds
+        made.append(Pass(
+            prefill, {k: v for k, v in parts.items() if v}, tokens, batch,
+            run.prompt + run.new / 2, document["ops"], document["weights_bytes"] / run.tensor,
+            active, 8 * bytes_each, run.tensor, run.experts,
+        ))  # fmt: skip
+    return made[0], made[1]
+
+
+def _served(
+    document: Mapping[str, Any], run: Run
+) -> tuple[Callable[[float, float], Times], Times]:
+    """(times by residuals, measured times): through the simulator of the run's traffic."""
+    engine = ServingEngine(**document["engine"], scheduler=VllmScheduler())
+    if document["source"] == "silicon":
+        engine, traffic = set_up(engine, run), asked_of(run)
+
+        def clients(prefill: float, decode: float) -> Times:
+            served = serve(traffic, scaled(engine, prefill, decode))
+            return Times(served.first_token.mean_s, served.token.mean_s)
+
+        return clients, Times(run.first_s, run.token_s)
+    step_s = float(document["step_s"])
+    if document["source"] == "mlenergy":
+        # The median between two tokens is a pass of decoding alone.
+        return lambda _, decode: Times(1.0, math.exp(decode) * step_s), Times(math.nan, run.token_s)
+    users = int(document["users"])
+    engine = engine._replace(requests_at_once=users)
+    asked = Traffic((Arrival(0.0, run.prompt, run.new),) * (ROUNDS * users), users)
+
+    def users_of(prefill: float, decode: float) -> Times:
+        own = scaled(engine, prefill, decode)
+        served = serve(in_steady_state(asked, own), own)
+        return Times(served.first_token.median_s, math.exp(decode) * step_s)
+
+    return users_of, Times(document["ttft_s"], run.token_s)
+
+
+def without_found(row: Row) -> Row:
+    """A row whose residuals nobody may see."""
+    return replace(row, found=Residuals(math.nan, math.nan, (0.0, 0.0)))

@@ -113,7 +113,7 @@ def guide(records: Sequence[Record], where: str) -> list[MeasuredRun]:
     left out where others have none."""
     runs, refusals = [], []
     for record in records:
-        for i, one in enumerate(typed(record["benchmarks"], list[Any], where), 1):
+        for i, one in enumerate(record["benchmarks"], 1):
             at = f"{where}, benchmark {i}"
             found = typed(one, GuideBenchmark, at)
             try:
@@ -229,7 +229,9 @@ def perf(records: Sequence[Record], where: str) -> list[MeasuredRun]:
 def _perf(found: PerfResult, where: str) -> MeasuredRun:
     if found.was_cancelled:
         raise MeasurementFileError(f"{where}: the run was interrupted; measure again")
-    done = found.request_count.avg if found.request_count else 1.0
+    sent = _sending(found.input_config, where)
+    # Before GenAI-Perf counted requests there were more than in flight at once.
+    done = found.request_count.avg if found.request_count else (sent.most or 0) + 1.0
     failed = found.error_request_count.avg if found.error_request_count else 0.0
     if not (math.isfinite(done) and math.isfinite(failed)):
         raise MeasurementFileError(f"{where}: {done:g} and {failed:g} are no numbers of requests")
@@ -246,7 +248,6 @@ def _perf(found: PerfResult, where: str) -> MeasuredRun:
         tokens_per_s=found.output_token_throughput and found.output_token_throughput.avg,
         seconds=lasted and lasted.of_unit(SECONDS, where).avg,
     )  # fmt: skip
-    sent = _sending(found.input_config, where)
     is_aiperf = found.aiperf_version is not None or found.schema_version is not None
     tool = f"AIPerf {found.aiperf_version or ''}".strip() if is_aiperf else "GenAI-Perf"
     run = MeasuredRun(tool, "", (), model=sent.model, device=_gpus(found), notes=notes)

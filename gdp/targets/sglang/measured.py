@@ -176,8 +176,9 @@ def server_batch(records: Sequence[Record], where: str) -> list[MeasuredRun]:
                 f"{at}: {found.cache_hit_rate:.0%} of the prompts were in the prefix cache; "
                 "measure with --cache-hit-rate 0"
             )
-        drafts = f"a step of its speculative decoding made {found.acc_length:g} tokens"
-        own = replace(run, notes=(drafts,)) if (found.acc_length or 0.0) > 1.0 else run
+        accepted = found.acc_length or 0.0
+        drafts = f"a step of its speculative decoding made {accepted:g} tokens"
+        own = replace(run, notes=(drafts,)) if accepted > 1.0 else run
         steps = found.output_len - 1
         load = Load(
             found.input_len, found.output_len, found.batch_size, together=True,

@@ -229,8 +229,8 @@ def _offline(record: OfflineRecord, where: str) -> tuple[MeasuredRun, Load]:
         load = Load(prompt, new, rate=math.inf, concurrency=0, requests=requests or 0)
         tokens = load.requests * (prompt + new)
         agreed(info.total_num_tokens, tokens, "tokens of all requests", where)
-    if seconds is None:
-        raise MeasurementFileError(f"{where}: the seconds of the run are missing")
+    if seconds is None or not all(value > 0 for value in metric.benchmark_values):
+        raise MeasurementFileError(f"{where}: seconds of its runs are missing, or none at all")
     load = _with_rate(replace(load, seconds=seconds), load.requests * new, None, where)
     run = MeasuredRun(
         tool, "vllm", (), model=str(record.model.get("name", "")), format=asked.quantization or "",

@@ -6,7 +6,6 @@ import io
 import json
 import os
 import re
-from collections.abc import Sequence
 from typing import Any
 
 from gdp.base.files.reading import MAX_VALUES, Kind, read_bytes
@@ -134,7 +133,7 @@ def _lines(text: str, where: str) -> list[Any]:
     return values
 
 
-def _table(text: str, where: str) -> Sequence[Any]:
+def _table(text: str, where: str) -> list[Record]:
     """The rows of a table of llama-bench by their columns."""
     try:
         header, *rows = [row for row in csv.reader(io.StringIO(text), strict=True) if row]

@@ -70,26 +70,27 @@ class ServeResult(msgspec.Struct):
         asked = self.completed if self.num_prompts is None else self.num_prompts
         return max(self.failed, asked - self.completed, sum(map(bool, self.errors)))
 
-    def times(self) -> dict[str, float | None]:
-        """Seconds of the first token and of those after it; of the lists where no summary is."""
-        first = [t for t, n in zip(self.ttfts, self.output_lens, strict=False) if n > 0]
-        later = [
-            sum(gaps) / (n - 1)
-            for gaps, n in zip(self.itls, self.output_lens, strict=False)
-            if n > 1
-        ]
-        own = {
-            "ttft_s": milliseconds(self.mean_ttft_ms),
-            "ttft_median_s": milliseconds(self.median_ttft_ms),
-            "tpot_s": milliseconds(self.mean_tpot_ms),
-            "tpot_median_s": milliseconds(self.median_tpot_ms),
-        }
-        if self.mean_ttft_ms is None:
-            own |= {"ttft_s": mean(first), "ttft_median_s": median(first)}
-        if self.mean_tpot_ms is None:
-            own |= {"tpot_s": mean(later), "tpot_median_s": median(later)}
-        single = (self.total_output_tokens or 0) <= self.completed  # numpy's mean of none is 0
-        return own | ({"tpot_s": None, "tpot_median_s": None} if single else {})
+    def timed(self, load: Load) -> Load:
+        """The load with seconds of the first token and of those after it: means and medians of the
+        file, or of its lists where it has none."""
+        if self.mean_ttft_ms is not None:
+            load = replace(
+                load, ttft_s=milliseconds(self.mean_ttft_ms),
+                ttft_median_s=milliseconds(self.median_ttft_ms),
+            )  # fmt: skip
+        else:
+            first = [t for t, n in zip(self.ttfts, self.output_lens, strict=False) if n > 0]
+            load = replace(load, ttft_s=mean(first), ttft_median_s=median(first))
+        if load.new <= 1.0:
+            return load  # numpy's mean of no times is 0
+        if self.mean_tpot_ms is not None:
+            return replace(
+                load, tpot_s=milliseconds(self.mean_tpot_ms),
+                tpot_median_s=milliseconds(self.median_tpot_ms),
+            )  # fmt: skip
+        gaps = zip(self.itls, self.output_lens, strict=False)
+        later = [sum(own) / (n - 1) for own, n in gaps if n > 1]
+        return replace(load, tpot_s=mean(later), tpot_median_s=median(later))
 
 
 def serve(records: Sequence[Record], where: str) -> list[MeasuredRun]:
@@ -115,11 +116,11 @@ def _served(found: ServeResult, where: str) -> MeasuredRun:
     if found.spec_decode_acceptance_length is not None:
         accepted = found.spec_decode_acceptance_length
         notes += (f"a step of its speculative decoding made {accepted:g} tokens",)
-    load = Load(
+    load = found.timed(Load(
         prompt=found.total_input_tokens / found.completed,
         new=found.total_output_tokens / found.completed,
-        requests=found.completed, concurrency=0, seconds=found.duration, **found.times(),
-    )  # fmt: skip
+        requests=found.completed, concurrency=0, seconds=found.duration,
+    ))  # fmt: skip
     load = _with_rate(load, found.total_output_tokens, found.output_throughput, where)
     backend = found.backend or found.endpoint_type
     run = MeasuredRun(

@@ -555,7 +555,7 @@ EXAMPLES = [
             [with_loads(GUIDE, GUIDED)], times=GUIDE_TIMES, numbers=GUIDE_NUMBERS),
     *(Example(f"GuideLLM 0.7 with {key}", "GuideLLM (benchmarks.json)",
               [{"metadata": {"version": 2, "guidellm_version": "0.7.0"},
-                "benchmarks": [guide_0_7({key: "concurrent", "streams": 4, "max_concurrency": 4})]}],
+                "benchmarks": [guide_0_7({key: "concurrent", "streams": 4})]}],
               [with_loads(replace(GUIDE, tool="GuideLLM 0.7.0"), GUIDED)],
               times=GUIDE_TIMES, numbers=GUIDE_NUMBERS)
       for key in ("kind", "type_")),

@@ -48,7 +48,7 @@ class Load:
 
 @dataclass(frozen=True)
 class MeasuredRun:
-    """One run of an engine's benchmark, of one or several loads; "" for what its file leaves out.
+    """One run of an engine's benchmark, of one or several loads; "" where its file leaves it out.
 
     Attributes:
         tool: Program that measured, such as "vllm bench serve".
@@ -89,7 +89,8 @@ def checked(load: Load, where: str) -> Load:
     Raises:
         MeasurementFileError: Tokens or times are no positive numbers, a token takes longer than an
             hour or less than a microsecond (so that milliseconds were taken for seconds, or the
-            other way round), or the rate of tokens contradicts the times.
+            other way round), a time is longer than the whole run, or the rate of tokens contradicts
+            the times.
     """
     for name, value, least, most in (
         ("tokens of a prompt", load.prompt, 0.0, 1e8), ("tokens of an answer", load.new, 0.0, 1e8),
@@ -98,14 +99,28 @@ def checked(load: Load, where: str) -> Load:
         ("seconds of a token", load.tpot_s, 1e-6, 3600.0),
         ("median seconds of a token", load.tpot_median_s, 1e-6, 3600.0),
         ("tokens per second", load.tokens_per_s, 1e-4, 1e8),
+        ("seconds of the run", load.seconds, 1e-6, 1e8), ("requests", load.requests, 1, 1e9),
+        ("tokens before the prompt", load.context, 0, 1e8),
+        ("requests in flight", load.concurrency, 0, 1e6),
     ):  # fmt: skip
         if value is not None and not (math.isfinite(value) and least <= value <= most):
             raise MeasurementFileError(
                 f"{where}: {name} cannot be {value:g}; expected {least:g} to {most:g}"
             )
-    times = (load.ttft_s, load.ttft_median_s, load.tpot_s, load.tpot_median_s, load.tokens_per_s)
-    if all(value is None for value in times):
+    if load.prompt + load.new < 1:
+        raise MeasurementFileError(
+            f"{where}: no tokens were read or written; measure some requests"
+        )
+    if not load.concurrency and not (0.0 < load.rate <= 1e6 or load.rate == math.inf):
+        raise MeasurementFileError(f"{where}: requests cannot arrive at {load.rate:g} per second")
+    times = (load.ttft_s, load.ttft_median_s, load.tpot_s, load.tpot_median_s)
+    if all(value is None for value in (*times, load.tokens_per_s)):
         raise MeasurementFileError(f"{where}: it tells no time of a token and no rate of tokens")
+    longest = max((value for value in times if value is not None), default=0.0)
+    if load.seconds is not None and longest > 1.01 * load.seconds:
+        raise MeasurementFileError(
+            f"{where}: {longest:g} s cannot be a part of a run of {load.seconds:g} s"
+        )
     tpot_s = load.tpot_s if load.tpot_s is not None else load.tpot_median_s
     if tpot_s is not None and load.tokens_per_s is not None and load.concurrency:
         most = 2.0 * load.concurrency / tpot_s

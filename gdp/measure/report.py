@@ -72,6 +72,17 @@ class FastestContender:
 
 
 @dataclass(frozen=True)
+class GenerationTimes:
+    """Tokens of a sample of a language model, and the median seconds of its two phases."""
+
+    prompt: int
+    new: int  # written one after another
+    cached: int  # before the first step, where no prompt is read
+    prompt_s: float
+    steps_s: float
+
+
+@dataclass(frozen=True)
 class RunReport:
     """Record of an execution. Latency is of single samples, throughput of the full pipeline; both
     are medians over blocks of samples, with 95% intervals of their order statistics."""
@@ -115,6 +126,7 @@ class RunReport:
     worst_tensor: str = ""  # of the largest relative difference
     random_ops: tuple[str, ...] = ()  # whose results are other ones at each run, uncut too
     fits_alone: bool = True  # False: no device alone has memory for the model
+    generation: GenerationTimes | None = None  # where the runtime times both phases itself
 
     @property
     def placed(self) -> Row:

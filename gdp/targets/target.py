@@ -175,3 +175,4 @@ class Target:
     exporter: Exporter | None = None  # `gdp export --to`
     planner: Planner | None = None  # `gdp place --for`
     scheduler: str = ""  # "module:class" of the `gdp.sim.scheduling.Scheduler` that serves traffic
+    measured: tuple[str, ...] = ()  # "module:reader" of the files that its benchmarks write

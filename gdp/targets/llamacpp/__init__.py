@@ -23,4 +23,9 @@ TARGET = Target(
         "gdp.targets.llamacpp.plan:plan_llamacpp", exact=True, searches=False, divides=True,
         machines=True,
     ),
+    measured=(
+        "gdp.targets.llamacpp.measured:MEASURED_BENCH",
+        "gdp.targets.llamacpp.measured:MEASURED_BATCHED",
+        "gdp.targets.llamacpp.measured:MEASURED_ANSWERS",
+    ),
 )  # fmt: skip

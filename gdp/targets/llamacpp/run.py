@@ -28,7 +28,15 @@ from gdp.importers.gguf_spec import GgufSpec, parse_gguf_spec
 from gdp.measure.async_execution import versions
 from gdp.measure.compare import Repeatable, compare
 from gdp.measure.measuring import Quota, measure, one_at_a_time
-from gdp.measure.report import DEFAULT, PLACED, SINGLE, RunReport, SegmentTime, row
+from gdp.measure.report import (
+    DEFAULT,
+    PLACED,
+    SINGLE,
+    GenerationTimes,
+    RunReport,
+    SegmentTime,
+    row,
+)
 from gdp.measure.request import RunRequest
 from gdp.measure.statistics import Trace
 from gdp.placement.placement import make_placement
@@ -245,6 +253,7 @@ def run_llamacpp(request: RunRequest) -> RunReport:
         cores=tuple(cores),
         pinned=hasattr(os, "sched_setaffinity"),
         note=_told(tokens, reads_s, steps_s),
+        generation=GenerationTimes(*tokens, reads_s, steps_s),
         versions=versions("llama-cpp-python", "numpy"),
     )  # fmt: skip
 

@@ -9,4 +9,9 @@ TARGET = Target(
         splits=True, machines=True,
     ),
     scheduler="gdp.targets.sglang.scheduler:SglangScheduler",
+    measured=(
+        "gdp.targets.sglang.measured:MEASURED_SERVING",
+        "gdp.targets.sglang.measured:MEASURED_BATCH",
+        "gdp.targets.sglang.measured:MEASURED_SERVER_BATCH",
+    ),
 )  # fmt: skip

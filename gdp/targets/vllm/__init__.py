@@ -14,4 +14,8 @@ TARGET = Target(
         machines=True,
     ),
     scheduler="gdp.targets.vllm.scheduler:VllmScheduler",
+    measured=(
+        "gdp.targets.vllm.measured:MEASURED_SERVING", "gdp.targets.vllm.measured:MEASURED_OFFLINE",
+        "gdp.targets.vllm.measured:BARE",
+    ),
 )  # fmt: skip

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from gdp.api.explain import explain as explain
     from gdp.api.finetune import finetune as finetune
+    from gdp.api.measured.learn import learn_runs as learn_runs
     from gdp.api.on_devices import on_devices as on_devices
     from gdp.api.place import compare as compare
     from gdp.api.place import place as place
@@ -77,6 +78,7 @@ _WHERE = {
     "explain": "gdp.api.explain",
     "export": "gdp.api.run",
     "finetune": "gdp.api.finetune",
+    "learn_runs": "gdp.api.measured.learn",
     "load": "gdp.question.models",
     "load_placement": "gdp.placement.placement",
     "make_cluster": "gdp.cluster.types",

@@ -22,6 +22,7 @@ from typing import Any, NamedTuple
 import click
 
 from benchmarks.measured_world.engines import COSTS, mlenergy_steps, pilot_steps
+from benchmarks.measured_world.servers import set_up
 from benchmarks.measured_world.serving import (
     GET,
     as_measured,
@@ -35,12 +36,11 @@ from benchmarks.measured_world.serving import (
     spec_of,
     splits_of,
 )
-from benchmarks.measured_world.servers import set_up
 from benchmarks.measured_world.serving_runs import Run, measured_runs
-from gdp.api.measured.passes import weight_sizes
-from gdp.base.errors import GdpError, InfeasibleError
+from gdp.base.errors import GdpError, InfeasibleError, ModelError
 from gdp.cluster.file import load_cluster
 from gdp.cluster.types import Cluster
+from gdp.question.passes import weight_sizes
 from gdp.question.question import Question
 from gdp.question.result import GenerationAnswer
 from gdp.sim.serving import ServingEngine
@@ -117,9 +117,11 @@ def _asked_of(
 ) -> tuple[Cluster, str, str | None]:
     if source == "silicon":
         return machine(data, run.system, root, run.tensor), spec_of(run, folders), None
-    spec = configuration(run.model, folders)
+    spec, plain = configuration(run.model, folders), run.model.removesuffix("-FP8")
+    if spec is None and plain != run.model and (own := configuration(plain, folders)):
+        spec = f"{own}?quantize=fp8"
     if spec is None:
-        raise click.UsageError(f"no configuration of {run.model}")
+        raise ModelError(f"no configuration of {run.model}")
     several = f"{run.tensor}x{run.system}" + ("" if source == "pilot" else "-nvlink")
     cluster = load_cluster(f"cpu-server-ddr5+{several if run.tensor > 1 else run.system}")
     return cluster, spec, COSTS.get(run.engine)

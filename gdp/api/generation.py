@@ -15,6 +15,7 @@ from gdp.graph.op_graph import SAMPLING_OPS, OpGraph
 from gdp.ops.llamacpp import DRAFT
 from gdp.placement.placement import DraftModel, Placement
 from gdp.question import solve
+from gdp.question.corrected import corrected
 from gdp.question.models import spec_of
 from gdp.question.prepare import once_of, prepare_placement, requests_in_flight
 from gdp.question.question import Question
@@ -47,9 +48,10 @@ def generation_of(question: Question, placement: Placement) -> GenerationAnswer:
 
 
 def generation_answer(
-    question: Question, placement: Placement, score: Score
+    question: Question, placement: Placement, score: Score, *, corrections: bool = True
 ) -> GenerationAnswer | None:
-    """Seconds and bytes of a request under a placement and its score; None for one phase.
+    """Seconds and bytes of a request under a placement and its score; None for one phase. With
+    `corrections` times are those that measured runs of the stack let expect.
 
     The prompt and one step are simulated with the links as they are; the score is that of the whole
     request. R requests of L seconds each that take turns on the devices, the busiest of which needs
@@ -101,6 +103,8 @@ def generation_answer(
         full_tokens_per_s=_full_tokens_per_s(graph, token_s, min(caches_s, token_s)),
         draft=draft_of(graph),
     )  # fmt: skip
+    if corrections:
+        answer = corrected(question, placement, answer)
     if question.draft is None:
         return answer
     _, small = draft_answer(question, placement)

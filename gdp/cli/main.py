@@ -6,7 +6,7 @@ import click
 
 from gdp.base.terminal import log_to_stderr
 from gdp.base.version import gdp_version
-from gdp.cli import costs, fit, inform, learn, place, run
+from gdp.cli import costs, fit, inform, learn, measured, place, run
 from gdp.cli.program import Verbs, prepare_process, verbose_option
 from gdp.cli.program import run as run_program
 
@@ -50,7 +50,7 @@ def cli() -> None:
 cli.params.append(verbose_option())
 for verb in (
     place.place, fit.fit, place.compare, place.simulate, place.report, inform.explain, run.run,
-    run.tune, run.export, inform.inspect, inform.devices, costs.profile, costs.calibrate,
-    learn.corpus, learn.pretrain, learn.finetune, inform.doctor,
+    run.tune, measured.learn, run.export, inform.inspect, inform.devices, costs.profile,
+    costs.calibrate, learn.corpus, learn.pretrain, learn.finetune, inform.doctor,
 ):  # fmt: skip
     cli.add_command(verb)

@@ -7,6 +7,9 @@ from gdp.api.traffic.plan import NEAR, near
 from gdp.base.units import format_bytes, format_seconds
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from gdp.corrections.estimate import Correction
     from gdp.question.result import Result, ServedPlan
 
 
@@ -21,6 +24,7 @@ def serving_lines(plan: "ServedPlan") -> list[str]:
         f"latency  TTFT {format_seconds(first.mean_s)} (p95 {format_seconds(first.p95_s)}), "
         f"TPOT {format_seconds(token.mean_s)} (p95 {format_seconds(token.p95_s)})",
     ]
+    lines += interval_lines(plan.intervals, plan.generation.correction)
     if served.waiting_s > first.mean_s / 2:
         lines.append(_queue(plan))
     if not near(plan.side_by_side, plan.passes_of):
@@ -42,6 +46,22 @@ def serving_lines(plan: "ServedPlan") -> list[str]:
             f"{plan.value[0]:.2f} times as long; fewer clients, or more or faster GPUs, may"
         )
     return lines
+
+
+def interval_lines(
+    intervals: "Mapping[str, tuple[float, float]]", correction: "Correction | None"
+) -> list[str]:
+    """The line on 90% intervals of times and rate, and what they rest on; none where unknown."""
+    if correction is None or not intervals:
+        return []
+    words = {"first_token_s": "TTFT", "token_s": "TPOT"}
+    texts = [
+        f"{word} {format_seconds(intervals[name][0])} to {format_seconds(intervals[name][1])}"
+        for name, word in words.items()
+    ]
+    low, high = intervals["tokens_per_s"]
+    texts.append(f"{low:.4g} to {high:.4g} tokens/s")
+    return [f"90%      {', '.join(texts)}: {correction.text}"]
 
 
 def compared_lines(plan: "ServedPlan") -> list[str]:

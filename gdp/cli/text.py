@@ -225,6 +225,8 @@ def _times(result: Result) -> list[str]:
 
 def generation_lines(answer: GenerationAnswer) -> list[str]:
     """Tokens/s, TTFT, TPOT, pipeline, draft model, context, and what limits either phase."""
+    from gdp.cli.serving_text import interval_lines
+
     request = answer.request
     batch = f", batch of {request.batch}" if request.batch > 1 else ""
     batch += f" on each of {answer.copies} copies" if answer.copies > 1 else ""
@@ -234,6 +236,7 @@ def generation_lines(answer: GenerationAnswer) -> list[str]:
         f"TPOT {format_seconds(answer.token_s * request.steps / request.new)}; "
         f"{format_seconds(answer.request_s)} for {request.prompt} + {request.new} tokens"
     ]
+    lines += interval_lines(answer.intervals, answer.correction)
     if answer.full_tokens_per_s is not None:
         lines.append(
             f"full     {answer.full_tokens_per_s:.1f} tokens/s once all {answer.context} tokens of "

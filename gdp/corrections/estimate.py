@@ -1,4 +1,4 @@
-"""Corrected seconds of passes, with 90% intervals: the network, and the measured runs of a stack."""
+"""Corrected seconds of passes, with 90% intervals, by the network and the runs of a stack."""
 
 import functools
 import math

@@ -96,9 +96,7 @@ class CorrectionNetwork:
         mean = out[:, 0] + hidden @ weights["modes"] @ vector
         return mean, np.clip(out[:, 1], SMALLEST, LARGEST)
 
-    def _slopes(
-        self, inputs: _Inputs, vector: Float[np.ndarray, "V"]
-    ) -> Float[np.ndarray, "N V"]:
+    def _slopes(self, inputs: _Inputs, vector: Float[np.ndarray, "V"]) -> Float[np.ndarray, "N V"]:
         """Derivatives of the means in the vector."""
         sides = [
             [self._forward(inputs, vector + sign * move)[0] for sign in (1, -1)]

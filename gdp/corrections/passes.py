@@ -41,8 +41,14 @@ class Residuals(NamedTuple):
 
 
 def scaled(engine: ServingEngine, prefill: float, decode: float) -> ServingEngine:
-    """An engine whose passes take exp(residual) times as long."""
+    """An engine whose passes take exp(residual) times as long, those of a draft model, too."""
+    drafting = engine.drafting and engine.drafting._replace(
+        token_s=engine.drafting.token_s * math.exp(prefill),
+        step_s=engine.drafting.step_s * math.exp(decode),
+        context_s=engine.drafting.context_s * math.exp(decode),
+    )
     return engine._replace(
+        drafting=drafting,
         token_s=engine.token_s * math.exp(prefill), launch_s=engine.launch_s * math.exp(prefill),
         step_s=engine.step_s * math.exp(decode), context_s=engine.context_s * math.exp(decode),
     )  # fmt: skip
@@ -82,9 +88,7 @@ def residuals(
     for _ in range(ITERATIONS):
         slopes = np.column_stack([(logs(at + move) - value) / STEP for move in STEP * np.eye(2)])
         off = (wanted - value) * known
-        move = np.linalg.solve(
-            slopes.T @ slopes + tie**2 * np.eye(2), slopes.T @ off - tie**2 * at
-        )
+        move = np.linalg.solve(slopes.T @ slopes + tie**2 * np.eye(2), slopes.T @ off - tie**2 * at)
         move = np.clip(move, -1.0, 1.0)
         share, best = 1.0, cost(value, at)
         while share > 0.05:

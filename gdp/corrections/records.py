@@ -113,11 +113,11 @@ def remember(runs: Sequence[RunRecord]) -> Path:
 def remembered() -> dict[Path, RunRecord]:
     """All runs by their files, oldest first. A damaged file is left out: it costs knowledge, no
     answer."""
-    folder, found = runs_folder(), {}
+    folder, found = runs_folder(), dict[Path, RunRecord]()
     for path in sorted(folder.glob("*.json")) if folder is not None and folder.is_dir() else ():
         try:
-            found |= {path: run for run in read_runs(path)}
-        except (MeasurementFileError, OSError):
+            found[path] = read_runs(path)[0]
+        except (MeasurementFileError, OSError, IndexError):
             continue
     return dict(sorted(found.items(), key=lambda item: item[1].date))
 
@@ -139,9 +139,7 @@ def exported(runs: Sequence[RunRecord]) -> bytes:
 
 def forget(keys: Sequence[str] | None = None) -> int:
     """Delete the runs of stacks with these keys, or of all; returns how many there were."""
-    gone = [
-        path for path, run in remembered().items() if keys is None or run.stack.key in keys
-    ]
+    gone = [path for path, run in remembered().items() if keys is None or run.stack.key in keys]
     for path in gone:
         path.unlink(missing_ok=True)
     return len(gone)
@@ -150,11 +148,7 @@ def forget(keys: Sequence[str] | None = None) -> int:
 def runs_of(stack: Stack, costs: str) -> list[RunRecord]:
     """The newest runs of a stack under costs of the same label; of a stack without a version those
     of the version that was measured last."""
-    own = [
-        run
-        for run in remembered().values()
-        if run.costs == costs and _same(run.stack, stack)
-    ]
+    own = [run for run in remembered().values() if run.costs == costs and _same(run.stack, stack)]
     if own and not stack.version:
         own = [run for run in own if run.stack.key == own[-1].stack.key]
     return own[-MOST_RUNS:]

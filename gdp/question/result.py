@@ -14,6 +14,7 @@ from gdp.base.errors import ArgumentError
 from gdp.base.terminal import html_table
 from gdp.base.units import format_bytes
 from gdp.cluster.links import links_line
+from gdp.corrections.estimate import Correction
 from gdp.graph.groups import first_members
 from gdp.graph.request import Request
 from gdp.methods.base import Candidate as Candidate
@@ -21,7 +22,7 @@ from gdp.placement.placement import DraftModel, Placement
 from gdp.question.prepare import fused_of
 from gdp.question.question import Question
 from gdp.sim.objectives import Score, find_objective
-from gdp.sim.serving import ServingEngine
+from gdp.sim.serving import ServingEngine, TwoGroups
 from gdp.sim.traffic import ServedTraffic, Spread
 from gdp.sim.traffic_text import NO_LIMITS, TrafficLimits
 
@@ -124,6 +125,20 @@ class GenerationAnswer:
     draft: DraftModel | None = None  # whose bytes are in `memory`
     # Of decode once all tokens of the context are used, where these are more than the request's.
     full_tokens_per_s: float | None = None
+    correction: Correction | None = None  # that its times have, by runs of the stack
+
+    @property
+    def intervals(self) -> dict[str, tuple[float, float]]:
+        """90% intervals of its times and rate by name; empty where nothing is known of them."""
+        if self.correction is None:
+            return {}
+        low_s, high_s = self.correction.decode.of(self.token_s)
+        rate = self.tokens_per_s * self.token_s
+        return {
+            "first_token_s": self.correction.prefill.of(self.first_token_s),
+            "token_s": (low_s, high_s),
+            "tokens_per_s": (rate / high_s, rate / low_s) if low_s > 0 else (0.0, math.inf),
+        }
 
     @property
     def tokens_per_s(self) -> float:
@@ -135,6 +150,10 @@ class GenerationAnswer:
         """Plain data with the field names of the command line's `--json`."""
         draft = None if self.draft is None else msgspec.structs.asdict(self.draft)
         plain = asdict(self) | {"request": self.request.sizes(), "draft": draft}
+        del plain["correction"]
+        if self.correction is not None:
+            plain["correction"] = correction_json(self.correction)
+            plain["intervals"] = {name: list(ends) for name, ends in self.intervals.items()}
         for name in ("limits", "shares"):
             plain[name] = dict(zip(("prompt", "decode"), plain[name], strict=True))
         plain["shares"] = {
@@ -142,6 +161,12 @@ class GenerationAnswer:
             for phase, rows in plain["shares"].items()
         }
         return plain | {"tokens_per_s": self.tokens_per_s}
+
+
+def correction_json(found: Correction) -> dict[str, Any]:
+    """A correction as plain data."""
+    ranges = {name: getattr(found, name)._asdict() for name in ("prefill", "decode")}
+    return found._asdict() | ranges | {"text": found.text}
 
 
 class Degrees(NamedTuple):
@@ -302,10 +327,15 @@ class PrefillGroup:
     """The prefill GPUs of disaggregated serving."""
 
     result: Result
-    engine: ServingEngine
+    groups: TwoGroups
     sent_bytes: int  # of the caches of a prompt of mean length
     transfer_s: float  # to send them over an idle link
     sent: Spread  # from the end of a prompt until its caches are sent
+
+    @property
+    def engine(self) -> ServingEngine:
+        """Of these GPUs."""
+        return self.groups.prefill
 
     def to_json(self) -> dict[str, Any]:
         """Plain data."""
@@ -328,6 +358,20 @@ class ServedPlan:
     prefill: PrefillGroup | None = None
     within: TrafficLimits = NO_LIMITS
     compared_with: tuple[ComparedPlan, ...] = ()  # itself among them; () where there was one plan
+    # The same traffic with passes at either end of their 90% intervals; None: these are not known.
+    ends: tuple[ServedTraffic, ServedTraffic] | None = None
+
+    @property
+    def intervals(self) -> dict[str, tuple[float, float]]:
+        """90% intervals of mean TTFT, mean TPOT and output tokens per second, by name."""
+        if self.ends is None:
+            return {}
+        quick, slow = self.ends
+        return {
+            "first_token_s": (quick.first_token.mean_s, slow.first_token.mean_s),
+            "token_s": (quick.token.mean_s, slow.token.mean_s),
+            "tokens_per_s": (slow.tokens_per_s, quick.tokens_per_s),
+        }
 
     @property
     def generation(self) -> GenerationAnswer:
@@ -394,6 +438,7 @@ class ServedPlan:
             "prefill": None if self.prefill is None else self.prefill.to_json(),
             "compared": [asdict(row) for row in self.compared_with],
             "engine": _engine_json(self.engine), "passes_of": self.passes_of,
+            "intervals": {name: list(ends) for name, ends in self.intervals.items()},
         }  # fmt: skip
 
 

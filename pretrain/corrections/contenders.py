@@ -89,7 +89,9 @@ def ridge(samples: Samples, train: np.ndarray) -> Predict:
         if lessons:
             told = np.array([row.stack.features(x.asked.bits) for x in lessons])
             before = design(np.array([x.asked.features() for x in lessons]), told) @ own
-            off = [x._replace(residual=x.residual - b) for x, b in zip(lessons, before, strict=True)]
+            off = [
+                x._replace(residual=x.residual - b) for x, b in zip(lessons, before, strict=True)
+            ]
             found = found + [_mean(off, p, OWN) for p in (True, False)]
         return [Residual(float(x), spread) for x in found]
 

@@ -97,7 +97,7 @@ def model_name(name: str) -> str:
 
 
 def passes_of(document: Mapping[str, Any], run: Run, weights: Sequence[float]) -> tuple[Pass, Pass]:
-    """The passes of a document, as `gdp.api.measured.passes` makes them of an answer."""
+    """The passes of a document, as `gdp.question.passes` makes them of an answer."""
     bytes_each, active = weights
     batch, at_once = document["batch"], document["engine"]["tokens_at_once"]
     read = batch * run.prompt
@@ -116,9 +116,7 @@ def passes_of(document: Mapping[str, Any], run: Run, weights: Sequence[float]) -
     return made[0], made[1]
 
 
-def _served(
-    document: Mapping[str, Any], run: Run
-) -> tuple[Callable[[float, float], Times], Times]:
+def _served(document: Mapping[str, Any], run: Run) -> tuple[Callable[[float, float], Times], Times]:
     """(times by residuals, measured times): through the simulator of the run's traffic."""
     engine = ServingEngine(**document["engine"], scheduler=VllmScheduler())
     if document["source"] == "silicon":

@@ -19,7 +19,7 @@ import click
 import numpy as np
 
 from benchmarks.tables import head
-from gdp.corrections.network import Lesson, Residual
+from gdp.corrections.network import Residual
 from pretrain.corrections.contenders import CONTENDERS, Predict
 from pretrain.corrections.rows import Row, rows_of
 from pretrain.corrections.train import Samples, samples_of
@@ -100,7 +100,9 @@ def errors(rows: Sequence[Row], told: Sequence[Told], name: str) -> Iterator[str
                     for t, time in zip(own, times, strict=True)
                 ])  # fmt: skip
                 off = off[np.isfinite(off)]
-                cells += [f"{100 * np.median(off):.1f}, {100 * off.mean():.1f}"] if len(off) else ["-"]
+                cells += (
+                    [f"{100 * np.median(off):.1f}, {100 * off.mean():.1f}"] if len(off) else ["-"]
+                )
             yield f"| {name} | {source} | {runs} | {len(own)} | {' | '.join(cells)} |"
 
 
@@ -136,7 +138,9 @@ def main(
     samples = samples_of(rows)
     click.echo(head("correction | rows | runs | told | ms a token: median, mean | TTFT", left=2))
     for name in names:
-        told = [t for fold in folds(rows, kind) for t in predictions(rows, samples, fold, name, every)]
+        told = [
+            t for fold in folds(rows, kind) for t in predictions(rows, samples, fold, name, every)
+        ]
         click.echo("\n".join(errors(rows, told, name)))
         if path is not None:
             with path.open("a") as file:

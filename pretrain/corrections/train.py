@@ -115,7 +115,9 @@ def _fit(
     def loss_of(both: tuple[Weights, jax.Array], key: jax.Array) -> jax.Array:
         weights, vectors = both
         if not gates_learn:
-            fixed = {n: jax.lax.stop_gradient(w) for n, w in weights.items() if n[:2] in ("ga", "op")}
+            fixed = {
+                n: jax.lax.stop_gradient(w) for n, w in weights.items() if n[:2] in ("ga", "op")
+            }
             weights = weights | fixed
         known = jax.random.uniform(key, (stacks, 1)) > UNKNOWN
         mean, spread = forward(weights, shown, told, (vectors * known)[stack], gated)
@@ -125,16 +127,14 @@ def _fit(
 
     optimiser = optax.adam(optax.cosine_decay_schedule(RATE, steps))
 
-    def step(state, key):  # noqa: ANN001, ANN202
+    def step(state, key):
         both, moments = state
         loss, slopes = jax.value_and_grad(loss_of)(both, key)
         updates, moments = optimiser.update(slopes, moments)
         return (optax.apply_updates(both, updates), moments), loss
 
     both = (weights, vectors)
-    state, curve = jax.lax.scan(
-        step, (both, optimiser.init(both)), jax.random.split(key, steps)
-    )
+    state, curve = jax.lax.scan(step, (both, optimiser.init(both)), jax.random.split(key, steps))
     return state[0][0], curve
 
 

@@ -1,11 +1,10 @@
-"""The call `learn`: result files of engines' own benchmarks become corrections of their stack."""
+"""The call `learn_runs`: result files of benchmarks become corrections of their stack."""
 
 import math
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from statistics import median
 from typing import Any
 
 import numpy as np
@@ -13,8 +12,6 @@ import numpy as np
 from gdp.api.answer import answer as answer_to
 from gdp.api.ask import ask
 from gdp.api.generation import generation_answer
-from gdp.api.measured.corrected import costs_label
-from gdp.api.measured.passes import engine_name, passes_of, stack_of
 from gdp.api.measured.words import words_of
 from gdp.api.traffic.plan import engine_of, on_vllm
 from gdp.base.errors import ArgumentError, PlacementError
@@ -33,7 +30,9 @@ from gdp.graph.request import DECODE, PREFILL
 from gdp.importers.spec import ModelSpec
 from gdp.placement.placement import Placed, Placement, make_placement
 from gdp.question import solve
+from gdp.question.corrected import costs_label
 from gdp.question.models import Generation, Model, load, spec_of
+from gdp.question.passes import engine_name, passes_of, stack_of
 from gdp.question.question import Question, question_about
 from gdp.question.result import GenerationAnswer
 from gdp.sim.traffic import Traffic
@@ -78,7 +77,7 @@ class Learned:
         }  # fmt: skip
 
 
-def learn(
+def learn_runs(
     files: Sequence[str | Path],
     *,
     plan: Placed | None = None,
@@ -117,8 +116,7 @@ def learn(
     for name, run in runs:
         notes |= dict.fromkeys(run.notes)
         _require_model(name, run, question)
-        for load in run.loads:
-            made.append(_record(name, run, load, question, placement, stack, label))
+        made += [_record(name, run, one, question, placement, stack, label) for one in run.loads]
     folder = records.remember(made) if keep else None
     known = list({run.subject: run for run in (*records.runs_of(stack, label), *made)}.values())
     before, after, words = _taught(stack, known, made)
@@ -145,8 +143,7 @@ def _planned(
             "say what ran: --plan PLACEMENT of gdp place, or --model MODEL --cluster CLUSTER "
             "(with --for vllm of a configuration)"
         )
-    load_ = runs[0][1].loads[0]
-    prompt, new, batch = _sizes(load_)
+    prompt, new, batch = _sizes(runs[0][1].loads[0])
     asked = Generation(spec_of(model), prompt=prompt, new=new, batch=batch)
     result = answer_to(ask(asked, cluster, target=target, **parts))
     return result.question, result.placement
@@ -355,13 +352,3 @@ def _taught(
     rows = network.residuals(stack, [x.asked for x in lessons], vector)
     after = float(np.mean([abs(x.residual - r.mean) for x, r in zip(lessons, rows, strict=True)]))
     return before, after, words_of(lessons)
-
-
-def newest(runs: Sequence[RunRecord]) -> str:
-    """Date of the last of some runs."""
-    return max((run.date for run in runs), default="")
-
-
-def typical(values: Sequence[float]) -> float:
-    """Median, nan of nothing."""
-    return median(values) if values else math.nan

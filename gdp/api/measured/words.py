@@ -21,7 +21,9 @@ def words_of(lessons: Sequence[Lesson]) -> tuple[str, ...]:
         own = [x for x in lessons if x.asked.prefill == prefill]
         if not own:
             continue
-        factor = math.exp(float(np.average([x.residual for x in own], weights=[x.shown for x in own])))
+        factor = math.exp(
+            float(np.average([x.residual for x in own], weights=[x.shown for x in own]))
+        )
         if abs(factor - 1) < NOTHING:
             found.append(f"{name} passes take what was predicted ({factor:.2f} times)")
             continue

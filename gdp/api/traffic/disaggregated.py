@@ -244,9 +244,7 @@ class _Search:
             return None
         mean = self.traffic.prompt
         sent_bytes = sum(decode.sent_bytes(mean))
-        reading = PrefillGroup(
-            prefill.result, groups.prefill, sent_bytes, groups.transfer_s(mean), sent
-        )
+        reading = PrefillGroup(prefill.result, groups, sent_bytes, groups.transfer_s(mean), sent)
         batch = decode.result.of_request().request.batch
         return ServedPlan(decode.result, groups.decode, served, batch, reading, self.joint.within)
 

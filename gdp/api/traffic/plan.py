@@ -5,6 +5,8 @@ from dataclasses import replace
 
 from gdp.api.generation import generation_answer, rooms
 from gdp.base.errors import ArgumentError, GdpError
+from gdp.corrections.estimate import Range
+from gdp.corrections.passes import scaled
 from gdp.costs.measured.costs import prompt_launch_s
 from gdp.graph.op_graph import OpGraph
 from gdp.importers.huggingface.spec import parse_config_spec
@@ -15,7 +17,7 @@ from gdp.question.models import load, spec_of
 from gdp.question.prepare import requests_in_flight
 from gdp.question.question import Question
 from gdp.question.result import GenerationAnswer, Result, ServedPlan
-from gdp.sim.serving import ServingEngine, in_steady_state, serve
+from gdp.sim.serving import ServingEngine, in_steady_state, serve, serve_disaggregated
 from gdp.sim.traffic import Traffic
 from gdp.sim.traffic_text import NO_LIMITS, TrafficLimits, parse_traffic
 from gdp.targets.table import TARGETS
@@ -72,7 +74,7 @@ def served_on(
         )
         served = serve(in_steady_state(traffic, engine), engine)
         plan = replace(plan, engine=engine, served=served, passes_of=count)
-    return plan
+    return with_ends(plan, traffic)
 
 
 def near(requests: int, others: int) -> bool:
@@ -112,6 +114,32 @@ def on_its_passes(
     served = serve(in_steady_state(traffic, engine), engine)
     batch = result.of_request().request.batch
     return ServedPlan(result, engine, served, batch, within=within)
+
+
+def with_ends(plan: ServedPlan, traffic: Traffic) -> ServedPlan:
+    """The plan with the same traffic at either end of the 90% intervals of its passes."""
+    reading = None if plan.prefill is None else plan.prefill.result.of_request().correction
+    found = plan.generation.correction
+    if found is None or (plan.prefill is not None and reading is None):
+        return plan
+    ends = []
+    for side in ("low", "high"):
+        decode = log_ratio(found.decode, side)
+        if plan.prefill is None or reading is None:
+            engine = scaled(plan.engine, log_ratio(found.prefill, side), decode)
+            ends.append(serve(in_steady_state(traffic, engine), engine))
+            continue
+        groups = plan.prefill.groups
+        prefill = scaled(groups.prefill, log_ratio(reading.prefill, side), decode)
+        groups = groups._replace(prefill=prefill, decode=scaled(groups.decode, 0.0, decode))
+        asked = in_steady_state(traffic, groups.decode)
+        ends.append(serve_disaggregated(asked, groups).served)
+    return replace(plan, ends=(ends[0], ends[1]))
+
+
+def log_ratio(found: Range, side: str) -> float:
+    """Log of an end of a range over its middle."""
+    return math.log(getattr(found, side) / found.factor)
 
 
 def model_bytes(graph: OpGraph) -> int:

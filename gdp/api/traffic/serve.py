@@ -13,7 +13,7 @@ from typing import Any
 from gdp.api.answer import answer
 from gdp.api.traffic.disaggregated import Asked, plan_disaggregated
 from gdp.api.traffic.drafting import Draft, with_draft
-from gdp.api.traffic.plan import PLANS, model_bytes, near, on_its_passes, require_context
+from gdp.api.traffic.plan import PLANS, model_bytes, near, on_its_passes, require_context, with_ends
 from gdp.base.clock import Phases
 from gdp.base.errors import ArgumentError, InfeasibleError
 from gdp.cluster.file import Machine, load_cluster
@@ -143,6 +143,7 @@ def served_plan(
     if apart is not None:
         rows.append(apart.compared())
         best = apart if is_worth_it(apart, best) else best
+    best = with_ends(best, traffic)
     phases.ended("planning")
     waited = replace(best.result, phases=phases.seconds, seconds=sum(phases.seconds.values()))
     return replace(best, result=waited, compared_with=tuple(rows) if len(rows) > 1 else ())

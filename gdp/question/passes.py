@@ -13,7 +13,7 @@ from gdp.question.question import Question
 from gdp.question.result import GenerationAnswer, TimePart
 
 _PACKED = 4.2
-"""Most bytes of a weight; a product with more of them for each multiplication leaves some unused."""
+"""Most bytes of a weight; ops with more for each multiplication leave some weights unused."""
 
 
 def engine_name(question: Question) -> str:
@@ -78,9 +78,7 @@ def passes_of(
     )  # fmt: skip
 
 
-def _parts(
-    shares: tuple[TimePart, ...], seconds: float, processors: set[str]
-) -> dict[str, float]:
+def _parts(shares: tuple[TimePart, ...], seconds: float, processors: set[str]) -> dict[str, float]:
     """Seconds by cause, those of processors apart."""
     found: dict[str, float] = {}
     for part in shares:

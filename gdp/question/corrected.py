@@ -3,11 +3,11 @@
 import math
 from dataclasses import replace
 
-from gdp.api.measured.passes import engine_name, passes_of, stack_of
 from gdp.corrections.estimate import Correction, correction_of
 from gdp.costs.default import SHIPPED, resolve_costs
 from gdp.costs.measured.host import HOSTS
 from gdp.placement.placement import Placement
+from gdp.question.passes import engine_name, passes_of, stack_of
 from gdp.question.question import Question
 from gdp.question.result import GenerationAnswer
 

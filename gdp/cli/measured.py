@@ -1,0 +1,145 @@
+"""`gdp learn`: measured runs of engines become corrections of their stack."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from gdp.base.errors import ArgumentError
+from gdp.base.files.writing import write_atomic
+from gdp.cli import options
+from gdp.cli.asking import Asking, require_writable
+from gdp.cli.show import reporting_stages, show
+
+if TYPE_CHECKING:
+    from gdp.api.measured.learn import Learned
+    from gdp.corrections.records import RunRecord
+
+ALL = "all"
+
+
+@click.command()
+@options.stack(
+    click.argument("files", nargs=-1, metavar="FILE..."),
+    click.option("--plan", metavar="PLACEMENT", help="That was executed: a file of gdp place."),
+    *options.NAMED_MODEL, *options.CLUSTER, options.COSTS,
+    click.option(
+        "--for", "target", type=click.Choice(["vllm", "llamacpp"]),
+        help="Runtime of --model, where there is no plan; SGLang runs plans for vllm.",
+    ),
+    click.option("--no-keep", "keep", is_flag=True, flag_value=False, default=True,
+                 help="Say what would be learned, and remember nothing."),
+    click.option("--list", "listed", is_flag=True, help="Stacks that were measured, and exit."),
+    click.option("--forget", metavar=f"STACK|{ALL}", help="Forget the runs of a stack of --list."),
+    click.option("--export", "exported", metavar="RUNS.json",
+                 help="Write all that is remembered as one file."),
+    click.option("--import", "imported", metavar="RUNS.json", help="Remember runs of such a file."),
+    options.FORCE, options.AS_JSON,
+)  # fmt: skip
+def learn(
+    files: tuple[str, ...], plan: str | None, keep: bool, listed: bool, forget: str | None,
+    exported: str | None, imported: str | None, force: bool, **values: Any,
+) -> None:  # fmt: skip
+    """Learn how an engine really runs here, from result files of its own benchmark.
+
+    FILE is written by vllm bench serve, latency or throughput, SGLang's bench_serving, llama-bench,
+    llama-batched-bench, GuideLLM, genai-perf, AIPerf, or gdp run --json. Say what ran by --plan, or
+    by --model and --cluster (and --for vllm). Later answers about this stack (engine, version,
+    backend, card, host) are corrected by the runs, whatever the model, with narrower intervals.
+    """
+    from gdp.corrections import records
+
+    managing = [listed, forget is not None, exported is not None, imported is not None]
+    if sum(managing) + bool(files) != 1:
+        raise click.UsageError("give FILEs, or one of --list, --forget, --export and --import")
+    if files:
+        asking = Asking(**values)
+        with reporting_stages():
+            found = _learned(files, plan, asking, keep)
+        show(found.to_json(), lambda: learned_text(found))
+    elif listed:
+        rows = stacks_of(list(records.remembered().values()))
+        show({"stacks": rows}, lambda: stacks_text(rows))
+    elif forget is not None:
+        count = records.forget(None if forget == ALL else [forget])
+        if not count and forget != ALL:
+            raise ArgumentError(f"no run of a stack {forget!r}; gdp learn --list names them")
+        show({"forgot": count}, lambda: f"forgot {_runs(count)}")
+    elif exported is not None:
+        require_writable(force, runs=exported)
+        known = list(records.remembered().values())
+        write_atomic(Path(exported), records.exported(known))
+        show({"written": exported, "runs": len(known)},
+             lambda: f"{_runs(len(known))} written to {exported}")  # fmt: skip
+    elif imported is not None:
+        runs = records.read_runs(imported)
+        folder = records.remember(runs)
+        show({"remembered_in": str(folder), "runs": len(runs)},
+             lambda: f"{_runs(len(runs))} remembered in {folder}")  # fmt: skip
+
+
+def _learned(files: Sequence[str], plan: str | None, asking: Asking, keep: bool) -> "Learned":
+    from gdp.api.measured.learn import learn_runs
+
+    if plan is None:
+        target = asking.target if asking.target != "llamacpp" else None
+        return learn_runs(
+            files, model=asking.model, cluster=asking.machine(), target=target,
+            costs=asking.costs, keep=keep,
+        )  # fmt: skip
+    cluster = None if asking.cluster is None else asking.machine()
+    return learn_runs(
+        files, plan=plan, model=asking.model, cluster=cluster, costs=asking.costs, keep=keep
+    )
+
+
+def _runs(count: int) -> str:
+    return f"{count} measured run{'' if count == 1 else 's'}"
+
+
+def learned_text(found: "Learned") -> str:
+    """Text of `gdp learn`: measured beside predicted, and what was learned."""
+    from gdp.base.terminal import printable_lines
+    from gdp.base.units import format_seconds
+    from gdp.cli.text import table
+
+    def times(told: dict[str, float], name: str) -> str:
+        return format_seconds(told[name]) if name in told else "-"
+
+    rows = [
+        [f"{run.prompt:g} + {run.new:g}", f"{run.concurrency:g}" if run.concurrency else "-",
+         times(run.measured, "ttft_s"), times(run.predicted, "ttft_s"),
+         times(run.measured, "tpot_s"), times(run.predicted, "tpot_s")] for run in found.runs
+    ]  # fmt: skip
+    header = ["tokens", "requests at once", "TTFT", "predicted", "TPOT", "predicted"]
+    lines = [f"learned: {word}" for word in found.words]
+    lines += [f"note: {note}" for note in found.notes]
+    kept = f"remembered in {found.folder}" if found.folder else "nothing is remembered (--no-keep)"
+    lines.append(
+        f"predictions of these runs were {found.off_before:.0%} off, now {found.off:.0%}; "
+        f"{_runs(found.known)} of {found.stack.key}, {kept}"
+    )
+    return f"{table(header, rows)}\n\n{printable_lines(lines)}"
+
+
+def stacks_of(runs: "Sequence[RunRecord]") -> list[dict[str, Any]]:
+    """A row for each stack: its key, runs, models and last date."""
+    found: dict[str, dict[str, Any]] = {}
+    for run in runs:
+        row = found.setdefault(run.stack.key, {"stack": run.stack.key, "runs": 0, "models": []})
+        row["runs"] += 1
+        row["date"] = run.date
+        if run.model not in row["models"]:
+            row["models"].append(run.model)
+    return list(found.values())
+
+
+def stacks_text(rows: Sequence[dict[str, Any]]) -> str:
+    """Text of `gdp learn --list`."""
+    from gdp.cli.text import table
+
+    if not rows:
+        return "no run was learned from yet: gdp learn FILE --plan PLACEMENT"
+    cells = [[r["stack"], str(r["runs"]), ", ".join(r["models"]), r["date"][:10]] for r in rows]
+    return table(["stack", "runs", "models", "last"], cells)

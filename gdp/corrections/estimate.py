@@ -1,22 +1,17 @@
-"""Corrected seconds of passes, with 90% intervals, by the network and the runs of a stack."""
+"""Corrected seconds of passes, with 90% intervals, by public runs and those of a stack."""
 
-import functools
 import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
-import msgspec
-
 from gdp.corrections.features import Pass, Stack, format_class
-from gdp.corrections.network import (
-    UNKNOWN,
+from gdp.corrections.process import (
     CorrectionMeta,
-    CorrectionNetwork,
+    CorrectionProcess,
     Lesson,
-    Vector,
     shipped_corrections,
 )
-from gdp.corrections.records import RunFile, RunRecord, exported, runs_of
+from gdp.corrections.records import RunRecord, runs_of
 
 NEAR = 0.8
 """Log of bandwidth and of FLOP/s by which a card may differ from the nearest that was measured."""
@@ -54,7 +49,7 @@ class Correction(NamedTuple):
 
 
 def correction_of(stack: Stack, passes: tuple[Pass, Pass], costs: str) -> Correction | None:
-    """The correction of a prefill pass and a decode step; None where no network ships.
+    """The correction of a prefill pass and a decode step; None where none ships.
 
     Args:
         stack: That executes them.
@@ -64,45 +59,30 @@ def correction_of(stack: Stack, passes: tuple[Pass, Pass], costs: str) -> Correc
     found = shipped_corrections()
     if found is None:
         return None
-    network, meta = found
+    process, meta = found
     runs = runs_of(stack, costs)
-    vector = UNKNOWN
-    if runs:
-        stack = runs[-1].stack
-        vector = vector_of(network, runs)
-    return with_vector(network, meta, stack, passes, vector, len(runs))
+    stack = runs[-1].stack if runs else stack
+    return corrected_by(process, meta, stack, passes, runs)
 
 
-def vector_of(network: CorrectionNetwork, runs: Sequence[RunRecord]) -> Vector:
-    """The vector of a stack by its measured runs."""
-    return _fitted(network, exported(runs))
-
-
-@functools.lru_cache(maxsize=8)
-def _fitted(network: CorrectionNetwork, encoded: bytes) -> Vector:
-    runs = msgspec.json.decode(encoded, type=RunFile).runs
-    return network.vector(runs[-1].stack, lessons_of(runs))
-
-
-def with_vector(
-    network: CorrectionNetwork,
+def corrected_by(
+    process: CorrectionProcess,
     meta: CorrectionMeta,
     stack: Stack,
     passes: tuple[Pass, Pass],
-    vector: Vector,
-    runs: int,
+    runs: Sequence[RunRecord],
 ) -> Correction:
-    """The correction of passes on a stack whose vector is known from so many runs."""
+    """The correction of passes on a stack with so many measured runs."""
     far = 0.0 if runs or is_near(meta, stack, passes[1].bits) else meta.far
-    quantiles = meta.quantiles[min(runs, len(meta.quantiles) - 1)]
-    rows = network.residuals(stack, passes, vector)
+    quantiles = meta.quantiles[min(len(runs), len(meta.quantiles) - 1)]
+    rows = process.residuals(stack, passes, lessons_of(runs))
     ranges = []
     for row, quantile in zip(rows, quantiles, strict=True):
         half = math.log(far) if far else quantile * row.deviation
-        # Far from all that was measured the network only guesses: the prediction stays.
+        # Far from all that was measured a mean is a guess: the prediction stays.
         mean = 0.0 if far else row.mean
         ranges.append(Range(*(math.exp(mean + side * half) for side in (0, -1, 1))))
-    return Correction(*ranges, runs, stack.key, far)
+    return Correction(*ranges, len(runs), stack.key, far)
 
 
 def is_near(meta: CorrectionMeta, stack: Stack, bits: float) -> bool:

@@ -1,4 +1,4 @@
-"""A pass of a model and the stack that executes it, as the correction network reads them."""
+"""A pass of a model and the stack that executes it, as corrections read them."""
 
 import math
 import re
@@ -24,7 +24,7 @@ _Rate = Annotated[float, msgspec.Meta(gt=0, le=1e20)]
 
 
 class Stack(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """All that runs below a model. Runs of one stack, whatever their model, share a vector."""
+    """All that runs below a model. Runs of one stack teach it, whatever their model."""
 
     engine: str  # of `ENGINES`, or another
     card: str  # kind of the accelerator, such as "h100"; of the processor where there is none
@@ -58,7 +58,7 @@ class Stack(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return 0.0
 
     def features(self, bits: float) -> Float[np.ndarray, "G"]:
-        """Inputs of the gates, for weights of so many bits."""
+        """Features of the stack, for weights of so many bits."""
         known = [float(self.engine == name) for name in ENGINES]
         known += [float(self.backend == name) for name in BACKENDS]
         known += [float(format_class(bits) == i) for i in range(len(BITS) + 1)]
@@ -92,7 +92,7 @@ class Pass(NamedTuple):
         return sum(self.parts_s.values())
 
     def features(self) -> Float[np.ndarray, "F"]:
-        """Inputs of the layers."""
+        """Features of the pass."""
         parts = np.array([self.parts_s.get(cause, 0.0) for cause in CAUSES])
         sizes = (
             math.log(max(self.tokens, 1.0)) / 3 - 1, math.log(self.sequences) / 3,

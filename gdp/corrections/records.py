@@ -15,7 +15,7 @@ import msgspec
 from gdp.base.files.reading import Kind, read_json
 from gdp.base.files.writing import indented_json, write_atomic
 from gdp.corrections.features import CAUSES, Pass, Stack
-from gdp.corrections.network import Lesson
+from gdp.corrections.process import Lesson
 from gdp.corrections.run import MeasurementFileError
 from gdp.costs.machine import data_folder
 
@@ -46,7 +46,7 @@ class MeasuredPass(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     shown: Annotated[float, msgspec.Meta(ge=0, le=1)]
 
     def lesson(self) -> Lesson:
-        """The pass as the network learns from it."""
+        """The pass as a process learns from it."""
         plain = msgspec.structs.asdict(self)
         residual, shown = plain.pop("residual"), plain.pop("shown")
         return Lesson(Pass(**plain), residual, shown)

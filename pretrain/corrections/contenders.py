@@ -5,13 +5,19 @@ of measured passes of its stack: residuals of prefill and decode.
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import NamedTuple
 
 import numpy as np
 
-from gdp.corrections.network import UNKNOWN, Lesson, Residual
+from gdp.corrections.process import (
+    CorrectionProcess,
+    Lesson,
+    Residual,
+    scales_of,
+    standardised,
+)
+from pretrain.corrections.network import UNKNOWN
 from pretrain.corrections.rows import Row
-from pretrain.corrections.train import Samples, standardised, trained
+from pretrain.corrections.train import Samples, points_of, trained
 
 Predict = Callable[[Row, Sequence[Lesson]], list[Residual]]
 Fit = Callable[[Samples, np.ndarray], Predict]
@@ -21,6 +27,8 @@ OWN = 0.5
 """Runs of a stack that weigh as much as the others' fit, of the ridge."""
 SEEDS = 3
 """Networks whose mean is taken."""
+POINTS = 600
+"""Most passes that the process keeps."""
 
 
 def no_correction(samples: Samples, train: np.ndarray) -> Predict:
@@ -50,17 +58,6 @@ def _spread(residual: np.ndarray) -> float:
     return max(0.03, 1.48 * float(np.median(np.abs(residual)))) if len(residual) else 0.3
 
 
-class _Scales(NamedTuple):
-    of: Mapping[str, np.ndarray]
-
-    def rows(self, shown: np.ndarray, told: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Standardised features."""
-        return tuple(
-            np.clip((rows - self.of[f"{n}_mean"]) / self.of[f"{n}_scale"], -4, 4)
-            for n, rows in (("shown", shown), ("told", told))
-        )  # type: ignore[return-value]
-
-
 def _asked(row: Row) -> tuple[np.ndarray, np.ndarray]:
     return (
         np.array([p.features() for p in row.passes]),
@@ -71,10 +68,10 @@ def _asked(row: Row) -> tuple[np.ndarray, np.ndarray]:
 def ridge(samples: Samples, train: np.ndarray) -> Predict:
     """A linear function of the same features, with those of the stack by phase, too; runs of a
     stack move its constants."""
-    _, _, scales = standardised(samples, train)
+    scales = scales_of(samples.shown[train], samples.told[train])
 
     def design(shown: np.ndarray, told: np.ndarray) -> np.ndarray:
-        x, e = _Scales(scales).rows(shown, told)
+        x, e = standardised(scales, shown, told)
         prefill = shown[:, :1]
         return np.concatenate([x, e, prefill * e, prefill, np.ones_like(prefill)], axis=1)
 
@@ -99,46 +96,23 @@ def ridge(samples: Samples, train: np.ndarray) -> Predict:
 
 
 def gaussian_process(samples: Samples, train: np.ndarray) -> Predict:
-    """A Gaussian process over the same features; runs of a stack are further observations."""
-    _, _, scales = standardised(samples, train)
-    kept = np.flatnonzero(train)
-    if len(kept) > 1200:
-        kept = np.random.default_rng(0).choice(kept, 1200, replace=False)
+    """The process that ships; runs of a stack are further observations."""
+    process = CorrectionProcess(points_of(samples, chosen(samples, train)))
+    return lambda row, lessons: process.residuals(row.stack, row.passes, lessons)
 
-    def place(shown: np.ndarray, told: np.ndarray) -> np.ndarray:
-        x, e = _Scales(scales).rows(shown, told)
-        return np.concatenate([0.6 * x, e], axis=1) / 4.0
 
-    def kernel(a: np.ndarray, b: np.ndarray) -> np.ndarray:
-        apart = (a**2).sum(1)[:, None] + (b**2).sum(1) - 2 * a @ b.T
-        return 0.3 * np.exp(-0.5 * np.maximum(apart, 0.0)) + 0.05
-
-    at = place(samples.shown[kept], samples.told[kept])
-    noise = np.diag(0.05 / np.maximum(samples.weight[kept], 0.05))
-    inverse = np.linalg.inv(kernel(at, at) + noise)
-    scaled = inverse @ samples.residual[kept]
-
-    def posterior(x: np.ndarray, y: np.ndarray) -> np.ndarray:
-        return kernel(x, y) - kernel(x, at) @ inverse @ kernel(at, y)
-
-    def predict(row: Row, lessons: Sequence[Lesson]) -> list[Residual]:
-        x = place(*_asked(row))
-        mean, own = kernel(x, at) @ scaled, posterior(x, x)
-        if lessons:
-            told = np.array([row.stack.features(y.asked.bits) for y in lessons])
-            near = place(np.array([y.asked.features() for y in lessons]), told)
-            # What a stack has of its own lies on top, for each phase.
-            same = 0.1 * np.equal.outer(near[:, 0], near[:, 0])
-            shared = 0.1 * np.equal.outer(x[:, 0], near[:, 0])
-            covered = posterior(near, near) + same + 0.01 * np.eye(len(near))
-            gain = np.linalg.solve(covered, (posterior(x, near) + shared).T).T
-            wanted = np.array([y.residual for y in lessons])
-            mean = mean + gain @ (wanted - kernel(near, at) @ scaled)
-            own = own + 0.1 * np.eye(len(x)) - gain @ (posterior(near, x) + shared.T)
-        deviation = np.sqrt(np.maximum(np.diag(own), 0.0) + 0.02)
-        return [Residual(float(m), float(s)) for m, s in zip(mean, deviation, strict=True)]
-
-    return predict
+def chosen(samples: Samples, train: np.ndarray, most: int = POINTS) -> np.ndarray:
+    """Marks of so many passes at most of those that are learned from, an equal number of each
+    group: covariances take their number to the third."""
+    rng, marked = np.random.default_rng(0), np.zeros(len(train), dtype=bool)
+    groups = [rng.permutation(np.flatnonzero(train & (samples.group == g)))
+              for g in np.unique(samples.group[train])]  # fmt: skip
+    for place in range(max(map(len, groups))):
+        layer = [own[place] for own in groups if place < len(own)]
+        if marked.sum() + len(layer) > most:
+            break
+        marked[layer] = True
+    return marked
 
 
 def network(samples: Samples, train: np.ndarray, **options: bool) -> Predict:

@@ -3,15 +3,15 @@
 import json
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from benchmarks.measured_world.servers import asked_of, set_up
 from benchmarks.measured_world.serving_runs import Run
 from gdp.corrections.features import CAUSES, Pass, Stack
-from gdp.corrections.network import Lesson
 from gdp.corrections.passes import Residuals, Times, residuals, scaled
+from gdp.corrections.process import Lesson
 from gdp.sim.serving import ServingEngine, in_steady_state, serve
 from gdp.sim.traffic import ROUNDS, Arrival, Traffic
 from gdp.targets.vllm.scheduler import VllmScheduler
@@ -34,6 +34,11 @@ class Row:
     found: Residuals
     load: tuple[object, ...]  # rows of one load differ in GPUs and requests
     run: Run
+
+    @property
+    def group(self) -> tuple[str, str, str]:
+        """Stack, model and format."""
+        return self.stack.key, self.model, self.format
 
     @property
     def lessons(self) -> list[Lesson]:
@@ -141,8 +146,3 @@ def _served(document: Mapping[str, Any], run: Run) -> tuple[Callable[[float, flo
         return Times(served.first_token.median_s, math.exp(decode) * step_s)
 
     return users_of, Times(document["ttft_s"], run.token_s)
-
-
-def without_found(row: Row) -> Row:
-    """A row whose residuals nobody may see."""
-    return replace(row, found=Residuals(math.nan, math.nan, (0.0, 0.0)))

@@ -19,7 +19,7 @@ import click
 import numpy as np
 
 from benchmarks.tables import head
-from gdp.corrections.network import Residual
+from gdp.corrections.process import Residual
 from pretrain.corrections.contenders import CONTENDERS, Predict
 from pretrain.corrections.rows import Row, rows_of
 from pretrain.corrections.train import Samples, samples_of

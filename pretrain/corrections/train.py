@@ -10,8 +10,14 @@ import numpy as np
 import optax
 from jaxtyping import Float, Int
 
-from gdp.corrections.features import WIDEST
-from gdp.corrections.network import HEAVY, LARGEST, SMALLEST, VECTOR, CorrectionNetwork
+from gdp.corrections.process import MOST, Points, scales_of, standardised
+from pretrain.corrections.network import (
+    HEAVY,
+    LARGEST,
+    SMALLEST,
+    VECTOR,
+    CorrectionNetwork,
+)
 from pretrain.corrections.rows import Row
 
 HIDDEN = 32
@@ -21,9 +27,6 @@ DECAY = 3e-4
 """Penalty on the squares of all weights but biases."""
 UNKNOWN = 0.4
 """Share of the stacks of each step whose vector is left out, so that what is known suffices."""
-MOST = 2.0
-"""Log residual beyond which a pass counts as this far off: another scheduler, or a queue."""
-LEAST_SCALE = 0.2
 
 Weights = dict[str, jax.Array]
 
@@ -36,6 +39,7 @@ class Samples(NamedTuple):
     residual: Float[np.ndarray, "N"]
     weight: Float[np.ndarray, "N"]  # how far measured times show it
     stack: Int[np.ndarray, "N"]
+    group: Int[np.ndarray, "N"]  # model, format and stack
     row: Int[np.ndarray, "N"]
     prefill: Int[np.ndarray, "N"]
     keys: tuple[str, ...]  # of the S stacks
@@ -44,26 +48,20 @@ class Samples(NamedTuple):
 def samples_of(rows: Sequence[Row]) -> Samples:
     """All measured passes of rows."""
     keys = tuple(sorted({row.stack.key for row in rows}))
+    groups = sorted({row.group for row in rows})
     columns = [
         (lesson.asked.features(), row.stack.features(lesson.asked.bits),
          float(np.clip(lesson.residual, -MOST, MOST)), lesson.shown,
-         keys.index(row.stack.key), i, int(lesson.asked.prefill))
+         keys.index(row.stack.key), groups.index(row.group), i, int(lesson.asked.prefill))
         for i, row in enumerate(rows) for lesson in row.lessons
     ]  # fmt: skip
     return Samples(*(np.array(column) for column in zip(*columns, strict=True)), keys)
 
 
-def standardised(
-    samples: Samples, train: np.ndarray
-) -> tuple[np.ndarray, np.ndarray, dict[str, np.ndarray]]:
-    """(passes, stacks, means and scales) by the passes that are learned from."""
-    scales, found = dict[str, np.ndarray](), []
-    for name, rows in (("shown", samples.shown), ("told", samples.told)):
-        scales[f"{name}_mean"] = rows[train].mean(axis=0)
-        scales[f"{name}_scale"] = np.maximum(rows[train].std(axis=0), LEAST_SCALE)
-        off = (rows - scales[f"{name}_mean"]) / scales[f"{name}_scale"]
-        found.append(np.clip(off, -WIDEST, WIDEST))
-    return found[0], found[1], scales
+def points_of(samples: Samples, train: np.ndarray) -> Points:
+    """The passes that `train` marks, as a Gaussian process has them."""
+    own = samples.shown, samples.told, samples.residual, samples.weight, samples.group
+    return Points(*(column[train] for column in own))
 
 
 def initial(key: jax.Array, shown: int, told: int) -> Weights:
@@ -152,7 +150,8 @@ def trained(
         gates_learn: Else they stay as they are drawn.
         steps: Of Adam, over all passes each.
     """
-    shown, told, scales = standardised(samples, train)
+    scales = scales_of(samples.shown[train], samples.told[train])
+    shown, told = standardised(scales, samples.shown, samples.told)
     weight = jnp.asarray(samples.weight * train)
     weights, curve = _fit(
         jax.random.PRNGKey(seed), jnp.asarray(shown), jnp.asarray(told),

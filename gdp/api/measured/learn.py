@@ -18,10 +18,10 @@ from gdp.base.errors import ArgumentError, PlacementError
 from gdp.base.units import format_bytes, format_seconds
 from gdp.cluster.file import Machine
 from gdp.corrections import records
-from gdp.corrections.estimate import vector_of
+from gdp.corrections.estimate import lessons_of
 from gdp.corrections.features import Stack
-from gdp.corrections.network import Lesson, shipped_corrections
 from gdp.corrections.passes import Times, residuals, scaled, served_times
+from gdp.corrections.process import Lesson, shipped_corrections
 from gdp.corrections.records import MeasuredPass, RunRecord
 from gdp.corrections.run import Load, MeasuredRun, MeasurementFileError
 from gdp.costs import machine
@@ -342,13 +342,12 @@ def _taught(
     stack: Stack, known: Sequence[RunRecord], made: Sequence[RunRecord]
 ) -> tuple[float, float, tuple[str, ...]]:
     """(error before, error after, what was learned) of the runs that were made now."""
-    lessons = [one.lesson() for run in made for one in run.passes]
+    lessons = lessons_of(made)
     before = float(np.mean([abs(x.residual) for x in lessons])) if lessons else 0.0
     found = shipped_corrections()
     if found is None or not lessons:
         return before, before, words_of(lessons)
-    network, _ = found
-    vector = vector_of(network, known)
-    rows = network.residuals(stack, [x.asked for x in lessons], vector)
+    process, _ = found
+    rows = process.residuals(stack, [x.asked for x in lessons], lessons_of(known))
     after = float(np.mean([abs(x.residual - r.mean) for x, r in zip(lessons, rows, strict=True)]))
     return before, after, words_of(lessons)

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from gdp.base.units import format_seconds
-from gdp.corrections.network import Lesson
+from gdp.corrections.process import Lesson
 
 NOTHING = 0.05
 """Share of the seconds of a pass below which a difference is not told."""

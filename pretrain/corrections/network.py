@@ -5,25 +5,19 @@ superposition (Zhou et al. 2020, section 3.3), which there condition a shared po
 They see what is known of the stack, and a short vector of its own, which also weights as many
 modes: zero before anything was measured there, then fitted to its runs and to nothing else of the
 network. The vector has a standard normal prior, so that one run moves it a little and many decide
-(maximum a posteriori, with Laplace's covariance). Inference and fine-tuning are NumPy; the network
-is pre-trained over public stacks by `pretrain.corrections`.
+(maximum a posteriori, with Laplace's covariance).
 """
 
-import functools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-import msgspec
 import numpy as np
 from jaxtyping import Float
 
-from gdp.base import checkpoint
-from gdp.base.files.reading import Kind, convert, data_path
-from gdp.corrections.features import WIDEST, Pass, Stack
+from gdp.corrections.features import Pass, Stack
+from gdp.corrections.process import Lesson, Residual, standardised
 
-NAME = "corrections"
-"""Folder of the shipped network in `checkpoints/`."""
 VECTOR = 4
 """Length of the vector of a stack."""
 HEAVY = 4.0
@@ -32,21 +26,6 @@ SMALLEST, LARGEST = -3.5, 1.0
 """Limits of the log of a spread."""
 _STEPS, _DAMPING = 20, 0.7
 _SHIFT = 1e-4  # of the vector, for slopes
-
-
-class Lesson(NamedTuple):
-    """A pass that was measured."""
-
-    asked: Pass
-    residual: float  # log of measured over predicted seconds
-    shown: float = 1.0  # how far the measured times tell of this pass, at most 1
-
-
-class Residual(NamedTuple):
-    """A predicted residual: its mean, and the standard deviation that intervals are made of."""
-
-    mean: float
-    deviation: float
 
 
 class Vector(NamedTuple):
@@ -76,11 +55,7 @@ class CorrectionNetwork:
     def _inputs(self, stack: Stack, passes: Sequence[Pass]) -> _Inputs:
         shown = np.array([one.features() for one in passes])
         told = np.array([stack.features(one.bits) for one in passes])
-        return _Inputs(*(
-            np.clip((rows - self.weights[f"{name}_mean"]) / self.weights[f"{name}_scale"],
-                    -WIDEST, WIDEST)
-            for name, rows in (("shown", shown), ("told", told))
-        ))  # fmt: skip
+        return _Inputs(*standardised(self.weights, shown, told))
 
     def _forward(
         self, inputs: _Inputs, vector: Float[np.ndarray, "V"]
@@ -133,32 +108,3 @@ class CorrectionNetwork:
         doubt = ((slopes @ vector.covariance) * slopes).sum(axis=1)
         deviation = np.sqrt(np.exp(2 * spread) + doubt)
         return [Residual(*row) for row in zip(mean.tolist(), deviation.tolist(), strict=True)]
-
-
-class CorrectionMeta(msgspec.Struct, frozen=True):
-    """Keys of `meta.json` beside those of every checkpoint."""
-
-    shapes: dict[str, tuple[int, ...]]  # of every array
-    # Half widths of 90% intervals over predicted deviations, of passes of stacks that were left out
-    # (split conformal): (prefill, decode) by number of measured runs, the last for all more.
-    quantiles: list[tuple[float, float]]
-    far: float  # factor within which 90% of predictions of left-out stacks lie
-    stacks: dict[str, int]  # measured passes by key of a stack
-    known: list[tuple[str, str, float, float]]  # engine, backend, log bandwidth and FLOP/s of cards
-    formats: dict[str, tuple[int, ...]]  # classes of formats that were measured, by engine
-    source: str  # of the measurements
-    date: str
-
-
-def load_corrections(path: str) -> tuple[CorrectionNetwork, CorrectionMeta]:
-    """A network and what is known of it; raises `CheckpointError`."""
-    kind = Kind("meta.json of a correction network", checkpoint.CheckpointError)
-    meta = convert(checkpoint.read_meta(path), kind, CorrectionMeta, f"{path}/meta.json")
-    return CorrectionNetwork(checkpoint.load_arrays(path, meta.shapes)), meta
-
-
-@functools.cache
-def shipped_corrections() -> tuple[CorrectionNetwork, CorrectionMeta] | None:
-    """The network that travels with gdp; None where it does not."""
-    folder = data_path("checkpoints", NAME)
-    return load_corrections(str(folder)) if (folder / "meta.json").is_file() else None

@@ -584,7 +584,7 @@ EXAMPLES = [
             times=PERF_TIMES, numbers=PERF_NUMBERS),
     Example("gdp run", "gdp run --json", [own_run()],
             [with_loads(MeasuredRun("gdp run", "llamacpp", (), model="up",
-                                    settings=(("llama-cpp-python", "0.3.16"),)), OWN_LOAD)],
+                                    version="llama-cpp-python 0.3.16"), OWN_LOAD)],
             needed=paths("generation", "generation.prompt", "generation.steps_s", "model"),
             times=paths("generation.prompt_s", "generation.steps_s"),
             numbers=paths("generation.prompt", "generation.new", "generation.cached")),

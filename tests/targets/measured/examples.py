@@ -566,7 +566,7 @@ EXAMPLES = [
             numbers=(*PERF_NUMBERS, ("request_count", "avg"))),
     Example("AIPerf with phases", PERFING,
             [aiperf({"models": {"items": [{"name": "made/up-8b"}]},
-                     "phases": [{"name": "warmup", "kind": "warmup", "concurrency": 1},
+                     "phases": [{"name": "warmup", "type": "concurrency", "concurrency": 1},
                                 {"name": "profiling", "kind": "profiling", "type": "poisson",
                                  "rate": 2.0}]})],
             [with_loads(AIPERF, replace(PERF, concurrency=0, rate=2.0))],

@@ -19,7 +19,6 @@ from gdp.targets.measured import (
     Reader,
     Record,
     failures,
-    flags,
     grouped,
     has,
     milliseconds,
@@ -365,10 +364,8 @@ def own(records: Sequence[Record], where: str) -> list[MeasuredRun]:
             tpot_s=times.steps_s / times.new if times.new else None,
         )  # fmt: skip
         package = found.versions.get("llama-cpp-python", "")
-        run = MeasuredRun(
-            "gdp run", "llamacpp", (), model=found.model,
-            settings=flags([("llama-cpp-python", package)]),
-        )  # fmt: skip
+        version = f"llama-cpp-python {package}" if package else ""
+        run = MeasuredRun("gdp run", "llamacpp", (), version=version, model=found.model)
         rows.append((run, checked(load, where)))
     return grouped(rows)
 

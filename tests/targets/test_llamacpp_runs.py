@@ -22,6 +22,7 @@ from gdp.targets.llamacpp import run as runtime
 from gdp.targets.llamacpp.flags import Flags, slots_of
 from gdp.targets.llamacpp.plan import plan_llamacpp
 from gdp.targets.llamacpp.run import cores_of, parse_gguf_spec, pieces_of, tokens_of
+from gdp.targets.measured_files import read_runs
 
 LAYERS = 3
 CPU_S, LENT_S = 0.003, 0.001
@@ -122,6 +123,10 @@ def test_seconds_are_those_of_llama_cpp_and_pieces_share_them(tmp_path: Path) ->
     told = f"prompt {8 / (10 * step_s):.1f} tokens/s, decode {1 / step_s:.1f} tokens/s"
     assert told in report["note"]
     assert report["outputs_equal"]
+    (tmp_path / "report.json").write_text(json.dumps(report))
+    (measured,) = read_runs(tmp_path / "report.json")[0].loads
+    assert (measured.prompt, measured.new, measured.context) == (8, 4, 0)
+    assert (measured.ttft_s, measured.tpot_s) == pytest.approx((10 * step_s, step_s))
 
 
 @pytest.mark.usefixtures("stand_in")
@@ -153,6 +158,9 @@ def test_the_command_line_places_runs_and_says_tokens(tmp_path: Path) -> None:
     note = json.loads(done.stdout)["note"]
     assert "decode" in note
     assert "prompt" not in note
+    (tmp_path / "report.json").write_text(done.stdout)
+    (measured,) = read_runs(tmp_path / "report.json")[0].loads
+    assert (measured.prompt, measured.new, measured.context, measured.ttft_s) == (0, 1, 7, None)
     done = CliRunner().invoke(cli, words)
     assert "tokens/s, by llama.cpp's own timings" in done.output
 

@@ -92,7 +92,8 @@ class BenchRow(msgspec.Struct):
         return MeasuredRun(
             "llama-bench", ENGINE, (),
             version=f"b{self.build_number}" if self.build_number else self.build_commit,
-            model=self.model_filename, format=weights, backend=self.backends or old or "CPU",
+            model=self.model_filename, format=weights.removeprefix("mostly "),
+            backend=self.backends or old or "CPU",
             device=self.gpu_info, processor=self.cpu_info, settings=settings,
             model_bytes=self.model_size,
         )  # fmt: skip

@@ -254,6 +254,7 @@ def test_files_of_a_windows_shell_are_read(write: Any) -> None:
         (vllm_serve(total_output_tokens=40_000), "output tokens per second are 335"),
         (vllm_serve(ramp_up_strategy="linear"), "rate that rises"),
         (vllm_serve(request_rate=0), "teach nothing"),
+        (vllm_serve(mean_ttft_ms=9e4), "90 s cannot be a part of a run of 60 s"),
         (vllm_serve(mean_ttft_ms=0.0), "first token cannot be 0"),
         (vllm_serve(mean_tpot_ms=0.00002), "seconds of a token cannot be 2e-08"),
         (vllm_serve(max_concurrency=2, mean_tpot_ms=20.0), "cannot be: at most 100"),

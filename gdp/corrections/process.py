@@ -10,6 +10,7 @@ with superposition gates.
 """
 
 import functools
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -29,14 +30,16 @@ NAME = "corrections"
 class Constants(NamedTuple):
     """Variances and lengths of the kernel."""
 
-    length: float = 4.0  # in standard deviations of features
+    length: float = 3.0  # in standard deviations of features
     of_pass: float = 0.6  # weight of the features of a pass beside those of a stack
     alike: float = 0.3  # variance of what like passes share
     phase: float = 0.05  # of what all passes of a phase share
-    own: float = 0.1  # of what one model on one stack has of its own
+    own: float = 0.15  # of what one model on one stack has of its own
     across: float = 0.3  # share that prefill and decode have in common
-    noise: float = 0.05  # of a measured pass
-    repeated: float = 0.01  # of a measured pass of the user's own stack
+    prefill: float = 1e-3  # of these variances, of prefill: TTFT hangs on more than its passes
+    noise: float = 0.15  # of a measured pass
+    repeated: float = 0.03  # of a measured pass of the user's own stack
+    prefill_noise: float = 3.0  # times these, of prefill
     floor: float = 0.01  # of any prediction
 
 
@@ -104,11 +107,21 @@ class CorrectionProcess:
         apart = (a.at**2).sum(1)[:, None] + (b.at**2).sum(1) - 2 * a.at @ b.at.T
         same = np.equal.outer(a.prefill, b.prefill)
         alike = c.alike * np.exp(-0.5 * np.maximum(apart, 0.0))
-        return alike * np.where(same, 1.0, c.across) + c.phase * same
+        trusted = (np.where(x.prefill, math.sqrt(c.prefill), 1.0) for x in (a, b))
+        return (alike * np.where(same, 1.0, c.across) + c.phase * same) * np.multiply.outer(
+            *trusted
+        )
 
     def _own(self, a: _Places, b: _Places) -> Float[np.ndarray, "N M"]:
         """Covariance of what two passes of one model on one stack have of their own."""
         return self.constants.own * np.equal.outer(a.prefill, b.prefill)
+
+    def _noise(
+        self, variance: float, at: _Places, shown: Float[np.ndarray, "N"]
+    ) -> Float[np.ndarray, "N"]:
+        """Variance of measured passes by how far times show them."""
+        more = np.where(at.prefill, self.constants.prefill_noise, 1.0)
+        return variance * more / np.maximum(shown, LEAST_WEIGHT)
 
     @functools.cached_property
     def _known(self) -> tuple[_Places, np.ndarray, np.ndarray]:
@@ -117,7 +130,7 @@ class CorrectionProcess:
         places = self._places(p.shown, p.told)
         covered = self._kernel(places, places)
         covered += self._own(places, places) * np.equal.outer(p.group, p.group)
-        covered += np.diag(c.noise / np.maximum(p.weight, LEAST_WEIGHT))
+        covered += np.diag(self._noise(c.noise, places, p.weight))
         inverse = np.linalg.inv(covered)
         return places, inverse, inverse @ p.residual
 
@@ -143,7 +156,7 @@ class CorrectionProcess:
             of_points = self._kernel(seen, points)
             known = self._kernel(seen, seen) - of_points @ inverse @ of_points.T
             known += self._own(seen, seen)
-            known += np.diag(c.repeated / np.maximum(shown, LEAST_WEIGHT))
+            known += np.diag(self._noise(c.repeated, seen, shown))
             shared = self._kernel(asked, seen) - near @ inverse @ of_points.T
             shared += self._own(asked, seen)
             gain = np.linalg.solve(known, shared.T).T

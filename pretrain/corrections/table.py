@@ -1,12 +1,12 @@
 """Errors of corrections on runs that were left out: the table that says whether learning helps.
 
-    python -m pretrain.corrections.table ROWS.jsonl... [--kept FILE] [--out pair|model|gpu|stack]
-        [--every K] [--of SOURCE] [CONTENDER ...]
+    python -m pretrain.corrections.table ROWS.jsonl... [--kept FILE]
+        [--out pair|model|gpu|stack|group] [--every K] [--of SOURCE] [CONTENDER ...]
 
 `ROWS.jsonl` is of `benchmarks.measured_world passes`. Left out are, by `--out`, rows of one model
-and rows of one GPU at once (pair), of a model, of a GPU, or of an engine's version on a GPU
-(stack); of these rows every K-th is told. Beside predictions without a run stand those after 1, 2
-and 3 runs of the row's own stack and model, drawn at random.
+and rows of one GPU at once (pair), of a model, of a GPU, of an engine's version on a GPU (stack),
+or of a model and format on one (group); of these rows every K-th is told. Beside predictions
+without a run stand those after 1, 2 and 3 runs of the row's own stack and model, drawn at random.
 """
 
 import json
@@ -25,7 +25,6 @@ from pretrain.corrections.rows import Row, rows_of
 from pretrain.corrections.train import Samples, samples_of
 
 RUNS = (0, 1, 2, 3)
-COVERED = 0.9
 
 
 class Fold(NamedTuple):
@@ -40,7 +39,7 @@ def folds(rows: Sequence[Row], kind: str) -> Iterator[Fold]:
     """The folds of a kind of left-out rows."""
     names = [
         {"model": row.model, "gpu": row.stack.card, "stack": row.stack.key,
-         "pair": f"{row.model} on {row.stack.card}"}[kind] for row in rows
+         "group": str(row.group), "pair": f"{row.model} on {row.stack.card}"}[kind] for row in rows
     ]  # fmt: skip
     for name in sorted(set(names)):
         test = [i for i, own in enumerate(names) if own == name]
@@ -106,25 +105,12 @@ def errors(rows: Sequence[Row], told: Sequence[Told], name: str) -> Iterator[str
             yield f"| {name} | {source} | {runs} | {len(own)} | {' | '.join(cells)} |"
 
 
-def scores(rows: Sequence[Row], told: Sequence[Told]) -> dict[int, list[tuple[float, float]]]:
-    """By runs and phase, |residual - mean| / deviation of passes that times show."""
-    found: dict[int, list[tuple[float, float]]] = {}
-    for runs in RUNS:
-        columns: list[list[float]] = [[], []]
-        for t in told:
-            row = rows[t.row]
-            for p in (0, 1):
-                if t.runs == runs and row.found.shown[p] > 0.3:
-                    off = abs(row.found[p] - t.residuals[p].mean)
-                    columns[p].append(off / t.residuals[p].deviation)
-        found[runs] = columns  # type: ignore[assignment]
-    return found
-
-
 @click.command(help=__doc__)
 @click.argument("words", nargs=-1, required=True)
 @click.option("--kept", type=click.Path(path_type=Path))
-@click.option("--out", "kind", type=click.Choice(["pair", "model", "gpu", "stack"]), default="pair")
+@click.option(
+    "--out", "kind", type=click.Choice(["pair", "model", "gpu", "stack", "group"]), default="pair"
+)
 @click.option("--every", type=click.IntRange(1), default=1)
 @click.option("--of", "source")
 @click.option("--json", "path", type=click.Path(path_type=Path))

@@ -78,7 +78,7 @@ def described(
     plain = engine._asdict()
     scheduler = plain.pop("scheduler")
     devices = question.cluster.devices
-    gpu = max(devices, key=lambda device: device.speed("bfloat16"))
+    gpu = max(devices, key=lambda device: (not device.is_cpu, device.bytes_per_s))
     weights = sum(row.weights_bytes for row in answer.memory)
     return {
         "source": source, "run": asdict(run), "first_s": answer.first_token_s,
@@ -89,7 +89,7 @@ def described(
         "ops": question.graph.num_ops,
         "weights": weight_sizes(question.graph, answer.request.batch * answer.request.prompt),
         "gpu": {"name": gpu.name, "kind": gpu.kind, "memory_bytes": gpu.memory_bytes,
-                "bytes_per_s": gpu.bytes_per_s, "flop_per_s": gpu.speed("bfloat16")},
+                "bytes_per_s": gpu.bytes_per_s, "flop_per_s": gpu.speed("float16")},
     }  # fmt: skip
 
 

@@ -4,7 +4,7 @@ import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from gdp.corrections.features import Pass, Stack, format_class
+from gdp.corrections.features import EngineStack, Pass, format_class
 from gdp.corrections.process import (
     CorrectionMeta,
     CorrectionProcess,
@@ -40,7 +40,7 @@ class Correction(NamedTuple):
 
     @property
     def text(self) -> str:
-        """What the intervals rest on, in words."""
+        """Evidence behind the intervals, in words."""
         if self.runs:
             return f"{self.runs} measured run{'s' if self.runs > 1 else ''} of this stack"
         if self.far:
@@ -48,7 +48,7 @@ class Correction(NamedTuple):
         return "no run of this stack; others' runs of like ones"
 
 
-def correction_of(stack: Stack, passes: tuple[Pass, Pass], costs: str) -> Correction | None:
+def correction_of(stack: EngineStack, passes: tuple[Pass, Pass], costs: str) -> Correction | None:
     """The correction of a prefill pass and a decode step; None where none ships.
 
     Args:
@@ -68,7 +68,7 @@ def correction_of(stack: Stack, passes: tuple[Pass, Pass], costs: str) -> Correc
 def corrected_by(
     process: CorrectionProcess,
     meta: CorrectionMeta,
-    stack: Stack,
+    stack: EngineStack,
     passes: tuple[Pass, Pass],
     runs: Sequence[RunRecord],
 ) -> Correction:
@@ -85,7 +85,7 @@ def corrected_by(
     return Correction(*ranges, len(runs), stack.key, far)
 
 
-def is_near(meta: CorrectionMeta, stack: Stack, bits: float) -> bool:
+def is_near(meta: CorrectionMeta, stack: EngineStack, bits: float) -> bool:
     """True where an engine with such a format was measured on a card about as fast."""
     rates = math.log(stack.bytes_per_s), math.log(stack.flop_per_s)
     return format_class(bits) in meta.formats.get(stack.engine, ()) and any(

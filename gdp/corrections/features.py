@@ -23,7 +23,7 @@ WIDEST = 4.0
 _Rate = Annotated[float, msgspec.Meta(gt=0, le=1e20)]
 
 
-class Stack(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class EngineStack(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """All that runs below a model. Runs of one stack teach it, whatever their model."""
 
     engine: str  # of `ENGINES`, or another
@@ -37,7 +37,7 @@ class Stack(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     @property
     def key(self) -> str:
-        """Stack in one word; versions that differ in the last of three numbers are one."""
+        """The stack in one word; versions that differ in the last of three numbers are one."""
         version = ".".join(re.findall(r"\d+", self.version)[:2])
         return "|".join((self.engine, version, self.backend, self.card, self.host))
 

@@ -21,7 +21,7 @@ from jaxtyping import Float, Int
 
 from gdp.base import checkpoint
 from gdp.base.files.reading import Kind, convert, data_path
-from gdp.corrections.features import WIDEST, Pass, Stack
+from gdp.corrections.features import WIDEST, EngineStack, Pass
 
 NAME = "corrections"
 """Folder of the shipped process in `checkpoints/`."""
@@ -32,9 +32,9 @@ class Constants(NamedTuple):
 
     length: float = 3.0  # in standard deviations of features
     of_pass: float = 0.6  # weight of the features of a pass beside those of a stack
-    alike: float = 0.3  # variance of what like passes share
-    phase: float = 0.05  # of what all passes of a phase share
-    own: float = 0.15  # of what one model on one stack has of its own
+    alike: float = 0.3  # variance that like passes share
+    phase: float = 0.05  # variance that all passes of a phase share
+    own: float = 0.15  # variance that one model on one stack has of its own
     across: float = 0.3  # share that prefill and decode have in common
     prefill: float = 1e-3  # of these variances, of prefill: TTFT hangs on more than its passes
     noise: float = 0.15  # of a measured pass
@@ -44,7 +44,7 @@ class Constants(NamedTuple):
 
 
 CONSTANTS = Constants()
-"""Those that ship."""
+"""Constants of the shipped process."""
 
 
 class Lesson(NamedTuple):
@@ -113,7 +113,7 @@ class CorrectionProcess:
         )
 
     def _own(self, a: _Places, b: _Places) -> Float[np.ndarray, "N M"]:
-        """Covariance of what two passes of one model on one stack have of their own."""
+        """Covariance that two passes have because they are of one model on one stack."""
         return self.constants.own * np.equal.outer(a.prefill, b.prefill)
 
     def _noise(
@@ -135,7 +135,7 @@ class CorrectionProcess:
         return places, inverse, inverse @ p.residual
 
     def residuals(
-        self, stack: Stack, passes: Sequence[Pass], lessons: Sequence[Lesson] = ()
+        self, stack: EngineStack, passes: Sequence[Pass], lessons: Sequence[Lesson] = ()
     ) -> list[Residual]:
         """Residuals of passes on a stack.
 
@@ -166,7 +166,7 @@ class CorrectionProcess:
         return [Residual(*row) for row in zip(mean.tolist(), deviation.tolist(), strict=True)]
 
 
-def _features(stack: Stack, passes: Sequence[Pass]) -> tuple[np.ndarray, np.ndarray]:
+def _features(stack: EngineStack, passes: Sequence[Pass]) -> tuple[np.ndarray, np.ndarray]:
     return (
         np.array([one.features() for one in passes]),
         np.array([stack.features(one.bits) for one in passes]),

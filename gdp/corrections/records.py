@@ -14,7 +14,7 @@ import msgspec
 
 from gdp.base.files.reading import Kind, read_json
 from gdp.base.files.writing import indented_json, write_atomic
-from gdp.corrections.features import CAUSES, Pass, Stack
+from gdp.corrections.features import CAUSES, EngineStack, Pass
 from gdp.corrections.process import Lesson
 from gdp.corrections.run import MeasurementFileError
 from gdp.costs.machine import data_folder
@@ -64,7 +64,7 @@ class RunRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     date: str
     tool: str
-    stack: Stack
+    stack: EngineStack
     model: str  # its last name, without folders
     format: str
     costs: str  # label of the costs that the passes were predicted by
@@ -145,7 +145,7 @@ def forget(keys: Sequence[str] | None = None) -> int:
     return len(gone)
 
 
-def runs_of(stack: Stack, costs: str) -> list[RunRecord]:
+def runs_of(stack: EngineStack, costs: str) -> list[RunRecord]:
     """The newest runs of a stack under costs of the same label; of a stack without a version those
     of the version that was measured last."""
     own = [run for run in remembered().values() if run.costs == costs and _same(run.stack, stack)]
@@ -154,7 +154,7 @@ def runs_of(stack: Stack, costs: str) -> list[RunRecord]:
     return own[-MOST_RUNS:]
 
 
-def _same(one: Stack, other: Stack) -> bool:
+def _same(one: EngineStack, other: EngineStack) -> bool:
     named = (one.engine, one.backend, one.card, one.host)
     same_version = not other.version or one.key == other.key
     return same_version and named == (other.engine, other.backend, other.card, other.host)

@@ -3,7 +3,7 @@
 import numpy as np
 
 from gdp.cluster.types import Device
-from gdp.corrections.features import ENGINES, Pass, Stack
+from gdp.corrections.features import ENGINES, EngineStack, Pass
 from gdp.costs.llama_backends import backend_of
 from gdp.costs.measured.host import ENGINE
 from gdp.graph.op_graph import OpGraph
@@ -26,12 +26,12 @@ def engine_name(question: Question) -> str:
     return next((name for name in ENGINES if named.startswith(name)), ENGINE)
 
 
-def stack_of(question: Question, engine: str, version: str = "") -> Stack:
+def stack_of(question: Question, engine: str, version: str = "") -> EngineStack:
     """The stack of a question's machine under an engine: its accelerator, else its processor."""
     devices = question.cluster.devices
     card = max(devices, key=_rank)
     host = next((device.kind for device in devices if device.is_cpu), "")
-    return Stack(
+    return EngineStack(
         engine, card.kind, float(card.bytes_per_s), float(card.speed("float16")),
         float(card.memory_bytes), version, _backend(card), host,
     )  # fmt: skip

@@ -15,7 +15,7 @@ from typing import NamedTuple
 import numpy as np
 from jaxtyping import Float
 
-from gdp.corrections.features import Pass, Stack
+from gdp.corrections.features import EngineStack, Pass
 from gdp.corrections.process import Lesson, Residual, standardised
 
 VECTOR = 4
@@ -52,7 +52,7 @@ class CorrectionNetwork:
 
     weights: Mapping[str, np.ndarray]
 
-    def _inputs(self, stack: Stack, passes: Sequence[Pass]) -> _Inputs:
+    def _inputs(self, stack: EngineStack, passes: Sequence[Pass]) -> _Inputs:
         shown = np.array([one.features() for one in passes])
         told = np.array([stack.features(one.bits) for one in passes])
         return _Inputs(*standardised(self.weights, shown, told))
@@ -79,7 +79,7 @@ class CorrectionNetwork:
         ]
         return np.column_stack([(above - below) / (2 * _SHIFT) for above, below in sides])
 
-    def vector(self, stack: Stack, lessons: Sequence[Lesson]) -> Vector:
+    def vector(self, stack: EngineStack, lessons: Sequence[Lesson]) -> Vector:
         """The vector of a stack by its measured passes."""
         if not lessons:
             return UNKNOWN
@@ -99,7 +99,7 @@ class CorrectionNetwork:
         return Vector(mean, np.linalg.inv(np.eye(VECTOR) + slopes.T @ (weight[:, None] * slopes)))
 
     def residuals(
-        self, stack: Stack, passes: Sequence[Pass], vector: Vector = UNKNOWN
+        self, stack: EngineStack, passes: Sequence[Pass], vector: Vector = UNKNOWN
     ) -> list[Residual]:
         """Residuals of passes on a stack, whose vector may be known."""
         inputs = self._inputs(stack, passes)

@@ -9,7 +9,7 @@ from typing import Any
 
 from benchmarks.measured_world.servers import asked_of, set_up
 from benchmarks.measured_world.serving_runs import Run
-from gdp.corrections.features import CAUSES, Pass, Stack
+from gdp.corrections.features import CAUSES, EngineStack, Pass
 from gdp.corrections.passes import Residuals, Times, residuals, scaled
 from gdp.corrections.process import Lesson
 from gdp.sim.serving import ServingEngine, in_steady_state, serve
@@ -26,7 +26,7 @@ class Row:
 
     source: str
     model: str  # versions that differ in nothing that takes time are one
-    stack: Stack
+    stack: EngineStack
     format: str
     passes: tuple[Pass, Pass]  # prefill, decode
     measured: Times
@@ -37,7 +37,7 @@ class Row:
 
     @property
     def group(self) -> tuple[str, str, str]:
-        """Stack, model and format."""
+        """EngineStack, model and format."""
         return self.stack.key, self.model, self.format
 
     @property
@@ -83,7 +83,7 @@ def _row(
     predict: Callable[[float, float], Times], measured: Times, solved: Residuals,
 ) -> Row:  # fmt: skip
     gpu = document["gpu"]
-    stack = Stack(
+    stack = EngineStack(
         run.engine, gpu["kind"], gpu["bytes_per_s"], gpu["flop_per_s"], gpu["memory_bytes"],
         document["version"], "cuda", "cpu-server-ddr5",
     )  # fmt: skip

@@ -35,6 +35,8 @@ COVERED = 0.9
 SHOWN = 0.3
 """Least share by which times show a pass that intervals are measured on."""
 PROCESS = "Gaussian process"
+PLANNED = ("vllm", "sglang", "trtllm")
+"""Engines whose left-out runs make the intervals: TGI of 2023 is learned from, and no target."""
 
 
 def quantile(values: Sequence[float], groups: Sequence[object], covered: float = COVERED) -> float:
@@ -52,7 +54,7 @@ def half_widths(rows: Sequence[Row], told: Sequence[Told], runs: int) -> tuple[f
     """Quantiles of prefill and decode after so many runs."""
     found = []
     for phase in (0, 1):
-        own = [t for t in told if t.runs == runs and rows[t.row].found.shown[phase] >= SHOWN]
+        own = [t for t in told if t.runs == runs and _counts(rows[t.row], phase)]
         off = [
             abs(rows[t.row].found[phase] - t.residuals[phase].mean) / t.residuals[phase].deviation
             for t in own
@@ -61,10 +63,15 @@ def half_widths(rows: Sequence[Row], told: Sequence[Told], runs: int) -> tuple[f
     return found[0], found[1]
 
 
+def _counts(row: Row, phase: int) -> bool:
+    """True where a row tells of a phase of an engine that plans are made for."""
+    return row.stack.engine in PLANNED and row.found.shown[phase] >= SHOWN
+
+
 def far_factor(rows: Sequence[Row], told: Sequence[Told]) -> float:
     """Factor within which 90% of uncorrected passes of left-out stacks lie."""
     own = [(t, p) for t in told for p in (0, 1) if t.runs == 0]
-    own = [(t, p) for t, p in own if rows[t.row].found.shown[p] >= SHOWN]
+    own = [(t, p) for t, p in own if _counts(rows[t.row], p)]
     off = [abs(rows[t.row].found[p]) for t, p in own]
     return math.exp(quantile(off, [rows[t.row].group for t, _ in own]))
 

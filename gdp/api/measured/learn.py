@@ -19,7 +19,7 @@ from gdp.base.units import format_bytes, format_seconds
 from gdp.cluster.file import Machine
 from gdp.corrections import records
 from gdp.corrections.estimate import lessons_of
-from gdp.corrections.features import Stack
+from gdp.corrections.features import EngineStack
 from gdp.corrections.passes import Times, residuals, scaled, served_times
 from gdp.corrections.process import Lesson, shipped_corrections
 from gdp.corrections.records import MeasuredPass, RunRecord
@@ -52,9 +52,9 @@ _SIZE = re.compile(r"(?<![a-z0-9.])(\d+(?:\.\d+)?)\s?b(?![a-z0-9])", re.IGNORECA
 
 @dataclass(frozen=True, eq=False)
 class Learned:
-    """What runs teach of a stack."""
+    """Lessons of runs about a stack."""
 
-    stack: Stack
+    stack: EngineStack
     runs: tuple[RunRecord, ...]
     known: int  # runs of this stack, these among them
     words: tuple[str, ...]  # what was learned, in sentences
@@ -195,7 +195,7 @@ def _require_model(name: str, run: MeasuredRun, question: Question) -> None:
 
 def _record(
     name: str, run: MeasuredRun, load: Load, question: Question, placement: Placement,
-    stack: Stack, label: str,
+    stack: EngineStack, label: str,
 ) -> RunRecord:  # fmt: skip
     """A load as it is remembered: measured times, predicted ones, and the passes between them."""
     at, placed, answer = at_load(question, placement, load)
@@ -339,7 +339,7 @@ def _share(load: Load, question: Question) -> float:
 
 
 def _taught(
-    stack: Stack, known: Sequence[RunRecord], made: Sequence[RunRecord]
+    stack: EngineStack, known: Sequence[RunRecord], made: Sequence[RunRecord]
 ) -> tuple[float, float, tuple[str, ...]]:
     """(error before, error after, what was learned) of the runs that were made now."""
     lessons = lessons_of(made)

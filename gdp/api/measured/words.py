@@ -1,4 +1,4 @@
-"""What measured passes say of a stack, in words of physics."""
+"""Lessons of measured passes in words of physics."""
 
 import math
 from collections.abc import Sequence

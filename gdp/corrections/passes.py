@@ -32,12 +32,21 @@ class Times(NamedTuple):
     tpot_s: float
 
 
+TTFT_TELLS = 1 / 3
+"""Share by which TTFT under load tells of prefill passes: it hangs on queues and schedulers, too."""
+
+
 class Residuals(NamedTuple):
     """Log of measured over predicted seconds of passes, and how well the times show them."""
 
     prefill: float
     decode: float
     shown: tuple[float, float]  # change of the log of any time by one of each residual, at most 1
+
+    def under_load(self) -> "Residuals":
+        """The same of requests that wait for each other: prefill is told less surely."""
+        prefill, decode = self.shown
+        return self._replace(shown=(prefill * TTFT_TELLS, decode))
 
 
 def scaled(engine: ServingEngine, prefill: float, decode: float) -> ServingEngine:

@@ -36,10 +36,9 @@ class Constants(NamedTuple):
     phase: float = 0.05  # variance that all passes of a phase share
     own: float = 0.15  # variance that one model on one stack has of its own
     across: float = 0.3  # share that prefill and decode have in common
-    prefill: float = 1e-3  # of these variances, of prefill: TTFT hangs on more than its passes
+    prefill: float = 0.3  # of these variances, of prefill: TTFT hangs on more than its passes
     noise: float = 0.15  # of a measured pass
     repeated: float = 0.03  # of a measured pass of the user's own stack
-    prefill_noise: float = 3.0  # times these, of prefill
     floor: float = 0.01  # of any prediction
 
 
@@ -116,13 +115,6 @@ class CorrectionProcess:
         """Covariance that two passes have because they are of one model on one stack."""
         return self.constants.own * np.equal.outer(a.prefill, b.prefill)
 
-    def _noise(
-        self, variance: float, at: _Places, shown: Float[np.ndarray, "N"]
-    ) -> Float[np.ndarray, "N"]:
-        """Variance of measured passes by how far times show them."""
-        more = np.where(at.prefill, self.constants.prefill_noise, 1.0)
-        return variance * more / np.maximum(shown, LEAST_WEIGHT)
-
     @functools.cached_property
     def _known(self) -> tuple[_Places, np.ndarray, np.ndarray]:
         """(places of the points, inverse of their covariance, that times their residuals)."""
@@ -130,7 +122,7 @@ class CorrectionProcess:
         places = self._places(p.shown, p.told)
         covered = self._kernel(places, places)
         covered += self._own(places, places) * np.equal.outer(p.group, p.group)
-        covered += np.diag(self._noise(c.noise, places, p.weight))
+        covered += np.diag(c.noise / np.maximum(p.weight, LEAST_WEIGHT))
         inverse = np.linalg.inv(covered)
         return places, inverse, inverse @ p.residual
 
@@ -156,7 +148,7 @@ class CorrectionProcess:
             of_points = self._kernel(seen, points)
             known = self._kernel(seen, seen) - of_points @ inverse @ of_points.T
             known += self._own(seen, seen)
-            known += np.diag(self._noise(c.repeated, seen, shown))
+            known += np.diag(c.repeated / np.maximum(shown, LEAST_WEIGHT))
             shared = self._kernel(asked, seen) - near @ inverse @ of_points.T
             shared += self._own(asked, seen)
             gain = np.linalg.solve(known, shared.T).T

@@ -16,7 +16,7 @@ from gdp.sim.serving import ServingEngine, in_steady_state, serve
 from gdp.sim.traffic import ROUNDS, Arrival, Traffic
 from gdp.targets.vllm.scheduler import VllmScheduler
 
-LEAST_SHOWN = 0.05
+LEAST_SHOWN = 0.02
 """Passes that measured times show less are not learned from."""
 
 
@@ -33,7 +33,7 @@ class Row:
     predict: Callable[[float, float], Times]  # by residuals of prefill and decode
     found: Residuals
     load: tuple[object, ...]  # rows of one load differ in GPUs and requests
-    run: Run
+    run: Run | None = None
 
     @property
     def group(self) -> tuple[str, str, str]:
@@ -56,10 +56,13 @@ def rows_of(paths: Iterable[Path], kept_in: Path | None = None) -> list[Row]:
     sizes = {
         (row["run"]["model"], row["run"]["precision"]): row["weights"]
         for row in documents
-        if "weights" in row
+        if "weights" in row and "run" in row
     }
     found = []
     for document in documents:
+        if document["source"] == "llama":
+            found.append(_llama_row(document))
+            continue
         run = Run(**document["run"])
         weights = sizes.get((run.model, run.precision))
         if weights is None:
@@ -74,7 +77,7 @@ def rows_of(paths: Iterable[Path], kept_in: Path | None = None) -> list[Row]:
             if kept_in is not None:
                 with kept_in.open("a") as file:
                     file.write(json.dumps({"key": key, **solved._asdict()}) + "\n")
-        found.append(_row(document, run, weights, predict, measured, solved))
+        found.append(_row(document, run, weights, predict, measured, solved.under_load()))
     return found
 
 
@@ -90,6 +93,25 @@ def _row(
     return Row(
         document["source"], model_name(run.model), stack, run.precision or "16",
         passes_of(document, run, weights), measured, predict, solved, run.load, run,
+    )  # fmt: skip
+
+
+def _llama_row(document: Mapping[str, Any]) -> Row:
+    """A row of llama-bench, which tells one pass; the other one is never looked at."""
+    one = Pass(**document["pass"])
+    stack = EngineStack(**{**document["stack"], "host": document["machine"]})
+    predicted_s, measured_s = float(document["predicted_s"]), float(document["measured_s"])
+    residual, is_prefill = math.log(measured_s / predicted_s), one.prefill
+    shown = (1.0, 0.0) if is_prefill else (0.0, 1.0)
+    measured = Times(measured_s, math.nan) if is_prefill else Times(math.nan, measured_s)
+
+    def predict(prefill: float, decode: float) -> Times:
+        return Times(predicted_s * math.exp(prefill), predicted_s * math.exp(decode))
+
+    both = Residuals(residual * is_prefill, residual * (not is_prefill), shown)
+    return Row(
+        f"llama, {document['test']}, {document['kind']}", document["model"], stack,
+        document["format"], (one, one), measured, predict, both, (stack.key, document["model"]),
     )  # fmt: skip
 
 

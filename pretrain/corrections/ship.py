@@ -32,7 +32,7 @@ SOURCE = (
     "CDLA-Permissive-2.0), each beside gdp's own prediction of its passes"
 )
 COVERED = 0.9
-SHOWN = 0.3
+SHOWN = 0.1
 """Least share by which times show a pass that intervals are measured on."""
 PROCESS = "Gaussian process"
 PLANNED = ("vllm", "sglang", "trtllm")

@@ -66,9 +66,9 @@ def predictions(
     """Predictions of the rows of a fold, before and after runs of their stack and model."""
     marked = np.isin(samples.row, fold.train)
     predict: Predict = CONTENDERS[name](samples, marked)
-    groups = defaultdict[tuple[str, str, str], list[int]](list)
+    groups = defaultdict[tuple[str, ...], list[int]](list)
     for i in fold.test:
-        groups[rows[i].stack.key, rows[i].model, rows[i].format].append(i)
+        groups[*rows[i].group, rows[i].source].append(i)
     rng = np.random.default_rng(seed)
     for members in groups.values():
         order = rng.permutation(members).tolist()

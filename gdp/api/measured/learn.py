@@ -203,6 +203,7 @@ def _record(
     _require_possible(name, load, at.graph, at, measured)
     predict = predicted_times(at, answer, load, is_median)
     found = residuals(predict, measured)
+    found = found.under_load() if _is_served(at, load) else found
     plain = predict(0.0, 0.0)
     passes = passes_of(at, answer, placed)
     lessons = [
@@ -273,8 +274,7 @@ def predicted_times(
 ) -> Callable[[float, float], Times]:
     """Times of a load by residuals of its passes: through the simulator of its traffic where many
     requests share an engine, else of one batch."""
-    served = engine_name(question) != "llamacpp" and not load.together
-    if not served:
+    if not _is_served(question, load):
         per_token_s = answer.token_s * answer.request.steps / answer.request.new
         first_s = answer.first_token_s
         if load.context:
@@ -290,6 +290,11 @@ def predicted_times(
         return served_times(scaled(engine, prefill, decode), traffic, is_median)
 
     return under_load
+
+
+def _is_served(question: Question, load: Load) -> bool:
+    """True for requests that share an engine; else they are one batch."""
+    return engine_name(question) != "llamacpp" and not load.together
 
 
 def traffic_of(load: Load) -> Traffic:

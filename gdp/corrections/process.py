@@ -38,7 +38,7 @@ class Constants(NamedTuple):
     across: float = 0.3  # share that prefill and decode have in common
     prefill: float = 0.3  # of these variances, of prefill: TTFT hangs on more than its passes
     noise: float = 0.15  # of a measured pass
-    repeated: float = 0.03  # of a measured pass of the user's own stack
+    repeated: float = 0.01  # of a measured pass of the user's own stack
     floor: float = 0.01  # of any prediction
 
 

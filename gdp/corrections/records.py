@@ -148,7 +148,8 @@ def forget(keys: Sequence[str] | None = None) -> int:
 def runs_of(stack: EngineStack, costs: str) -> list[RunRecord]:
     """The newest runs of a stack under costs of the same label; of a stack without a version those
     of the version that was measured last."""
-    own = [run for run in remembered().values() if run.costs == costs and _same(run.stack, stack)]
+    known = remembered().values()
+    own = [run for run in known if run.costs == costs and run.passes and _same(run.stack, stack)]
     if own and not stack.version:
         own = [run for run in own if run.stack.key == own[-1].stack.key]
     return own[-MOST_RUNS:]

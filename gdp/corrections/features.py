@@ -45,10 +45,10 @@ class EngineStack(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     def age(self) -> float:
         """Version as a number, about one for a year of releases; 0 for the middle of those that
         were measured, and where it is unknown."""
-        numbers = [int(number) for number in re.findall(r"\d+", self.version)[:3]]
-        numbers += [0] * (3 - len(numbers))
-        if not self.version:
+        numbers = [int(number) for number in re.findall(r"\d{1,9}", self.version)[:3]]
+        if not numbers:
             return 0.0
+        numbers += [0] * (3 - len(numbers))
         if self.engine == "vllm":
             return min(max((numbers[1] - 15) / 6, -2.0), 2.0) if numbers[0] == 0 else 2.0
         if self.engine == "sglang":

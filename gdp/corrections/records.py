@@ -26,6 +26,8 @@ _KIND = Kind("file of measured runs", MeasurementFileError, "write one with gdp 
 _Seconds = Annotated[float, msgspec.Meta(ge=0, le=1e6)]
 _Size = Annotated[float, msgspec.Meta(ge=0, le=1e16)]
 _Count = Annotated[int, msgspec.Meta(ge=1, le=1_000_000_000)]
+_Name = Annotated[str, msgspec.Meta(max_length=400)]
+_Told = dict[_Name, Annotated[float, msgspec.Meta(ge=0, le=1e9)]]
 
 
 class MeasuredPass(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -45,6 +47,11 @@ class MeasuredPass(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     residual: Annotated[float, msgspec.Meta(ge=-5, le=5)]  # log of measured over predicted
     shown: Annotated[float, msgspec.Meta(ge=0, le=1)]
 
+    def __post_init__(self) -> None:
+        """Raise `ValueError` for seconds of another cause: no feature would show them."""
+        if not self.parts_s.keys() <= set(CAUSES):
+            raise ValueError(f"parts_s has other causes than {', '.join(CAUSES)}")
+
     def lesson(self) -> Lesson:
         """The pass as a process learns from it."""
         plain = msgspec.structs.asdict(self)
@@ -62,18 +69,18 @@ class MeasuredPass(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class RunRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """One load of a measured run, and what it teaches of its stack."""
 
-    date: str
-    tool: str
+    date: _Name
+    tool: _Name
     stack: EngineStack
-    model: str  # its last name, without folders
-    format: str
-    costs: str  # label of the costs that the passes were predicted by
-    prompt: float
-    new: float
-    concurrency: float
-    measured: dict[str, float]  # seconds and rates as the file told them
-    predicted: dict[str, float]  # the same, before anything was learned
-    passes: tuple[MeasuredPass, ...]
+    model: _Name  # its last name, without folders
+    format: _Name
+    costs: Annotated[str, msgspec.Meta(max_length=10_000)]  # label, of predictions of the passes
+    prompt: _Size
+    new: _Size
+    concurrency: _Size
+    measured: _Told  # seconds and rates as the file told them
+    predicted: _Told  # the same, before anything was learned
+    passes: Annotated[tuple[MeasuredPass, ...], msgspec.Meta(max_length=2)]
 
     @property
     def subject(self) -> str:

@@ -46,6 +46,8 @@ OTHER_SIZE = 1.3
 """Factor between the sizes of a plan's model and a file's beyond which they are two models."""
 MOST_ASKED = 400
 """Requests that are simulated of a run."""
+LONGEST_NAME = 100
+"""Letters of names in files that are remembered."""
 LEAST_SHOWN = 0.05
 """Passes that the times of a run show less teach nothing."""
 _SIZE = re.compile(r"(?<![a-z0-9.])(\d+(?:\.\d+)?)\s?b(?![a-z0-9])", re.IGNORECASE)
@@ -199,7 +201,7 @@ def _engine(runs: Sequence[tuple[str, MeasuredRun]], question: Question) -> tupl
         raise MeasurementFileError(
             f"{runs[0][0]} is of {engine}, and the plan is for {planned}; give the plan that ran"
         )
-    return engine, next((run.version for _, run in runs if run.version), "")
+    return engine, next((run.version for _, run in runs if run.version), "")[:LONGEST_NAME]
 
 
 def _require_model(name: str, run: MeasuredRun, question: Question) -> None:
@@ -241,9 +243,9 @@ def _record(
     ]
     spec = ModelSpec.of(spec_of(question.model or ""))
     return RunRecord(
-        machine.now(), run.tool, stack, Path(spec.path).name, run.format or
-        spec.options.get("quantize", ""), label, load.prompt, load.new,
-        float(load.concurrency), _told(measured), _told(plain), tuple(lessons),
+        machine.now(), run.tool, stack, Path(spec.path).name,
+        (run.format or spec.options.get("quantize", ""))[:LONGEST_NAME], label,
+        load.prompt, load.new, float(load.concurrency), _told(measured), _told(plain), tuple(lessons),
     )  # fmt: skip
 
 

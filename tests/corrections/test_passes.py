@@ -28,9 +28,7 @@ def found_again(
 ) -> Residuals:  # fmt: skip
     """Residuals by the times that an engine has once they are put into it."""
     measured = served_times(scaled(engine, prefill, decode), traffic, median)
-    measured = Times(
-        measured.ttft_s if ttft else math.nan, measured.tpot_s if tpot else math.nan
-    )
+    measured = Times(measured.ttft_s if ttft else math.nan, measured.tpot_s if tpot else math.nan)
     return residuals(lambda p, d: served_times(scaled(engine, p, d), traffic, median), measured)
 
 

@@ -72,9 +72,7 @@ def reference(
     n = len(measured)
     gain = joint[n:, :n] @ np.linalg.inv(joint[:n, :n])
     mean, left = gain @ measured, joint[n:, n:] - gain @ joint[:n, n:]
-    return [
-        Residual(m, math.sqrt(v + c.floor)) for m, v in zip(mean, np.diag(left), strict=True)
-    ]
+    return [Residual(m, math.sqrt(v + c.floor)) for m, v in zip(mean, np.diag(left), strict=True)]
 
 
 def drawn_lessons(rng: np.random.Generator, count: int) -> list[Lesson]:

@@ -106,9 +106,7 @@ def test_the_newest_runs_count(monkeypatch: pytest.MonkeyPatch) -> None:
     [lambda b: b[: len(b) // 2], lambda b: b"", lambda b: b"[]", lambda b: b"\xff" + b,
      lambda b: b'{"schema": 1, "runs": []}', lambda b: b.replace(b'"schema": 1', b'"schema": 9')],
 )  # fmt: skip
-def test_damaged_files_cost_their_run_alone(
-    damage: Callable[[bytes], bytes], data: Path
-) -> None:
+def test_damaged_files_cost_their_run_alone(damage: Callable[[bytes], bytes], data: Path) -> None:
     records.remember([a_run(), a_run(STACKS[1])])
     path = next(path for path, run in records.remembered().items() if run.stack == H100)
     path.write_bytes(damage(path.read_bytes()))
@@ -171,7 +169,8 @@ def test_what_is_no_number_is_refused(number: str, tmp_path: Path) -> None:
     path.write_text(json.dumps(_document()).replace("0.2", number, 1))
     with pytest.raises(MeasurementFileError):
         records.read_runs(path)
-    with pytest.raises(MeasurementFileError, match="no file of measured runs.*gdp learn --export"):
+    missing = r"no file of measured runs .*write one with gdp learn --export"
+    with pytest.raises(MeasurementFileError, match=missing):
         records.read_runs(tmp_path / "missing.json")
 
 

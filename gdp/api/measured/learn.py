@@ -245,7 +245,8 @@ def _record(
     return RunRecord(
         machine.now(), run.tool, stack, Path(spec.path).name,
         (run.format or spec.options.get("quantize", ""))[:LONGEST_NAME], label,
-        load.prompt, load.new, float(load.concurrency), _told(measured), _told(plain), tuple(lessons),
+        load.prompt, load.new, float(load.concurrency), _told(measured), _told(plain),
+        tuple(lessons),
     )  # fmt: skip
 
 

@@ -85,7 +85,8 @@ class RunRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     @property
     def subject(self) -> str:
         """Digest of all but the date and the predictions: a run that is read twice counts once."""
-        own = msgspec.structs.replace(self, date="", predicted={}, passes=(), costs="")
+        sizes = {name: float(getattr(self, name)) for name in ("prompt", "new", "concurrency")}
+        own = msgspec.structs.replace(self, date="", predicted={}, passes=(), costs="", **sizes)
         return hashlib.sha256(msgspec.json.encode(own)).hexdigest()[:24]
 
 

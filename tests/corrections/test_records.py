@@ -54,6 +54,14 @@ def test_runs_are_remembered_once_and_forgotten_by_their_stack(data: Path) -> No
     assert records.remembered() == {}
 
 
+def test_whole_numbers_are_the_run_that_is_read_back() -> None:
+    run = a_run(prompt=512, new=0, concurrency=1)
+    records.remember([run])
+    assert next(iter(records.remembered().values())).subject == run.subject
+    records.remember(list(records.remembered().values()))
+    assert len(records.remembered()) == 1
+
+
 def test_other_runs_of_a_stack_are_runs_of_their_own() -> None:
     runs = [a_run(), a_run(prompt=900.0), a_run(new=1.0), a_run(concurrency=9.0),
             a_run(measured={"tpot_s": 0.01}), a_run(model="up-9b"), a_run(tool="x"),

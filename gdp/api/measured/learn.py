@@ -208,6 +208,7 @@ def _require_model(name: str, run: MeasuredRun, question: Question) -> None:
     """Raise `MeasurementFileError` where a file is of a model of another size than the plan's."""
     graph = question.graph
     held = graph.weight_holders()
+    held = held[~graph.is_buffer[held]]
     weights = int((graph.weight_bytes - graph.cache_bytes)[held].sum())
     if run.model_bytes and not 1 / OTHER_SIZE < run.model_bytes / weights < OTHER_SIZE:
         raise MeasurementFileError(

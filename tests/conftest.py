@@ -1,7 +1,9 @@
 """Shapes and types of gdp are checked in every test: `tests/typecheck.py`."""
 
+import atexit
 import gc
 import os
+import shutil
 import sys
 import tempfile
 from collections.abc import Callable
@@ -21,8 +23,9 @@ os.environ.setdefault(
 os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0.1")
 # Tests that open sessions of their own shall no more send telemetry than gdp does.
 os.environ["ORT_DISABLE_TELEMETRY"] = "1"
-# Answers shall not depend on what was learned of the machine.
-os.environ["GDP_DATA_DIR"] = os.path.join(tempfile.gettempdir(), f"gdp-tests-{os.getpid()}")
+# Answers shall not depend on what was learned of the machine, nor on what tests before them left.
+os.environ["GDP_DATA_DIR"] = tempfile.mkdtemp(prefix="gdp-tests-")
+atexit.register(shutil.rmtree, os.environ["GDP_DATA_DIR"], ignore_errors=True)
 
 from typecheck import checked_package
 

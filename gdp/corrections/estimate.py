@@ -74,10 +74,11 @@ def corrected_by(
 ) -> Correction:
     """The correction of passes on a stack with so many measured runs."""
     far = 0.0 if runs or is_near(meta, stack, passes[1].bits) else meta.far
-    quantiles = meta.quantiles[min(len(runs), len(meta.quantiles) - 1)]
     rows = process.residuals(stack, passes, lessons_of(runs))
     ranges = []
-    for row, quantile in zip(rows, quantiles, strict=True):
+    for phase, (row, asked) in enumerate(zip(rows, passes, strict=True)):
+        shown = sum(any(x.prefill == asked.prefill for x in run.passes) for run in runs)
+        quantile = meta.quantiles[min(shown, len(meta.quantiles) - 1)][phase]
         half = math.log(far) if far else quantile * row.deviation
         # Far from all that was measured a mean is a guess: the prediction stays.
         mean = 0.0 if far else row.mean

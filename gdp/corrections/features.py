@@ -21,19 +21,20 @@ BITS = (12.0, 7.0, 5.5, 4.5, 3.5)
 WIDEST = 4.0
 """Standard deviations beyond which a feature counts as this many."""
 _Rate = Annotated[float, msgspec.Meta(gt=0, le=1e20)]
+_Name = Annotated[str, msgspec.Meta(max_length=200)]
 
 
 class EngineStack(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """All that runs below a model. Runs of one stack teach it, whatever their model."""
 
-    engine: str  # of `ENGINES`, or another
-    card: str  # kind of the accelerator, such as "h100"; of the processor where there is none
+    engine: _Name  # of `ENGINES`, or another
+    card: _Name  # kind of the accelerator, such as "h100"; of the processor where there is none
     bytes_per_s: _Rate  # of the card
     flop_per_s: _Rate  # of it, in 16 bits
     memory_bytes: _Rate  # of it
-    version: str = ""  # of the engine, "" where unknown
-    backend: str = ""  # of `BACKENDS`
-    host: str = ""  # kind of the processor
+    version: _Name = ""  # of the engine, "" where unknown
+    backend: _Name = ""  # of `BACKENDS`
+    host: _Name = ""  # kind of the processor
 
     @property
     def key(self) -> str:
@@ -45,10 +46,10 @@ class EngineStack(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     def age(self) -> float:
         """Version as a number, about one for a year of releases; 0 for the middle of those that
         were measured, and where it is unknown."""
-        numbers = [int(number) for number in re.findall(r"\d+", self.version)[:3]]
-        numbers += [0] * (3 - len(numbers))
-        if not self.version:
+        numbers = [int(number) for number in re.findall(r"\d{1,9}", self.version)[:3]]
+        if not numbers:
             return 0.0
+        numbers += [0] * (3 - len(numbers))
         if self.engine == "vllm":
             return min(max((numbers[1] - 15) / 6, -2.0), 2.0) if numbers[0] == 0 else 2.0
         if self.engine == "sglang":

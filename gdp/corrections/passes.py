@@ -16,11 +16,14 @@ from gdp.sim.traffic import ServedTraffic, Traffic
 
 MOST = math.log(30.0)
 """Largest log residual that is looked for."""
-STEP = 0.02
-"""Of a log factor, for slopes."""
-ITERATIONS = 12
+STEPS = (0.02, -0.1, 0.1, -0.3, 0.3)
+"""Of a log factor, for slopes: times of few requests have jumps, over which wider ones see.
+Either side has its own."""
+ITERATIONS = 20
 CLOSE = 1e-3
-"""Log of a time that counts as met."""
+"""Change of a log factor below which a search ends."""
+FAR = 5e-3
+"""Log of a time that counts as missed."""
 TIE = 0.03
 """Weight of a log factor against the log of a time: a factor that times do not show stays small."""
 
@@ -75,7 +78,8 @@ def residuals(
 ) -> Residuals:
     """Residuals of prefill and decode with which a prediction gives the measured times.
 
-    Gauss-Newton on log times with a small penalty on the residuals.
+    Gauss-Newton on log times with a small penalty on the residuals; where it ends away from them,
+    it goes on by slopes over wider steps.
 
     Args:
         predict: Times of the run by (prefill, decode) residuals.
@@ -93,9 +97,10 @@ def residuals(
 
     at = np.zeros(2)
     value = logs(at)
-    slopes = np.zeros((2, 2))
+    slopes, wider = np.zeros((2, 2)), 0
     for _ in range(ITERATIONS):
-        slopes = np.column_stack([(logs(at + move) - value) / STEP for move in STEP * np.eye(2)])
+        step = STEPS[wider]
+        slopes = np.column_stack([(logs(at + move) - value) / step for move in step * np.eye(2)])
         off = (wanted - value) * known
         move = np.linalg.solve(slopes.T @ slopes + tie**2 * np.eye(2), slopes.T @ off - tie**2 * at)
         move = np.clip(move, -1.0, 1.0)
@@ -108,6 +113,8 @@ def residuals(
                 break
             share /= 2
         if share <= 0.05 or np.abs(share * move).max() < CLOSE:
-            break
+            if wider + 1 == len(STEPS) or np.abs((wanted - value) * known).max() < FAR:
+                break
+            wider += 1
     shown = np.minimum(1.0, np.abs(slopes).max(axis=0))
     return Residuals(float(at[0]), float(at[1]), (float(shown[0]), float(shown[1])))

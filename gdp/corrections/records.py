@@ -26,6 +26,8 @@ _KIND = Kind("file of measured runs", MeasurementFileError, "write one with gdp 
 _Seconds = Annotated[float, msgspec.Meta(ge=0, le=1e6)]
 _Size = Annotated[float, msgspec.Meta(ge=0, le=1e16)]
 _Count = Annotated[int, msgspec.Meta(ge=1, le=1_000_000_000)]
+_Name = Annotated[str, msgspec.Meta(max_length=400)]
+_Told = dict[_Name, Annotated[float, msgspec.Meta(ge=0, le=1e9)]]
 
 
 class MeasuredPass(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -45,6 +47,11 @@ class MeasuredPass(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     residual: Annotated[float, msgspec.Meta(ge=-5, le=5)]  # log of measured over predicted
     shown: Annotated[float, msgspec.Meta(ge=0, le=1)]
 
+    def __post_init__(self) -> None:
+        """Raise `ValueError` for seconds of another cause: no feature would show them."""
+        if not self.parts_s.keys() <= set(CAUSES):
+            raise ValueError(f"parts_s has other causes than {', '.join(CAUSES)}")
+
     def lesson(self) -> Lesson:
         """The pass as a process learns from it."""
         plain = msgspec.structs.asdict(self)
@@ -62,23 +69,24 @@ class MeasuredPass(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class RunRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """One load of a measured run, and what it teaches of its stack."""
 
-    date: str
-    tool: str
+    date: _Name
+    tool: _Name
     stack: EngineStack
-    model: str  # its last name, without folders
-    format: str
-    costs: str  # label of the costs that the passes were predicted by
-    prompt: float
-    new: float
-    concurrency: float
-    measured: dict[str, float]  # seconds and rates as the file told them
-    predicted: dict[str, float]  # the same, before anything was learned
-    passes: tuple[MeasuredPass, ...]
+    model: _Name  # its last name, without folders
+    format: _Name
+    costs: Annotated[str, msgspec.Meta(max_length=10_000)]  # label, of predictions of the passes
+    prompt: _Size
+    new: _Size
+    concurrency: _Size
+    measured: _Told  # seconds and rates as the file told them
+    predicted: _Told  # the same, before anything was learned
+    passes: Annotated[tuple[MeasuredPass, ...], msgspec.Meta(max_length=2)]
 
     @property
     def subject(self) -> str:
         """Digest of all but the date and the predictions: a run that is read twice counts once."""
-        own = msgspec.structs.replace(self, date="", predicted={}, passes=(), costs="")
+        sizes = {name: float(getattr(self, name)) for name in ("prompt", "new", "concurrency")}
+        own = msgspec.structs.replace(self, date="", predicted={}, passes=(), costs="", **sizes)
         return hashlib.sha256(msgspec.json.encode(own)).hexdigest()[:24]
 
 
@@ -148,7 +156,8 @@ def forget(keys: Sequence[str] | None = None) -> int:
 def runs_of(stack: EngineStack, costs: str) -> list[RunRecord]:
     """The newest runs of a stack under costs of the same label; of a stack without a version those
     of the version that was measured last."""
-    own = [run for run in remembered().values() if run.costs == costs and _same(run.stack, stack)]
+    known = remembered().values()
+    own = [run for run in known if run.costs == costs and run.passes and _same(run.stack, stack)]
     if own and not stack.version:
         own = [run for run in own if run.stack.key == own[-1].stack.key]
     return own[-MOST_RUNS:]

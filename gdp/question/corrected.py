@@ -1,6 +1,5 @@
 """Answers about language models as measured runs correct them."""
 
-import math
 from dataclasses import replace
 
 from gdp.corrections.estimate import Correction, correction_of
@@ -17,13 +16,19 @@ def costs_label(question: Question) -> str:
     return resolve_costs(question.costs, question.cluster, question.graph)[1]
 
 
+def has_shipped_costs(question: Question) -> bool:
+    """True for the costs of gdp itself, which runs correct, with the host's part of any engine."""
+    costs = question.costs
+    return costs is None or (isinstance(costs, str) and (costs == SHIPPED or costs in HOSTS))
+
+
 def corrected(
     question: Question, placement: Placement, answer: GenerationAnswer
 ) -> GenerationAnswer:
     """An answer with its times as runs of its stack correct them, and their 90% intervals; as it is
     where costs of the user's own are asked for, or no engine computes the model."""
     engine = engine_name(question)
-    if not engine or not (question.costs in (None, SHIPPED) or question.costs in HOSTS):
+    if not engine or not has_shipped_costs(question):
         return answer
     passes = passes_of(question, answer, placement)
     found = correction_of(stack_of(question, engine), passes, costs_label(question))
@@ -33,15 +38,13 @@ def corrected(
 def with_correction(answer: GenerationAnswer, found: Correction) -> GenerationAnswer:
     """An answer whose prefill and decode take other times."""
     prefill, decode = found.prefill.factor, found.decode.factor
-    request = answer.request
-    more_s = (prefill - 1.0) * answer.first_token_s
-    more_s += (decode - 1.0) * answer.token_s * request.steps
-    request_s = max(answer.request_s + more_s, 1e-12)
-    faster = answer.request_s / request_s
+    phases_s = answer.first_token_s, answer.token_s * answer.request.steps
+    before_s = sum(phases_s)
+    longer = (prefill * phases_s[0] + decode * phases_s[1]) / before_s if before_s else 1.0
     full = answer.full_tokens_per_s
     return replace(
         answer, first_token_s=answer.first_token_s * prefill, token_s=answer.token_s * decode,
-        caches_s=answer.caches_s * decode, request_s=request_s,
-        all_tokens_per_s=answer.all_tokens_per_s * (1.0 if math.isinf(faster) else faster),
+        caches_s=answer.caches_s * decode, request_s=answer.request_s * longer,
+        all_tokens_per_s=answer.all_tokens_per_s / longer,
         full_tokens_per_s=None if full is None else full / decode, correction=found,
     )  # fmt: skip

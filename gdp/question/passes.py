@@ -8,7 +8,9 @@ from gdp.costs.llama_backends import backend_of
 from gdp.costs.measured.host import ENGINE
 from gdp.graph.op_graph import OpGraph
 from gdp.graph.request import PREFILL
+from gdp.importers.huggingface.spec import parse_config_spec
 from gdp.placement.placement import Placement
+from gdp.question.models import spec_of
 from gdp.question.question import Question
 from gdp.question.result import GenerationAnswer, TimePart
 
@@ -46,7 +48,7 @@ def _backend(card: Device) -> str:
 
 
 def passes_of(
-    question: Question, answer: GenerationAnswer, placement: Placement, tokens_at_once: int = 0
+    question: Question, answer: GenerationAnswer, placement: Placement
 ) -> tuple[Pass, Pass]:
     """The prefill pass and the decode step of an answer.
 
@@ -54,16 +56,18 @@ def passes_of(
         question: Of the answer, with the graph.
         answer: Its seconds and their parts.
         placement: Whose splits divide the layers.
-        tokens_at_once: Of a prefill pass at most; 0: the whole prompts are one.
     """
     graph, request = question.graph, answer.request
     processors = {device.name for device in question.cluster.devices if device.is_cpu}
     splits = placement.splits
     tensor, experts = (len(splits[0].devices), splits[0].experts) if splits else (1, False)
-    weights = sum(row.weights_bytes for row in answer.memory)
+    weights = sum(row.weights_bytes for row in answer.memory) / answer.copies
+    spec = spec_of(question.model or "")
+    # A prefill pass of an engine has so many tokens at most; elsewhere whole prompts are one.
+    at_once = parse_config_spec(spec).max_num_batched_tokens if spec.startswith("hf:") else 0
     bytes_each, active = weight_sizes(graph, request.batch * request.prompt)
     read = request.prompt * request.batch
-    share = min(1.0, tokens_at_once / read) if tokens_at_once else 1.0
+    share = min(1.0, at_once / read) if at_once else 1.0
     phases = (True, answer.first_token_s * share, answer.shares[0], read * share), (
         False, answer.token_s, answer.shares[1], request.batch,
     )  # fmt: skip

@@ -25,12 +25,13 @@ from gdp.corrections.process import Lesson, shipped_corrections
 from gdp.corrections.records import MeasuredPass, RunRecord
 from gdp.corrections.run import Load, MeasuredRun, MeasurementFileError
 from gdp.costs import machine
+from gdp.costs.measured.host import HOSTS
 from gdp.graph.op_graph import OpGraph
 from gdp.graph.request import DECODE, PREFILL
 from gdp.importers.spec import ModelSpec
 from gdp.placement.placement import Placed, Placement, make_placement
 from gdp.question import solve
-from gdp.question.corrected import costs_label
+from gdp.question.corrected import costs_label, has_shipped_costs
 from gdp.question.models import Generation, Model, load, spec_of
 from gdp.question.passes import engine_name, passes_of, stack_of
 from gdp.question.question import Question, question_about
@@ -45,6 +46,8 @@ OTHER_SIZE = 1.3
 """Factor between the sizes of a plan's model and a file's beyond which they are two models."""
 MOST_ASKED = 400
 """Requests that are simulated of a run."""
+LONGEST_NAME = 100
+"""Letters of names in files that are remembered."""
 LEAST_SHOWN = 0.05
 """Passes that the times of a run show less teach nothing."""
 _SIZE = re.compile(r"(?<![a-z0-9.])(\d+(?:\.\d+)?)\s?b(?![a-z0-9])", re.IGNORECASE)
@@ -110,13 +113,26 @@ def learn_runs(
     runs = [run for file in files for run in _read(file)]
     question, placement = _planned(runs, plan, model, cluster, target, parts)
     engine, version = _engine(runs, question)
+    if not has_shipped_costs(question):
+        raise ArgumentError(
+            "runs correct the costs of gdp itself, and the plan is by others; leave --costs out"
+        )
+    if engine in HOSTS and engine != engine_name(question):
+        # Its answers are by the host's part of its own steps.
+        question = replace(question, costs=engine)
     stack = stack_of(question, engine, version)
     label = costs_label(question)
     made, notes = [], dict[str, None]()
     for name, run in runs:
         notes |= dict.fromkeys(run.notes)
         _require_model(name, run, question)
-        made += [_record(name, run, one, question, placement, stack, label) for one in run.loads]
+        own = [_record(name, run, one, question, placement, stack, label) for one in run.loads]
+        made += [record for record in own if record.passes]
+    if not made:
+        raise MeasurementFileError(
+            f"{runs[0][0]} tells no seconds of a token, nor of the first one, that passes follow "
+            "from; measure TTFT and TPOT, as vllm bench serve --save-result does"
+        )
     folder = records.remember(made) if keep else None
     known = list({run.subject: run for run in (*records.runs_of(stack, label), *made)}.values())
     before, after, words = _taught(stack, known, made)
@@ -152,8 +168,21 @@ def _planned(
 def _sizes(load: Load) -> tuple[int, int, int]:
     """Prompt, new tokens and sequences side by side of a load, as one request."""
     prompt = max(1, round(load.prompt) + load.context)
-    batch = load.concurrency or max(1, round(load.rate * (load.seconds or 1.0) / 10))
-    return prompt, max(1, round(load.new)), min(batch, 512)
+    return prompt, max(1, round(load.new)), min(load.concurrency or _arriving(load), 512)
+
+
+def _arriving(load: Load) -> int:
+    """Requests in flight of those that arrive at a rate, by Little's law; all where they come at
+    once."""
+    if not math.isfinite(load.rate):
+        return load.requests
+    first_s, token_s = (
+        mean if mean is not None else median or 0.0
+        for mean, median in (
+            (load.ttft_s, load.ttft_median_s), (load.tpot_s, load.tpot_median_s)
+        )
+    )  # fmt: skip
+    return max(1, round(load.rate * (first_s + token_s * max(load.new - 1.0, 0.0))))
 
 
 def _engine(runs: Sequence[tuple[str, MeasuredRun]], question: Question) -> tuple[str, str]:
@@ -172,13 +201,14 @@ def _engine(runs: Sequence[tuple[str, MeasuredRun]], question: Question) -> tupl
         raise MeasurementFileError(
             f"{runs[0][0]} is of {engine}, and the plan is for {planned}; give the plan that ran"
         )
-    return engine, next((run.version for _, run in runs if run.version), "")
+    return engine, next((run.version for _, run in runs if run.version), "")[:LONGEST_NAME]
 
 
 def _require_model(name: str, run: MeasuredRun, question: Question) -> None:
     """Raise `MeasurementFileError` where a file is of a model of another size than the plan's."""
     graph = question.graph
     held = graph.weight_holders()
+    held = held[~graph.is_buffer[held]]
     weights = int((graph.weight_bytes - graph.cache_bytes)[held].sum())
     if run.model_bytes and not 1 / OTHER_SIZE < run.model_bytes / weights < OTHER_SIZE:
         raise MeasurementFileError(
@@ -199,9 +229,11 @@ def _record(
 ) -> RunRecord:  # fmt: skip
     """A load as it is remembered: measured times, predicted ones, and the passes between them."""
     at, placed, answer = at_load(question, placement, load)
-    measured, is_median = _measured(load)
+    measured, is_median = _measured(load, answer.request.batch)
     _require_possible(name, load, at.graph, at, measured)
     predict = predicted_times(at, answer, load, is_median)
+    if math.isnan(measured.ttft_s) and (load.tpot_s, load.tpot_median_s) == (None, None):
+        predict = _of_whole_requests(predict, load.new)
     found = residuals(predict, measured)
     found = found.under_load() if _is_served(at, load) else found
     plain = predict(0.0, 0.0)
@@ -213,9 +245,10 @@ def _record(
     ]
     spec = ModelSpec.of(spec_of(question.model or ""))
     return RunRecord(
-        machine.now(), run.tool, stack, Path(spec.path).name, run.format or
-        spec.options.get("quantize", ""), label, load.prompt, load.new,
-        float(load.concurrency), _told(measured), _told(plain), tuple(lessons),
+        machine.now(), run.tool, stack, Path(spec.path).name,
+        (run.format or spec.options.get("quantize", ""))[:LONGEST_NAME], label,
+        load.prompt, load.new, float(load.concurrency), _told(measured), _told(plain),
+        tuple(lessons),
     )  # fmt: skip
 
 
@@ -223,17 +256,32 @@ def _told(times: Times) -> dict[str, float]:
     return {k: v for k, v in times._asdict().items() if math.isfinite(v)}
 
 
-def _measured(load: Load) -> tuple[Times, bool]:
-    """Times of a load, and whether they are medians: means where both are told."""
+def _measured(load: Load, batch: int) -> tuple[Times, bool]:
+    """Times of a load, `batch` of whose requests have room, and whether they are medians: means
+    where both are told."""
     is_median = load.ttft_s is None and load.tpot_s is None
     own = (load.ttft_median_s, load.tpot_median_s) if is_median else (load.ttft_s, load.tpot_s)
     times = Times(*(math.nan if t is None else t for t in own))
-    if math.isnan(times.tpot_s) and load.tokens_per_s and load.concurrency and load.new > 1:
+    at_once = load.rate == math.inf and load.requests <= batch
+    flight = load.concurrency or (load.requests if at_once else 0)
+    if math.isnan(times.tpot_s) and load.tokens_per_s and flight and load.new > 1:
         # Little's law: each of the requests writes its share of all tokens.
-        life_s = load.concurrency * load.new / load.tokens_per_s
+        life_s = flight * load.new / load.tokens_per_s
         first_s = 0.0 if math.isnan(times.ttft_s) else times.ttft_s
         times = times._replace(tpot_s=max(life_s - first_s, 1e-9) / max(load.new - 1, 1))
     return times, is_median
+
+
+def _of_whole_requests(
+    predict: Callable[[float, float], Times], new: float
+) -> Callable[[float, float], Times]:
+    """Predictions of seconds of a token that are those of whole requests, prompts included."""
+
+    def whole(prefill: float, decode: float) -> Times:
+        times = predict(prefill, decode)
+        return times._replace(tpot_s=times.tpot_s + times.ttft_s / max(new - 1, 1))
+
+    return whole
 
 
 def at_load(

@@ -183,6 +183,7 @@ def engine_of(answer: GenerationAnswer, question: Question) -> ServingEngine:
     count = requests_in_flight(question.graph, question.cluster, question.objective)
     sequences = request.batch * count
     mean_context = request.prompt + request.new / 2
+    longer = 1.0 if answer.correction is None else answer.correction.prefill.factor
     return ServingEngine(
         step_s=answer.token_s - answer.caches_s,
         token_s=answer.first_token_s / (request.batch * request.prompt),
@@ -192,7 +193,7 @@ def engine_of(answer: GenerationAnswer, question: Question) -> ServingEngine:
         cache_tokens=room * sequences * request.held,
         stages=answer.stages,
         copies=answer.copies,
-        launch_s=prompt_launch_s(question.graph) / answer.stages,
+        launch_s=longer * prompt_launch_s(question.graph) / answer.stages,
         scheduler=imported(TARGETS["vllm"].scheduler)(),
     )
 

@@ -27,7 +27,7 @@ os.environ["ORT_DISABLE_TELEMETRY"] = "1"
 os.environ["GDP_DATA_DIR"] = tempfile.mkdtemp(prefix="gdp-tests-")
 atexit.register(shutil.rmtree, os.environ["GDP_DATA_DIR"], ignore_errors=True)
 
-from typecheck import checked_package
+from typecheck import checked_package  # noqa: E402
 
 # Modules, traces and compilers' trees are millions of objects, nearly none of which is garbage.
 gc.set_threshold(50_000, 20, 50)

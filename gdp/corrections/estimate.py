@@ -4,7 +4,7 @@ import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from gdp.corrections.features import EngineStack, Pass, format_class
+from gdp.corrections.features import EngineStack, Pass, family_of, format_class
 from gdp.corrections.process import (
     CorrectionMeta,
     CorrectionProcess,
@@ -45,7 +45,7 @@ class Correction(NamedTuple):
             return f"{self.runs} measured run{'s' if self.runs > 1 else ''} of this stack"
         if self.far:
             return f"no measurement near this; within a factor of {self.far:.1f}"
-        return "no run of this stack; others' runs of like ones"
+        return "no run of this stack was learned from (gdp learn); as far as others' were off"
 
 
 def correction_of(stack: EngineStack, passes: tuple[Pass, Pass], costs: str) -> Correction | None:
@@ -73,16 +73,16 @@ def corrected_by(
     runs: Sequence[RunRecord],
 ) -> Correction:
     """The correction of passes on a stack with so many measured runs."""
-    far = 0.0 if runs or is_near(meta, stack, passes[1].bits) else meta.far
+    near = bool(runs) or is_near(meta, stack, passes[1].bits)
+    far = 0.0 if near else meta.far[family_of(stack.engine)]
     rows = process.residuals(stack, passes, lessons_of(runs))
     ranges = []
     for phase, (row, asked) in enumerate(zip(rows, passes, strict=True)):
         shown = sum(any(x.prefill == asked.prefill for x in run.passes) for run in runs)
-        quantile = meta.quantiles[min(shown, len(meta.quantiles) - 1)][phase]
-        half = math.log(far) if far else quantile * row.deviation
-        # Far from all that was measured a mean is a guess: the prediction stays.
-        mean = 0.0 if far else row.mean
-        ranges.append(Range(*(math.exp(mean + side * half) for side in (0, -1, 1))))
+        quantiles = meta.quantiles[family_of(stack.engine)]
+        half = quantiles[min(shown, len(quantiles) - 1)][phase] * row.deviation
+        half = max(half, math.log(far)) if far else half
+        ranges.append(Range(*(math.exp(row.mean + side * half) for side in (0, -1, 1))))
     return Correction(*ranges, len(runs), stack.key, far)
 
 

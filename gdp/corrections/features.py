@@ -11,6 +11,14 @@ from jaxtyping import Float
 
 ENGINES = ("vllm", "sglang", "trtllm", "tgi", "llamacpp")
 BACKENDS = ("cuda", "rocm", "vulkan", "metal", "sycl", "cpu")
+SERVED, LLAMA = "served", "llama.cpp"
+
+
+def family_of(engine: str) -> str:
+    """Engines whose predictions are off alike: those that serve, or llama.cpp."""
+    return LLAMA if engine == "llamacpp" else SERVED
+
+
 CAUSES = (
     "bandwidth", "arithmetic", "dispatch", "collectives", "streaming", "sending", "transfers",
     "processor bandwidth", "processor arithmetic",

@@ -36,7 +36,7 @@ class Times(NamedTuple):
 
 
 TTFT_TELLS = 1 / 3
-"""Share by which TTFT under load tells of prefill passes: it hangs on queues and schedulers, too."""
+"""Share by which TTFT under load tells of prefill passes, as it hangs on queues, too."""
 
 
 class Residuals(NamedTuple):

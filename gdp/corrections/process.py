@@ -1,16 +1,15 @@
 """Log of measured over predicted seconds of a pass, with its spread: a Gaussian process.
 
-Two passes are alike as far as their features and those of their stacks are (a squared exponential
-kernel; half as much across prefill and decode). What all runs of one model on one stack have of
-their own beyond that is one more term, which the runs of public stacks do not share with a user's.
-A user's measured passes are further observations: exact, in milliseconds; one of them moves a
-prediction a little, many decide it, and far from all that was measured the prediction stays as it
-is. Its inputs and constants are those of `pretrain.corrections`, which holds it against a network
-with superposition gates.
+Two passes of one stack are alike as far as their features are (a squared exponential kernel; a part
+of it across prefill and decode), and share a constant of the stack. A user's measured passes are
+its observations: exact, in milliseconds. One of them moves predictions of passes like it, more
+decide, and what is unlike all that was measured stays as it was predicted. Nothing is taken over
+from other stacks: on public runs that did harm where nothing was measured, and gained no more than
+a point where something was (`pretrain.corrections.table`, which also tells of a network with
+superposition gates). They make the scales of the features, and the widths of intervals.
 """
 
 import functools
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -33,12 +32,9 @@ class Constants(NamedTuple):
     length: float = 3.0  # in standard deviations of features
     of_pass: float = 0.6  # weight of the features of a pass beside those of a stack
     alike: float = 0.3  # variance that like passes share
-    phase: float = 0.05  # variance that all passes of a phase share
-    own: float = 0.15  # variance that one model on one stack has of its own
-    across: float = 0.3  # share that prefill and decode have in common
-    prefill: float = 0.3  # of these variances, of prefill: TTFT hangs on more than its passes
-    noise: float = 0.15  # of a measured pass
-    repeated: float = 0.01  # of a measured pass of the user's own stack
+    across: float = 0.3  # share of it that prefill and decode have in common
+    own: float = 0.05  # variance that all passes of a phase on one stack share
+    noise: float = 0.03  # of a measured pass
     floor: float = 0.01  # of any prediction
 
 
@@ -61,70 +57,29 @@ class Residual(NamedTuple):
     deviation: float
 
 
-class Points(NamedTuple):
-    """Passes of public runs. Axes: P passes, F and G features."""
-
-    shown: Float[np.ndarray, "P F"]
-    told: Float[np.ndarray, "P G"]
-    residual: Float[np.ndarray, "P"]
-    weight: Float[np.ndarray, "P"]  # how far measured times show it
-    group: Int[np.ndarray, "P"]  # model and stack
-
-
-LEAST_WEIGHT = 0.05
-MOST = 2.0
-"""Log residual beyond which a pass counts as this far off: another scheduler, or a queue."""
-
-
-class _Places(NamedTuple):
-    """Passes where the kernel measures distances."""
+class Places(NamedTuple):
+    """Passes where the kernel measures distances. Axes: N passes, E features."""
 
     at: Float[np.ndarray, "N E"]
     prefill: Int[np.ndarray, "N"]
 
 
+LEAST_WEIGHT = 0.02
+MOST = 2.0
+"""Log residual beyond which a pass counts as this far off: another scheduler, or a queue."""
+
+
 @dataclass(frozen=True, eq=False)
 class CorrectionProcess:
-    """A Gaussian process over measured passes of public runs."""
+    """A Gaussian process over the measured passes of a stack.
 
-    points: Points
+    Attributes:
+        scales: Means and standard deviations of features, as `scales_of` has them.
+        constants: Of the kernel.
+    """
+
+    scales: Mapping[str, np.ndarray]
     constants: Constants = CONSTANTS
-
-    @functools.cached_property
-    def scales(self) -> Mapping[str, np.ndarray]:
-        """Means and scales of the features."""
-        return scales_of(self.points.shown, self.points.told)
-
-    def _places(self, shown: np.ndarray, told: np.ndarray) -> _Places:
-        x, e = standardised(self.scales, shown, told)
-        weight = self.constants.of_pass
-        at = np.concatenate([weight * x, e], axis=1) / self.constants.length
-        return _Places(at, (shown[:, 0] > 0.5).astype(int))
-
-    def _kernel(self, a: _Places, b: _Places) -> Float[np.ndarray, "N M"]:
-        c = self.constants
-        apart = (a.at**2).sum(1)[:, None] + (b.at**2).sum(1) - 2 * a.at @ b.at.T
-        same = np.equal.outer(a.prefill, b.prefill)
-        alike = c.alike * np.exp(-0.5 * np.maximum(apart, 0.0))
-        trusted = (np.where(x.prefill, math.sqrt(c.prefill), 1.0) for x in (a, b))
-        return (alike * np.where(same, 1.0, c.across) + c.phase * same) * np.multiply.outer(
-            *trusted
-        )
-
-    def _own(self, a: _Places, b: _Places) -> Float[np.ndarray, "N M"]:
-        """Covariance that two passes have because they are of one model on one stack."""
-        return self.constants.own * np.equal.outer(a.prefill, b.prefill)
-
-    @functools.cached_property
-    def _known(self) -> tuple[_Places, np.ndarray, np.ndarray]:
-        """(places of the points, inverse of their covariance, that times their residuals)."""
-        p, c = self.points, self.constants
-        places = self._places(p.shown, p.told)
-        covered = self._kernel(places, places)
-        covered += self._own(places, places) * np.equal.outer(p.group, p.group)
-        covered += np.diag(c.noise / np.maximum(p.weight, LEAST_WEIGHT))
-        inverse = np.linalg.inv(covered)
-        return places, inverse, inverse @ p.residual
 
     def residuals(
         self, stack: EngineStack, passes: Sequence[Pass], lessons: Sequence[Lesson] = ()
@@ -136,29 +91,50 @@ class CorrectionProcess:
             passes: As they are predicted.
             lessons: Measured passes of this stack.
         """
-        c, (points, inverse, scaled) = self.constants, self._known
-        asked = self._places(*_features(stack, passes))
-        near = self._kernel(asked, points)
-        mean = near @ scaled
-        covered = self._kernel(asked, asked) - near @ inverse @ near.T + self._own(asked, asked)
+        asked = self._places(stack, passes)
+        mean, covered = np.zeros(len(passes)), self._kernel(asked, asked)
         if lessons:
-            seen = self._places(*_features(stack, [lesson.asked for lesson in lessons]))
+            seen = self._places(stack, [lesson.asked for lesson in lessons])
             shown = np.array([lesson.shown for lesson in lessons])
             wanted = np.clip([lesson.residual for lesson in lessons], -MOST, MOST)
-            of_points = self._kernel(seen, points)
-            known = self._kernel(seen, seen) - of_points @ inverse @ of_points.T
-            known += self._own(seen, seen)
-            known += np.diag(c.repeated / np.maximum(shown, LEAST_WEIGHT))
-            shared = self._kernel(asked, seen) - near @ inverse @ of_points.T
-            shared += self._own(asked, seen)
+            known, shared = self._kernel(seen, seen), self._kernel(asked, seen)
+            known += np.diag(self.constants.noise / np.maximum(shown, LEAST_WEIGHT))
             gain = np.linalg.solve(known, shared.T).T
-            mean = mean + gain @ (wanted - of_points @ scaled)
+            mean = gain @ wanted
             covered = covered - gain @ shared.T
-        deviation = np.sqrt(np.maximum(np.diag(covered), 0.0) + c.floor)
+        deviation = np.sqrt(np.maximum(np.diag(covered), 0.0) + self.constants.floor)
         return [Residual(*row) for row in zip(mean.tolist(), deviation.tolist(), strict=True)]
 
+    def _places(self, stack: EngineStack, passes: Sequence[Pass]) -> Places:
+        return places_of(self.scales, self.constants, *features_of(stack, passes))
 
-def _features(stack: EngineStack, passes: Sequence[Pass]) -> tuple[np.ndarray, np.ndarray]:
+    def _kernel(self, a: Places, b: Places) -> Float[np.ndarray, "N M"]:
+        own = self.constants.own * np.equal.outer(a.prefill, b.prefill)
+        return kernel(self.constants, a, b) + own
+
+
+def kernel(constants: Constants, a: Places, b: Places) -> Float[np.ndarray, "N M"]:
+    """Covariance of passes by their distances, without what a stack has of its own."""
+    apart = (a.at**2).sum(1)[:, None] + (b.at**2).sum(1) - 2 * a.at @ b.at.T
+    same = np.equal.outer(a.prefill, b.prefill)
+    alike = constants.alike * np.exp(-0.5 * np.maximum(apart, 0.0))
+    return alike * np.where(same, 1.0, constants.across)
+
+
+def places_of(
+    scales: Mapping[str, np.ndarray], constants: Constants,
+    shown: Float[np.ndarray, "N F"], told: Float[np.ndarray, "N G"],
+) -> Places:  # fmt: skip
+    """Features of passes and of their stacks as places."""
+    x, e = standardised(scales, shown, told)
+    at = np.concatenate([constants.of_pass * x, e], axis=1) / constants.length
+    return Places(at, (shown[:, 0] > 0.5).astype(int))
+
+
+def features_of(
+    stack: EngineStack, passes: Sequence[Pass]
+) -> tuple[Float[np.ndarray, "N F"], Float[np.ndarray, "N G"]]:
+    """Features of passes, and of the stack under each."""
     return (
         np.array([one.features() for one in passes]),
         np.array([stack.features(one.bits) for one in passes]),
@@ -196,9 +172,9 @@ class CorrectionMeta(msgspec.Struct, frozen=True):
     shapes: dict[str, tuple[int, ...]]  # of every array
     constants: dict[str, float]
     # Half widths of 90% intervals over predicted deviations, of passes of stacks that were left out
-    # (split conformal): (prefill, decode) by number of measured runs, the last for all more.
-    quantiles: list[tuple[float, float]]
-    far: float  # factor within which 90% of predictions of left-out stacks lie
+    # (split conformal), by family: (prefill, decode) by number of measured runs, the last for more.
+    quantiles: dict[str, list[tuple[float, float]]]
+    far: dict[str, float]  # factor within which 90% of uncorrected passes of a family lie
     stacks: dict[str, int]  # measured passes by key of a stack
     known: list[tuple[str, str, float, float]]  # engine, backend, log bandwidth and FLOP/s of cards
     formats: dict[str, tuple[int, ...]]  # classes of formats that were measured, by engine
@@ -211,7 +187,7 @@ def load_corrections(path: str) -> tuple[CorrectionProcess, CorrectionMeta]:
     kind = Kind("meta.json of corrections", checkpoint.CheckpointError)
     meta = convert(checkpoint.read_meta(path), kind, CorrectionMeta, f"{path}/meta.json")
     arrays = checkpoint.load_arrays(path, meta.shapes)
-    return CorrectionProcess(Points(**arrays), Constants(**meta.constants)), meta
+    return CorrectionProcess(arrays, Constants(**meta.constants)), meta
 
 
 @functools.cache

@@ -9,9 +9,15 @@ from collections.abc import Callable, Mapping, Sequence
 import numpy as np
 
 from gdp.corrections.process import (
+    CONSTANTS,
+    LEAST_WEIGHT,
+    MOST,
     CorrectionProcess,
     Lesson,
     Residual,
+    features_of,
+    kernel,
+    places_of,
     scales_of,
     standardised,
 )
@@ -95,10 +101,49 @@ def ridge(samples: Samples, train: np.ndarray) -> Predict:
     return predict
 
 
-def gaussian_process(samples: Samples, train: np.ndarray) -> Predict:
-    """The process that ships; runs of a stack are further observations."""
-    process = CorrectionProcess(points_of(samples, chosen(samples, train)))
+def own_runs(samples: Samples, train: np.ndarray) -> Predict:
+    """The process that ships: runs of the stack alone."""
+    scales = scales_of(samples.shown[train], samples.told[train])
+    process = CorrectionProcess(scales)
     return lambda row, lessons: process.residuals(row.stack, row.passes, lessons)
+
+
+def all_runs(samples: Samples, train: np.ndarray) -> Predict:
+    """The same process over public runs, too, which share what like passes do with a user's."""
+    known = points_of(samples, chosen(samples, train))
+    scales, c = scales_of(known.shown, known.told), CONSTANTS
+    points = places_of(scales, c, known.shown, known.told)
+    covered = kernel(c, points, points)
+    same = np.equal.outer(points.prefill, points.prefill)
+    covered += c.own * same * np.equal.outer(known.group, known.group)
+    covered += np.diag(c.noise / np.maximum(known.weight, LEAST_WEIGHT))
+    inverse = np.linalg.inv(covered)
+    scaled = inverse @ known.residual
+
+    def predict(row: Row, lessons: Sequence[Lesson]) -> list[Residual]:
+        asked = places_of(scales, c, *features_of(row.stack, row.passes))
+        near = kernel(c, asked, points)
+        mean = near @ scaled
+        own = c.own * np.equal.outer(asked.prefill, asked.prefill)
+        left = kernel(c, asked, asked) - near @ inverse @ near.T + own
+        if lessons:
+            passes = [lesson.asked for lesson in lessons]
+            seen = places_of(scales, c, *features_of(row.stack, passes))
+            beside = kernel(c, seen, points)
+            shown = np.array([lesson.shown for lesson in lessons])
+            of_seen = kernel(c, seen, seen) - beside @ inverse @ beside.T
+            of_seen += c.own * np.equal.outer(seen.prefill, seen.prefill)
+            of_seen += np.diag(c.noise / np.maximum(shown, LEAST_WEIGHT))
+            shared = kernel(c, asked, seen) - near @ inverse @ beside.T
+            shared += c.own * np.equal.outer(asked.prefill, seen.prefill)
+            gain = np.linalg.solve(of_seen, shared.T).T
+            wanted = np.clip([lesson.residual for lesson in lessons], -MOST, MOST)
+            mean = mean + gain @ (wanted - beside @ scaled)
+            left = left - gain @ shared.T
+        deviation = np.sqrt(np.maximum(np.diag(left), 0.0) + c.floor)
+        return [Residual(*x) for x in zip(mean.tolist(), deviation.tolist(), strict=True)]
+
+    return predict
 
 
 def chosen(samples: Samples, train: np.ndarray, most: int = POINTS) -> np.ndarray:
@@ -132,11 +177,13 @@ def network(samples: Samples, train: np.ndarray, **options: bool) -> Predict:
     return predict
 
 
+OWN_RUNS = "process of own runs"
 CONTENDERS: Mapping[str, Fit] = {
     "no correction": no_correction,
     "one factor per stack": one_factor,
     "ridge": ridge,
-    "Gaussian process": gaussian_process,
+    OWN_RUNS: own_runs,
+    "process over public runs": all_runs,
     "network": network,
     "network, gates as drawn": lambda s, t: network(s, t, gates_learn=False),
     "network without gates": lambda s, t: network(s, t, gated=False),

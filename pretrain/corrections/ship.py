@@ -1,12 +1,12 @@
-"""Fits the correction process to public measurements and writes it as a checkpoint of gdp.
+"""Measures the intervals of corrections on public runs, and writes the checkpoint of gdp.
 
     python -m pretrain.corrections ROWS.jsonl... [--kept FILE] [-o FOLDER]
 
-`ROWS.jsonl` is of `benchmarks.measured_world passes`. Half widths of 90% intervals are those of
-stacks that were left out whole, by split conformal prediction: the quantile of |residual - mean|
-over the predicted deviation, with the same weight for each stack (a model on an engine's version
-and a GPU), as its passes err alike. The table of errors, and the contenders that the process has to
-beat, are `pretrain.corrections.table`.
+`ROWS.jsonl` is of `benchmarks.measured_world passes` and `llama-passes`. Half widths of 90%
+intervals are those of stacks that were left out whole, by split conformal prediction: the quantile
+of |residual - mean| over the predicted deviation, with the same weight for each stack (a model on
+an engine's version and a machine), as its passes err alike. The table of errors, and the contenders
+that the process has to beat, are `pretrain.corrections.table`.
 """
 
 import math
@@ -19,24 +19,23 @@ import msgspec
 import numpy as np
 
 from gdp.base import checkpoint
-from gdp.corrections.features import format_class
-from gdp.corrections.process import CONSTANTS, CorrectionMeta, CorrectionProcess
-from pretrain.corrections.contenders import POINTS, chosen
+from gdp.corrections.features import LLAMA, SERVED, family_of, format_class
+from gdp.corrections.process import CONSTANTS, CorrectionMeta, scales_of
+from pretrain.corrections.contenders import OWN_RUNS
 from pretrain.corrections.rows import Row, rows_of
 from pretrain.corrections.table import RUNS, Told, folds, predictions
-from pretrain.corrections.train import points_of, samples_of
+from pretrain.corrections.train import samples_of
 
 SOURCE = (
-    "serving runs of AIConfigurator 0.12's silicon sample (NVIDIA, Apache-2.0; most are of "
-    "InferenceX), ML.ENERGY's leaderboard (0cd52da) and LLM-Pilot (IBM, 3c66483, "
-    "CDLA-Permissive-2.0), each beside gdp's own prediction of its passes"
+    "runs of llama-bench from public repositories and threads, serving runs of AIConfigurator "
+    "0.12's silicon sample (NVIDIA, Apache-2.0; most are of InferenceX), ML.ENERGY's leaderboard "
+    "(0cd52da) and LLM-Pilot (IBM, 3c66483, CDLA-Permissive-2.0), each beside gdp's own prediction of its passes"
 )
 COVERED = 0.9
 SHOWN = 0.1
 """Least share by which times show a pass that intervals are measured on."""
-PROCESS = "Gaussian process"
-PLANNED = ("vllm", "sglang", "trtllm")
-"""Engines whose left-out runs make the intervals: TGI of 2023 is learned from, and no target."""
+PLANNED = ("vllm", "sglang", "trtllm", "llamacpp")
+"""Engines whose left-out runs make the intervals: TGI of 2023 is no target."""
 
 
 def quantile(values: Sequence[float], groups: Sequence[object], covered: float = COVERED) -> float:
@@ -50,11 +49,17 @@ def quantile(values: Sequence[float], groups: Sequence[object], covered: float =
     return float(np.asarray(values)[order[min(place, len(order) - 1)]])
 
 
-def half_widths(rows: Sequence[Row], told: Sequence[Told], runs: int) -> tuple[float, float]:
-    """Quantiles of prefill and decode after so many runs."""
+def half_widths(
+    rows: Sequence[Row], told: Sequence[Told], runs: int, family: str
+) -> tuple[float, float]:
+    """Quantiles of prefill and decode of a family of engines after so many runs."""
     found = []
     for phase in (0, 1):
-        own = [t for t in told if t.runs == runs and _counts(rows[t.row], phase)]
+        mine = [t for t in told if _counts(rows[t.row], phase)]
+        mine = [t for t in mine if family_of(rows[t.row].stack.engine) == family]
+        # Where no stack has so many runs, intervals are those of fewer.
+        most = min(runs, max(t.runs for t in mine))
+        own = [t for t in mine if t.runs == most]
         off = [
             abs(rows[t.row].found[phase] - t.residuals[phase].mean) / t.residuals[phase].deviation
             for t in own
@@ -68,10 +73,14 @@ def _counts(row: Row, phase: int) -> bool:
     return row.stack.engine in PLANNED and row.found.shown[phase] >= SHOWN
 
 
-def far_factor(rows: Sequence[Row], told: Sequence[Told]) -> float:
-    """Factor within which 90% of uncorrected passes of left-out stacks lie."""
+def far_factor(rows: Sequence[Row], told: Sequence[Told], family: str) -> float:
+    """Factor within which 90% of uncorrected passes lie, also those of engines without a target."""
     own = [(t, p) for t in told for p in (0, 1) if t.runs == 0]
-    own = [(t, p) for t, p in own if _counts(rows[t.row], p)]
+    own = [
+        (t, p)
+        for t, p in own
+        if rows[t.row].found.shown[p] >= SHOWN and family_of(rows[t.row].stack.engine) == family
+    ]
     off = [abs(rows[t.row].found[p]) for t, p in own]
     return math.exp(quantile(off, [rows[t.row].group for t, _ in own]))
 
@@ -88,8 +97,9 @@ def meta_of(rows: Sequence[Row], told: Sequence[Told]) -> CorrectionMeta:
          round(math.log(row.stack.flop_per_s), 3)) for row in rows
     })  # fmt: skip
     return CorrectionMeta(
-        {}, CONSTANTS._asdict(), [half_widths(rows, told, runs) for runs in RUNS],
-        far_factor(rows, told), stacks, known,
+        {}, CONSTANTS._asdict(),
+        {f: [half_widths(rows, told, runs, f) for runs in RUNS] for f in (SERVED, LLAMA)},
+        {f: far_factor(rows, told, f) for f in (SERVED, LLAMA)}, stacks, known,
         {engine: tuple(sorted(own)) for engine, own in formats.items()},
         SOURCE, date.today().isoformat(),
     )  # fmt: skip
@@ -103,19 +113,16 @@ def main(files: tuple[Path, ...], kept: Path | None, output: Path) -> None:
     rows = rows_of(files, kept)
     samples = samples_of(rows)
     told = [
-        t for fold in folds(rows, "group") for t in predictions(rows, samples, fold, PROCESS, 1)
+        t for fold in folds(rows, "group") for t in predictions(rows, samples, fold, OWN_RUNS, 1)
     ]
     meta = meta_of(rows, told)
-    everything = np.ones(len(samples.row), dtype=bool)
-    process = CorrectionProcess(points_of(samples, chosen(samples, everything)))
-    tree = {n: np.asarray(a, dtype=np.float32 if a.dtype.kind == "f" else np.int32)
-            for n, a in process.points._asdict().items()}  # fmt: skip
+    tree = scales_of(samples.shown, samples.told)
     shapes = {name: array.shape for name, array in tree.items()}
     document = msgspec.to_builtins(msgspec.structs.replace(meta, shapes=shapes))
-    recipe = f"points = {POINTS}\nrows = {len(rows)}\npasses = {len(samples.row)}\n"
+    recipe = f"rows = {len(rows)}\npasses = {len(samples.row)}\n"
     recipe += "".join(f"{name} = {value}\n" for name, value in CONSTANTS._asdict().items())
     digest = checkpoint.save(
         output, tree, recipe=recipe, meta=document, kind="corrections", force=True
     )
-    click.echo(f"{output}: {len(process.points.residual)} passes of {len(rows)} runs, {digest}")
-    click.echo(f"half widths {meta.quantiles}, far {meta.far:.2f}")
+    click.echo(f"{output}: {len(samples.row)} passes of {len(rows)} runs, {digest}")
+    click.echo(f"half widths {meta.quantiles}, far {meta.far}")

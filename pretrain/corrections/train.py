@@ -10,7 +10,7 @@ import numpy as np
 import optax
 from jaxtyping import Float, Int
 
-from gdp.corrections.process import MOST, Points, scales_of, standardised
+from gdp.corrections.process import MOST, scales_of, standardised
 from pretrain.corrections.network import (
     HEAVY,
     LARGEST,
@@ -56,6 +56,16 @@ def samples_of(rows: Sequence[Row]) -> Samples:
         for i, row in enumerate(rows) for lesson in row.lessons
     ]  # fmt: skip
     return Samples(*(np.array(column) for column in zip(*columns, strict=True)), keys)
+
+
+class Points(NamedTuple):
+    """Measured passes that a process is conditioned on. Axes: P passes, F and G features."""
+
+    shown: Float[np.ndarray, "P F"]
+    told: Float[np.ndarray, "P G"]
+    residual: Float[np.ndarray, "P"]
+    weight: Float[np.ndarray, "P"]
+    group: Int[np.ndarray, "P"]
 
 
 def points_of(samples: Samples, train: np.ndarray) -> Points:

@@ -8,26 +8,30 @@ memories,
 
     load >= sum over models of min over options of (pi . device load + mu . bytes) - mu . memory
 
-(Lagrange), each model's term that of its option once it is placed. Devices that no model uses yet
-and that are interchangeable give one child. The first packing is a dive with local search.
+(Lagrange), each model's term that of its option once it is placed. Of options that differ by unused
+interchangeable devices alone one is tried. The first packing is a dive with local search.
 """
 
 import heapq
 import itertools
 import time
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field, replace
-from typing import NamedTuple
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
 
 import numpy as np
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Float, Int
 
+from gdp.base.kernels.twin import compiled, is_worth_compiling
+from gdp.box.branch import Incumbent, Options, Walk, explore
 from gdp.box.table import TOLERANCE, Box, Packing, Place, Tenant, Value, slot_work, slowdown
+from gdp.box.table import value_of as rated
 
 EXACT_DEVICES, EXACT_MODELS = 6, 8
 """Sizes up to which a packing is proven to be best, whatever time it takes."""
 MOST_SUBSETS = 4096
 """Sets of models that are tried, the lightest ones left out first."""
+PLAIN_CHILDREN, CHILDREN = 5_000, 2_000_000
+"""Children that are rated before the search is compiled, and between two looks at the clock."""
 
 
 @dataclass(frozen=True)
@@ -38,7 +42,7 @@ class Solution:
     value: Value
     bound: float  # least load of any packing of these models
     proven: bool  # no packing is better
-    nodes: int
+    children: int  # that were rated
     seconds: float
 
 
@@ -55,34 +59,31 @@ def solve(box: Box, seconds: float = 10.0) -> Solution:
     deadline = np.inf if small else began + seconds
     kept = [_undominated(t) for t in box.tenants]
     slim = replace(box, tenants=tuple(_only(t, k) for t, k in zip(box.tenants, kept, strict=True)))
-    best, nodes, proven, bound = _Best(), 0, True, 0.0
+    total = sum((t.weight for t in box.tenants), start=0.0)
+    best: Packing = (None,) * len(box.tenants)
+    value, bound, children, proven = Value(total, 0.0, 0.0, 0.0, 0.0), 0.0, 0, True
     for dropped, chosen in itertools.islice(_subsets(slim), MOST_SUBSETS):
-        if best.value is not None and dropped > best.value.dropped * (1 + TOLERANCE):
+        if not chosen or dropped > value.dropped * (1 + TOLERANCE):
             break
-        run = _Branch(slim, chosen, dropped, best, deadline)
-        if run.feasible:
-            run.start()
-            run.explore(_State.empty(slim), 0)
-            bound = min(bound, run.root_bound) if bound else run.root_bound
-        nodes, proven = nodes + run.nodes, proven and not run.stopped
-        if run.stopped and best.value is not None:
-            break
-    if best.value is None:  # not even one model fits
-        total = sum(t.weight for t in box.tenants)
-        best.value, best.packing = Value(total, 0.0, 0.0, 0.0, 0.0), (None,) * len(box.tenants)
+        if (terms := _terms(slim, chosen)) is None:
+            continue
+        run = _Run(slim, chosen, dropped, deadline, terms, value, best)
+        bound = max(bound, run.bound)
+        value, best = run.value, run.best
+        children, proven = children + run.children, proven and run.ended
     packing = tuple(
         None if place is None else Place(int(kept[i][place.option]), place.slot)
-        for i, place in enumerate(best.packing)
+        for i, place in enumerate(best)
     )
-    bound = best.value.load if proven else min(bound, best.value.load)
-    return Solution(packing, best.value, bound, proven, nodes, time.perf_counter() - began)
+    least = value.load if proven else min(bound, value.load)
+    return Solution(packing, value, least, proven, children, time.perf_counter() - began)
 
 
 def _subsets(box: Box) -> Iterator[tuple[float, tuple[int, ...]]]:
     """Sets of models that are placed, by the weight of those left out; models without an option are
     in none."""
     able = [i for i, t in enumerate(box.tenants) if t.num_options]
-    always = sum(t.weight for t in box.tenants if not t.num_options)
+    always = sum((t.weight for t in box.tenants if not t.num_options), start=0.0)
     heap: list[tuple[float, tuple[int, ...]]] = [(always, ())]
     by_weight = sorted(able, key=lambda i: box.tenants[i].weight)
     while heap:
@@ -93,12 +94,12 @@ def _subsets(box: Box) -> Iterator[tuple[float, tuple[int, ...]]]:
             heapq.heappush(heap, (dropped + box.tenants[i].weight, (*out, i)))
 
 
+_NUMBERS = ("held_bytes", "busy", "capacity", "ttft_s", "tpot_s", "load_s", "loaded_bytes")
+
+
 def _only(tenant: Tenant, keep: Int[np.ndarray, "K"]) -> Tenant:
-    """The model with some of its options."""
-    names = (
-        "held_bytes", "busy", "capacity", "ttft_s", "tpot_s", "load_s", "loaded_bytes"
-    )  # fmt: skip
-    return replace(tenant, **{name: getattr(tenant, name)[keep] for name in names})
+    """The model with some of its options, in this order."""
+    return replace(tenant, **{name: getattr(tenant, name)[keep] for name in _NUMBERS})
 
 
 def _undominated(tenant: Tenant) -> Int[np.ndarray, "K"]:
@@ -109,292 +110,233 @@ def _undominated(tenant: Tenant) -> Int[np.ndarray, "K"]:
     ])  # fmt: skip
     keep: list[int] = []
     for o in np.lexsort(costs.T[::-1]).tolist():
-        if not any((costs[k] <= costs[o]).all() for k in keep):
+        if not (costs[keep] <= costs[o]).all(axis=1).any():
             keep.append(o)
     return np.array(sorted(keep), dtype=np.int64)
 
 
-@dataclass
-class _Best:
-    """The best packing known, shared by all sets of models."""
+@dataclass(frozen=True)
+class _Terms:
+    """Terms of each option of each model in the bound, and what is taken from their sum."""
 
-    value: Value | None = None
-    packing: Packing = ()
-
-    def take(self, value: Value, packing: Packing) -> None:
-        if self.value is None or value.less(self.value):
-            self.value, self.packing = value, packing
+    of: dict[int, Float[np.ndarray, "_"]]
+    offset: float
 
 
-class _Slot(NamedTuple):
-    members: tuple[tuple[Tenant, int], ...]
-    held: Int[np.ndarray, "M"]
-    uses: Bool[np.ndarray, "D"]
-    load: float
-    moved: float
+def _terms(box: Box, chosen: tuple[int, ...]) -> _Terms | None:
+    """Prices of options by the duals of the linear program; None where no packing of these models
+    has room."""
+    from scipy.optimize import linprog
 
-
-@dataclass(frozen=True, eq=False)
-class _State:
-    """Some models of a packing."""
-
-    held: Int[np.ndarray, "M"]
-    device_load: Float[np.ndarray, "D"]
-    engines: Float[np.ndarray, "D"]
-    slots: tuple[_Slot, ...] = ()
-    placed: tuple[tuple[int, Place], ...] = ()
-    priced: float = 0.0  # sum of the terms of the bound
-
-    @classmethod
-    def empty(cls, box: Box) -> "_State":
-        zeros = np.zeros(box.num_devices)
-        return cls(np.zeros_like(box.memory_bytes), zeros, zeros)
-
-    def packing(self, count: int) -> Packing:
-        places = dict(self.placed)
-        return tuple(places.get(i) for i in range(count))
-
-
-class _Child(NamedTuple):
-    bound: Value
-    option: int
-    slot: int
-
-
-@dataclass(eq=False)
-class _Branch:
-    """Branch and bound over the packings of one set of models."""
-
-    box: Box
-    chosen: tuple[int, ...]
-    dropped: float
-    best: _Best
-    deadline: float
-    nodes: int = 0
-    stopped: bool = False
-    feasible: bool = True
-    root_bound: float = 0.0
-    order: list[int] = field(default_factory=list)
-
-    def __post_init__(self) -> None:
-        tenants = self.box.tenants
-        room = np.maximum(self.box.memory_bytes, 1)
-        need = {i: float((tenants[i].held_bytes / room).sum(axis=1).min()) for i in self.chosen}
-        self.order = sorted(self.chosen, key=lambda i: (tenants[i].swaps, -need[i], i))
-        self._price()
-        ends = range(len(self.order) + 1)
-        rest = [[tenants[i] for i in self.order[k:]] for k in ends]
-        self.rest_priced = [sum(float(self.terms[i].min()) for i in self.order[k:]) for k in ends]
-        self.rest_load = [
-            max((float(t.weight * t.share.min()) for t in own), default=0.0) for own in rest
-        ]
-        self.rest_broken = [
-            sum(t.weight for t in own if (t.allowed[0] < 1.0).all()) for own in rest
-        ]
-
-    def _price(self) -> None:
-        """Terms of each option in the bound, by the duals of the linear program."""
-        from scipy.optimize import linprog
-
-        tenants, chosen = self.box.tenants, self.order
-        sizes = [tenants[i].num_options for i in chosen]
-        starts = np.concatenate([[0], np.cumsum(sizes)]).astype(int)
-        columns, d = int(starts[-1]) + 1, self.box.num_devices
-        swapping = [k for k, i in enumerate(chosen) if tenants[i].swaps]
-        rows, limits = [np.zeros((d, columns))], [np.zeros(d)]
-        rows[0][:, -1] = -1.0
+    tenants, d = box.tenants, box.num_devices
+    sizes = [tenants[i].num_options for i in chosen]
+    starts = np.concatenate([[0], np.cumsum(sizes)]).astype(int)
+    columns = int(starts[-1]) + 1
+    rows = [np.zeros((d, columns))]
+    rows[0][:, -1] = -1.0
+    for k, i in enumerate(chosen):
+        rows[0][:, starts[k] : starts[k + 1]] = tenants[i].device_load.T
+    # Models that may be unloaded may all share a slot, so that each alone has to fit.
+    room = np.maximum(box.memory_bytes, 1).astype(float)
+    for alone in [k for k, i in enumerate(chosen) if tenants[i].swaps] or [-1]:
+        memory = np.zeros((len(room), columns))
         for k, i in enumerate(chosen):
-            rows[0][:, starts[k] : starts[k + 1]] = tenants[i].device_load.T
-        # Models that may be unloaded may all share a slot, so that each alone has to fit.
-        room = np.maximum(self.box.memory_bytes, 1).astype(float)
-        for alone in swapping or [None]:
-            memory = np.zeros((len(room), columns))
-            for k, i in enumerate(chosen):
-                if not tenants[i].swaps or k == alone:
-                    part = tenants[i].held_bytes.T / room[:, None]
-                    memory[:, starts[k] : starts[k + 1]] = part
-            rows.append(memory)
-            limits.append(np.ones(len(room)))
-        once = np.zeros((len(chosen), columns))
-        for k in range(len(chosen)):
-            once[k, starts[k] : starts[k + 1]] = 1.0
-        aim = np.zeros(columns)
-        aim[-1] = 1.0
-        matrix, limit = np.vstack(rows), np.concatenate(limits)
-        solved = linprog(aim, matrix, limit, once, np.ones(len(chosen)), (0, None), method="highs")
-        self.feasible = solved.status != 2
-        dual = np.zeros(len(matrix))
-        if solved.status == 0:
-            dual = np.maximum(-solved.ineqlin.marginals, 0.0)
-            if dual[:d].sum() > 0:  # any duals whose devices add up to at most 1 bound the load
-                dual = dual / max(1.0, dual[:d].sum())
-        # Equal to the reduced prices of the program's columns, without their model's own dual.
-        prices = dual @ matrix[:, :-1]
-        self.offset = float(dual @ limit)
-        self.terms = {i: prices[starts[k] : starts[k + 1]] for k, i in enumerate(chosen)}
-        least = sum(float(self.terms[i].min()) for i in chosen)
-        self.root_bound = max(0.0, least - self.offset)
+            if not tenants[i].swaps or k == alone:
+                memory[:, starts[k] : starts[k + 1]] = tenants[i].held_bytes.T / room[:, None]
+        rows.append(memory)
+    once = np.zeros((len(chosen), columns))
+    for k in range(len(chosen)):
+        once[k, starts[k] : starts[k + 1]] = 1.0
+    aim, matrix = np.zeros(columns), np.vstack(rows)
+    aim[-1] = 1.0
+    limit = np.concatenate([np.zeros(d), np.ones(len(matrix) - d)])
+    solved = linprog(aim, matrix, limit, once, np.ones(len(chosen)), (0, None), method="highs")
+    if solved.status == 2:
+        return None
+    dual = np.zeros(len(matrix))
+    if solved.status == 0:  # any duals whose devices add up to at most 1 bound the load
+        dual = np.maximum(-solved.ineqlin.marginals, 0.0)
+        dual = dual / max(1.0, dual[:d].sum())
+    prices = dual @ matrix[:, :-1]
+    of = {i: prices[starts[k] : starts[k + 1]] for k, i in enumerate(chosen)}
+    return _Terms(of, float(dual @ limit))
 
-    def start(self) -> None:
-        """A first packing: a dive, then models are taken out and put back where that is better."""
-        state = _State.empty(self.box)
-        for k, i in enumerate(self.order):
-            children = self.children(state, i, k + 1)
-            if not children:
-                return
-            state = self.after(state, i, children[0])
-        rng = np.random.default_rng(0)
-        value = self.take(state)
-        pairs = [(i,) for i in self.order] + list(itertools.combinations(self.order, 2))
-        improved = True
-        while improved and time.perf_counter() < self.deadline:
-            improved = False
-            for out in rng.permutation(len(pairs)).tolist():
-                other = self._put_back(state, pairs[out])
-                if other is not None and (found := self.take(other)).less(value):
-                    state, value, improved = other, found, True
 
-    def _put_back(self, state: _State, out: tuple[int, ...]) -> _State | None:
-        """The packing with some models taken out, and placed again one by one."""
-        other = _State.empty(self.box)
-        numbers: dict[int, int] = {}
-        for i, place in state.placed:
-            if i not in out:
-                slot = numbers.setdefault(place.slot, len(numbers))
-                other = self.after(other, i, _Child(_NONE, place.option, slot))
-        for i in out:
-            children = self.children(other, i, len(self.order))
-            if not children:
-                return None
-            other = self.after(other, i, children[0])
-        return other
+class _Run:
+    """The search over the packings of one set of models, which goes on from the best one known."""
 
-    def take(self, state: _State) -> Value:
-        """The value of a whole packing, which is kept where it is best."""
-        value = self.value(state)
-        self.best.take(value, state.packing(len(self.box.tenants)))
+    def __init__(
+        self, box: Box, chosen: tuple[int, ...], dropped: float, deadline: float, terms: _Terms,
+        value: Value, best: Packing,
+    ) -> None:  # fmt: skip
+        self.box, self.deadline, self.value, self.best = box, deadline, value, best
+        room = np.maximum(box.memory_bytes, 1)
+        need = {i: float((box.tenants[i].held_bytes / room).sum(axis=1).min()) for i in chosen}
+        self.order = sorted(chosen, key=lambda i: (box.tenants[i].swaps, -need[i], i))
+        self.bound = max(0.0, sum(float(terms.of[i].min()) for i in chosen) - terms.offset)
+        self.children, self.ended = 0, False
+        self._start()
+        self._explore(dropped, terms)
+
+    def _take(self, packing: Packing) -> Value | None:
+        """Rate a packing, which is kept where it is the best one."""
+        value = rated(self.box, packing)
+        if value is not None and value.less(self.value):
+            self.value, self.best = value, packing
         return value
 
-    def value(self, state: _State) -> Value:
-        """Value of the models that are placed."""
-        broken = crowded = 0.0
-        for slot in state.slots:
-            for t, o in slot.members:
-                allowed = t.allowed[int(len(slot.members) > 1), o]
-                broken += t.weight * (allowed < 1.0)
-                crowded += t.weight * (allowed < float(slowdown(t.busy[o], state.engines)))
-        load = max([float(state.device_load.max()), *(slot.load for slot in state.slots)])
-        return Value(self.dropped, broken, crowded, load, sum(s.moved for s in state.slots))
-
-    def explore(self, state: _State, k: int) -> None:
-        """All packings that begin with these models, as far as they may be better."""
-        if k == len(self.order):
-            self.take(state)
-            return
-        i = self.order[k]
-        for child in self.children(state, i, k + 1):
-            if self.best.value is not None and not child.bound.less(self.best.value):
-                break  # the others have no smaller bound
-            self.nodes += 1
-            if self.nodes % 256 == 0 and time.perf_counter() > self.deadline:
-                self.stopped = True
-            if self.stopped:
+    def _start(self) -> None:
+        """A first packing: a dive, then models are taken out and put back where that is better."""
+        packing: Packing = (None,) * len(self.box.tenants)
+        for i in self.order:
+            if (longer := self._with(packing, i)) is None:
                 return
-            self.explore(self.after(state, i, child), k + 1)
+            packing = longer
+        value = self._take(packing)
+        pairs = [(i,) for i in self.order] + list(itertools.combinations(self.order, 2))
+        rng, improved = np.random.default_rng(0), value is not None
+        while improved and time.perf_counter() < self.deadline:
+            improved = False
+            for k in rng.permutation(len(pairs)).tolist():
+                other: Packing | None = tuple(
+                    None if i in pairs[k] else place for i, place in enumerate(packing)
+                )
+                for i in pairs[k]:
+                    other = None if other is None else self._with(other, i)
+                found = None if other is None else self._take(other)
+                if other and found is not None and value is not None and found.less(value):
+                    packing, value, improved = other, found, True
 
-    def after(self, state: _State, i: int, child: _Child) -> _State:
-        """The packing with one model more."""
-        tenant, o = self.box.tenants[i], child.option
-        held, uses = tenant.held_bytes[o], tenant.uses[o]
-        slots = list(state.slots)
-        if child.slot == len(slots):
-            work = slot_work([(tenant, o)])
-            slots.append(_Slot(((tenant, o),), held, uses, *work))
-            more, engines = held, uses
-        else:
-            old = slots[child.slot]
-            members = (*old.members, (tenant, o))
-            slots[child.slot] = _Slot(
-                members, np.maximum(old.held, held), old.uses | uses, *slot_work(members)
+    def _with(self, packing: Packing, i: int) -> Packing | None:
+        """The packing with one model more, where that is best; None where it has no room."""
+        tenant, tenants = self.box.tenants[i], self.box.tenants
+        slots: dict[int, list[int]] = {}
+        for j, place in enumerate(packing):
+            if place is not None:
+                slots.setdefault(place.slot, []).append(j)
+        held = {
+            s: np.max([tenants[j].held_bytes[_option(packing, j)] for j in own], axis=0)
+            for s, own in slots.items()
+        }
+        uses = {
+            s: np.any([tenants[j].uses[_option(packing, j)] for j in own], axis=0)
+            for s, own in slots.items()
+        }
+        rows: list[tuple[tuple[float, ...], int, int]] = []
+        for s in [max(slots, default=-1) + 1, *slots]:
+            if s in slots and not (tenant.swaps and tenants[slots[s][0]].swaps):
+                continue
+            rest = [x for x in slots if x != s]
+            taken = sum((held[x] for x in rest), start=np.zeros_like(self.box.memory_bytes))
+            own = np.maximum(tenant.held_bytes, held.get(s, 0))
+            fits = np.flatnonzero((taken + own <= self.box.memory_bytes).all(axis=1))
+            if not len(fits):
+                continue
+            engines = sum((uses[x] * 1.0 for x in rest), start=np.zeros(self.box.num_devices))
+            engines = engines + (tenant.uses[fits] | uses.get(s, False))
+            members = [(tenants[j], _option(packing, j)) for j in slots.get(s, [])]
+            load, moved = slot_work([*members, (tenant, fits)])
+            loads = tenant.device_load[fits] + np.zeros(self.box.num_devices)
+            broken, crowded = np.zeros((2, len(fits)))
+            placed = [(tenant, fits, s in slots)]
+            for x, js in slots.items():
+                if x != s:
+                    load = np.maximum(
+                        load, slot_work([(tenants[j], _option(packing, j)) for j in js])[0]
+                    )
+                placed += [(tenants[j], _option(packing, j), len(js) > 1 or x == s) for j in js]
+            for t, o, shared in placed:
+                allowed = t.allowed[int(shared), o]
+                broken = broken + t.weight * (allowed < 1.0)
+                crowded = crowded + t.weight * (allowed < slowdown(t.busy[o], engines))
+                loads = loads if t is tenant else loads + t.device_load[o]
+            load = np.maximum(load, loads.max(axis=1))
+            first = int(np.lexsort((np.broadcast_to(moved, load.shape), load, crowded, broken))[0])
+            value = (
+                broken[first],
+                crowded[first],
+                load[first],
+                float(np.broadcast_to(moved, load.shape)[first]),
             )
-            more, engines = np.maximum(held - old.held, 0), uses & ~old.uses
-        return _State(
-            state.held + more, state.device_load + tenant.device_load[o], state.engines + engines,
-            tuple(slots), (*state.placed, (i, Place(o, child.slot))),
-            state.priced + float(self.terms[i][o]),
-        )  # fmt: skip
+            rows.append((tuple(map(float, value)), int(fits[first]), s))
+        if not rows:
+            return None
+        _, o, s = min(rows)
+        return tuple(Place(o, s) if j == i else place for j, place in enumerate(packing))
 
-    def children(self, state: _State, i: int, then: int) -> list[_Child]:
-        """Options and slots of the next model that fit, the least bound first."""
-        tenant = self.box.tenants[i]
-        joined = [len(state.slots)]
-        if tenant.swaps:
-            joined += [s for s, slot in enumerate(state.slots) if slot.members[0][0].swaps]
-        rows = [row for s in joined for row in self._into(state, i, s, then)]
-        best = self.best.value
-        rows = [r for r in rows if best is None or r.bound.less(best) or then == len(self.order)]
-        return sorted(_one_of_each(self.box, state, tenant, rows))
-
-    def _into(self, state: _State, i: int, s: int, then: int) -> Iterator[_Child]:
-        """Children with one slot; bounds of all options are computed together."""
-        tenant = self.box.tenants[i]
-        old = state.slots[s] if s < len(state.slots) else None
-        more = tenant.held_bytes if old is None else np.maximum(tenant.held_bytes - old.held, 0)
-        fits = np.flatnonzero((state.held + more <= self.box.memory_bytes).all(axis=1))
-        if not len(fits):
+    def _explore(self, dropped: float, terms: _Terms) -> None:
+        """All packings that may be better than the best one."""
+        order = {i: np.argsort(terms.of[i], kind="stable") for i in self.order}
+        options = _options(self.box, self.order, order, dropped, terms)
+        walk, n = _walk(len(self.order), self.box), len(self.order)
+        slots = np.zeros(n, np.int64)
+        incumbent = Incumbent(np.array(self.value, dtype=float), slots - 1, slots)
+        args, run, most = (options, walk, incumbent), explore, PLAIN_CHILDREN
+        while walk.level[0] >= 0 and time.perf_counter() < self.deadline:
+            self.children += run(*args, most)
+            if run is explore and is_worth_compiling(self.children, PLAIN_CHILDREN - 1):
+                run, most = compiled(explore, Options, Walk, Incumbent), CHILDREN
+        self.ended = int(walk.level[0]) < 0
+        if incumbent.option[0] < 0:
             return
-        uses = tenant.uses[fits] if old is None else tenant.uses[fits] & ~old.uses
-        engines = state.engines + uses
-        device_load = (state.device_load + tenant.device_load[fits]).max(axis=1)
-        others = [
-            (t, o, int(len(x.members) > 1 or x is old)) for x in state.slots for t, o in x.members
-        ]
-        broken, crowded = np.full((2, len(fits)), float(self.rest_broken[then]))
-        for t, o, shared in others:
-            broken += t.weight * (t.allowed[shared, o] < 1.0)
-            crowded += t.weight * (t.allowed[shared, o] < slowdown(t.busy[o], engines))
-        moved = sum(x.moved for x in state.slots if x is not old)
-        apart = max((x.load for x in state.slots if x is not old), default=0.0)
-        relaxed = state.priced + self.terms[i][fits] + self.rest_priced[then] - self.offset
-        least = np.maximum(np.maximum(device_load, relaxed), max(apart, self.rest_load[then]))
-        allowed = tenant.allowed[int(old is not None), fits]
-        for n, o in enumerate(fits.tolist()):
-            own = tenant.weight * (allowed[n] < 1.0)
-            late = tenant.weight * (allowed[n] < float(slowdown(tenant.busy[o], engines[n])))
-            work = slot_work([*(old.members if old else ()), (tenant, o)])
-            bound = Value(
-                self.dropped, broken[n] + own, crowded[n] + late, max(least[n], work.load),
-                moved + work.moved,
-            )  # fmt: skip
-            yield _Child(bound, o, s)
+        places: list[Place | None] = [None] * len(self.box.tenants)
+        for k, i in enumerate(self.order):
+            o = int(order[i][incumbent.option[k] - options.start[k]])
+            places[i] = Place(o, int(incumbent.slot[k]))
+        self._take(tuple(places))
 
 
-_NONE = Value(0.0, 0.0, 0.0, 0.0, 0.0)
+def _option(packing: Packing, i: int) -> int:
+    """Option of a model that is placed."""
+    place = packing[i]
+    assert place is not None
+    return place.option
 
 
-def _one_of_each(
-    box: Box, state: _State, tenant: Tenant, rows: Sequence[_Child]
-) -> Iterator[_Child]:
-    """The first of the children that differ by unused interchangeable devices alone."""
-    seen: set[tuple[object, ...]] = set()
-    own = box.memory_of
-    free = (state.engines == 0) & (state.held[own] == 0)
-    groups = [np.flatnonzero(free & (box.classes == c)) for c in np.unique(box.classes)]
-    groups = [group for group in groups if len(group) > 1]
-    if not groups:
-        yield from rows
-        return
-    fixed = np.setdiff1d(np.arange(box.num_devices), np.concatenate(groups))
-    memories = np.unique(own[fixed])
-    for row in rows:
-        o = row.option
-        busy, held = tenant.busy[o], tenant.held_bytes[o]
-        key = (
-            row.slot, row.bound, busy[fixed].tobytes(), held[memories].tobytes(),
-            tenant.allowed[:, o].tobytes(), float(tenant.load_s[o]),
-            *(tuple(sorted(zip(busy[g].tolist(), held[own[g]].tolist(), strict=True)))
-              for g in groups),
-        )  # fmt: skip
-        if key not in seen:
-            seen.add(key)
-            yield row
+def _options(
+    box: Box, chosen: list[int], order: dict[int, Int[np.ndarray, "_"]], dropped: float,
+    terms: _Terms,
+) -> Options:  # fmt: skip
+    """The tables of the search."""
+    own = [_only(box.tenants[i], order[i]) for i in chosen]
+    prices = [terms.of[i][order[i]] for i in chosen]
+    ends = range(len(chosen) + 1)
+    return Options(
+        start=np.concatenate([[0], np.cumsum([t.num_options for t in own])]).astype(np.int64),
+        held=np.concatenate([t.held_bytes for t in own]),
+        device_load=np.concatenate([t.device_load for t in own]),
+        busy=np.concatenate([t.busy for t in own]),
+        allowed=np.concatenate([t.allowed for t in own], axis=1),
+        share=np.concatenate([t.share for t in own]),
+        load_s=np.concatenate([t.load_s for t in own]),
+        loaded=np.concatenate([t.loaded_bytes for t in own]),
+        term=np.concatenate(prices),
+        weight=np.array([t.weight for t in own]),
+        demand=np.array([t.demand for t in own]),
+        swaps=np.array([t.swaps for t in own]),
+        memory=box.memory_bytes, memory_of=box.memory_of, classes=box.classes,
+        rest_term=np.array([sum(float(p[0]) for p in prices[k:]) for k in ends], dtype=float),
+        rest_load=np.array([
+            max((t.weight * float(t.share.min()) for t in own[k:]), default=0.0) for k in ends
+        ]),
+        rest_broken=np.array([
+            sum(t.weight for t in own[k:] if (t.allowed[0] < 1.0).all()) for k in ends
+        ], dtype=float),
+        fixed=np.array([dropped, terms.offset]),
+    )  # fmt: skip
+
+
+def _walk(n: int, box: Box) -> Walk:
+    """The start of a search."""
+    d, m = box.num_devices, len(box.memory_bytes)
+
+    def whole(*shape: int) -> Int[np.ndarray, "..."]:
+        return np.zeros(shape, np.int64)
+
+    levels = n + 1
+    return Walk(
+        whole(1), whole(levels), whole(levels) - 1, whole(levels), whole(levels, m),
+        np.zeros((levels, d)), whole(levels, d), np.zeros(levels), whole(levels),
+        whole(levels, n, m), whole(levels, n, d), np.zeros((levels, n)), np.zeros((levels, n)),
+        whole(levels, n), whole(d),
+    )  # fmt: skip

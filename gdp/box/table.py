@@ -10,7 +10,7 @@ import functools
 import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from jaxtyping import Bool, Float, Int
@@ -99,9 +99,10 @@ class Box:
         devices, memories = np.arange(self.num_devices), np.arange(len(self.memory_bytes))
         devices[[a, b]], memories[own] = [b, a], own[::-1]
         return all(
-            _rows(t, t.busy, t.held_bytes) == _rows(t, t.busy[:, devices], t.held_bytes[:, memories])
+            _rows(t, t.busy, t.held_bytes)
+            == _rows(t, t.busy[:, devices], t.held_bytes[:, memories])
             for t in self.tenants
-        )  # fmt: skip
+        )
 
 
 def _rows(
@@ -151,8 +152,8 @@ class Value(NamedTuple):
 
 
 def slowdown(
-    busy: Float[np.ndarray, "D"], engines: Float[np.ndarray, "*P D"]
-) -> Float[np.ndarray, "*P"]:
+    busy: Float[np.ndarray, "*#P D"], engines: Float[np.ndarray, "*#P D"]
+) -> Float[np.ndarray, "..."]:
     """Factor of an engine's seconds while so many engines are busy on each device, itself among
     them.
 
@@ -165,22 +166,14 @@ def slowdown(
     >>> float(slowdown(np.array([1.0, 1.0]), np.array([2.0, 2.0])))
     2.0
     """
-    used = busy > 0
-    if not used.any():
-        return np.ones(engines.shape[:-1])
-    waits = 1.0 + ((engines - 1.0) * busy)[..., used].sum(axis=-1)
-    return np.asarray(np.minimum(waits, engines[..., used].max(axis=-1)))
+    waits = 1.0 + ((engines - 1.0) * busy).sum(axis=-1)
+    most = np.where(busy > 0, engines, 1.0).max(axis=-1)
+    return np.asarray(np.minimum(waits, most))
 
 
-class SlotWork(NamedTuple):
-    """Work of a swap group, or of a single model."""
-
-    load: float  # weighted share of its time
-    moved: float  # bytes/s
-
-
-def slot_work(tenants: Sequence[tuple[Tenant, int]]) -> SlotWork:
-    """Work of models that take turns, each with its option.
+def slot_work(tenants: "Sequence[tuple[Tenant, Any]]") -> tuple[Any, Any]:
+    """(weighted share of the time, bytes/s that are loaded) of models that take turns, each with
+    its option, or of one by itself; an array of options gives arrays.
 
     Requests come independently of each other, so that one finds another model than its own loaded
     with the share of the others in all requests; it waits for its weights then.
@@ -189,9 +182,9 @@ def slot_work(tenants: Sequence[tuple[Tenant, int]]) -> SlotWork:
     load = moved = 0.0
     for t, o in tenants:
         swaps = t.demand * (1.0 - t.demand / rates) if rates and len(tenants) > 1 else 0.0
-        load += t.weight * (float(t.share[o]) + swaps * float(t.load_s[o]))
-        moved += swaps * float(t.loaded_bytes[o])
-    return SlotWork(load, moved)
+        load = load + t.weight * (t.share[o] + swaps * t.load_s[o])
+        moved = moved + swaps * t.loaded_bytes[o]
+    return load, moved
 
 
 def slots_of(box: Box, packing: Packing) -> dict[int, list[tuple[Tenant, int]]]:
@@ -232,8 +225,8 @@ def value_of(box: Box, packing: Packing) -> Value | None:
     device_load, load = np.zeros(box.num_devices), 0.0
     broken = crowded = moved = 0.0
     for members in slots.values():
-        work = slot_work(members)
-        load, moved = max(load, work.load), moved + work.moved
+        of_slot, loads = slot_work(members)
+        load, moved = max(load, float(of_slot)), moved + float(loads)
         for t, o in members:
             allowed = t.allowed[int(len(members) > 1), o]
             broken += t.weight * (allowed < 1.0)

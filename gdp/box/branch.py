@@ -53,6 +53,7 @@ class Walk(NamedTuple):
     slot_moved: Float[np.ndarray, "L S"]
     slot_size: Int[np.ndarray, "L S"]
     more: Int[np.ndarray, "D"]  # engines with the child
+    ahead: Float[np.ndarray, "L"]  # `_ahead` of each level
 
 
 class Incumbent(NamedTuple):
@@ -222,9 +223,11 @@ def _take(a, w, best):
 
 
 @no_type_check
-def _pained(a, w, k, best):
-    """True where no packing from here on breaks fewer limits than the best one."""
+def _pained(a, w, k, extra, best):
+    """1 where no packing from here on breaks fewer limits than the best one, 2 where all break
+    more; 0 otherwise."""
     broken = crowded = a.rest_broken[k]
+    crowded = max(crowded, extra)
     for j in range(k):
         x = w.option[j]
         allowed = a.allowed[1 if w.slot_size[k, w.at[j]] > 1 else 0, x]
@@ -232,12 +235,56 @@ def _pained(a, w, k, best):
             broken += a.weight[j]
         if _crowds(a, x, w.engines[k], allowed):
             crowded += a.weight[j]
-    value = best.value
-    if a.fixed[0] != value[0]:
-        return a.fixed[0] > value[0]
-    if abs(broken - value[1]) > 1e-9:
-        return broken > value[1]
-    return crowded > value[2] - 1e-9
+    pains = 0
+    for n in range(3):
+        mine = a.fixed[0] if n == 0 else broken if n == 1 else crowded
+        if abs(mine - best.value[n]) > 1e-9:
+            pains = 2 if mine > best.value[n] else 0
+            break
+        pains = 1
+    return pains
+
+
+@no_type_check
+def _ahead(a, w, k, pained, best):
+    """Weight of the models from k on whose limits break whatever their option, by what is placed
+    now; -1.0 where one of them has no room, or none under the best load where that has to be beaten
+    (`pained`)."""
+    count, memories, extra = a.memory_of.shape[0], a.memory.shape[0], 0.0
+    most = best.value[3] * (1.0 + 1e-9) + 1e-9
+    for j in range(k, a.weight.shape[0]):
+        others = w.priced[k] + a.rest_term[k] - a.term[a.start[j]] - a.fixed[1]
+        fits, kept = False, False
+        for o in range(a.start[j], a.start[j + 1]):
+            if pained and others + a.term[o] > most:
+                break
+            able = True
+            for m in range(memories):
+                most_free = a.memory[m] - w.held[k, m]
+                if a.swaps[j]:  # whatever a slot that it may join holds
+                    for x in range(w.slots[k]):
+                        most_free = max(
+                            most_free, a.memory[m] - w.held[k, m] + w.slot_held[k, x, m]
+                        )
+                able = able and a.held[o, m] <= most_free
+            waits, worst = 1.0, 1.0
+            for d in range(count):
+                if a.busy[o, d] > 0.0:
+                    engines = max(1, w.engines[k, d] + (0 if a.swaps[j] else 1))
+                    waits += (engines - 1) * a.busy[o, d]
+                    worst = max(worst, engines)
+                    if pained and w.device_load[k, d] + a.device_load[o, d] > most:
+                        able = False
+            if able:
+                fits = True
+                if a.allowed[0, o] >= min(waits, worst):
+                    kept = True
+                    break
+        if not fits:
+            return -1.0
+        if not kept:
+            extra += a.weight[j]
+    return extra
 
 
 @no_type_check
@@ -251,11 +298,17 @@ def explore(a, w, best, most):
             k -= 1
             continue
         s, o = w.slot[k], w.option[k] + 1
+        if s == 0 and o == a.start[k]:
+            w.ahead[k] = _ahead(a, w, k, _pained(a, w, k, 0.0, best) > 0, best)
+        pained = 2 if w.ahead[k] < 0.0 else _pained(a, w, k, w.ahead[k], best)
+        if pained > 1:
+            k -= 1
+            continue
         tried = w.slots[k] if s == 0 else s - 1
-        last, pained = a.start[k + 1], _pained(a, w, k, best)
+        last = a.start[k + 1]
         while o < last:
             least = w.priced[k] + a.term[o] + a.rest_term[k + 1] - a.fixed[1]
-            if pained and least > best.value[3] * (1.0 + 1e-9) + 1e-9:
+            if pained > 0 and least > best.value[3] * (1.0 + 1e-9) + 1e-9:
                 o = last  # terms ascend, so that no further option is better
                 break
             rated += 1

@@ -27,8 +27,8 @@ from gdp.box.table import TOLERANCE, Box, Packing, Place, Tenant, Value, slot_wo
 from gdp.box.table import value_of as rated
 
 EXACT_DEVICES, EXACT_MODELS = 6, 8
-"""Sizes up to which the search goes on for `PROOF_S`, since a proof is near."""
-PROOF_S = 60.0
+"""Sizes up to which a search of `LONG_S` or more goes on for `PROOF_S`, as a proof is near."""
+LONG_S, PROOF_S = 10.0, 60.0
 MOST_SUBSETS = 4096
 """Sets of models that are tried, the lightest ones left out first."""
 PLAIN_CHILDREN, CHILDREN = 5_000, 2_000_000
@@ -52,12 +52,11 @@ def solve(box: Box, seconds: float = 10.0) -> Solution:
 
     Args:
         box: Models with at least one option each, or none where they fit nowhere.
-        seconds: After which the best packing known is returned; `PROOF_S`, if that is more, up to
-            `EXACT_DEVICES` and `EXACT_MODELS`.
+        seconds: After which the best packing known is returned; see `EXACT_MODELS`.
     """
     began = time.perf_counter()
     small = box.num_devices <= EXACT_DEVICES and len(box.tenants) <= EXACT_MODELS
-    deadline = began + (max(seconds, PROOF_S) if small else seconds)
+    deadline = began + (PROOF_S if small and seconds >= LONG_S else seconds)
     kept = [_undominated(t) for t in box.tenants]
     slim = replace(box, tenants=tuple(_only(t, k) for t, k in zip(box.tenants, kept, strict=True)))
     total = sum((t.weight for t in box.tenants), start=0.0)

@@ -68,7 +68,8 @@ def as_box(drawn: list[Drawn], sizes: list[int], memory_of: list[int]) -> Box:
 
     tenants = [
         Tenant(
-            f"m{i}", np.array([o["held"] for o in m.options], dtype=np.int64).reshape(-1, len(sizes)),
+            f"m{i}",
+            np.array([o["held"] for o in m.options], dtype=np.int64).reshape(-1, len(sizes)),
             np.array([[o["busy"].get(k, 0.0) for k in range(d)] for o in m.options]).reshape(-1, d),
             column(m, "capacity"), column(m, "ttft"), column(m, "tpot"), column(m, "load"),
             column(m, "bytes"), m.demand, m.weight, m.swaps, m.ttft, m.tpot,
@@ -112,8 +113,8 @@ def rate(drawn: list[Drawn], sizes: list[int], memory_of: list[int], pick: list,
                 1 + sum(s * (engines[d] - 1) for d, s in o["busy"].items()),
                 max(engines[d] for d in o["busy"]),
             )
-            late = [o["ttft"] * f + wait > m.ttft * (1 + 1e-7) or o["tpot"] * f > m.tpot * (1 + 1e-7)
-                    for f in (1.0, worst)]  # fmt: skip
+            ttft, tpot = m.ttft * (1 + 1e-7), m.tpot * (1 + 1e-7)
+            late = [o["ttft"] * f + wait > ttft or o["tpot"] * f > tpot for f in (1.0, worst)]
             broken += m.weight * late[0]
             crowded += m.weight * late[1]
             for d, s in o["busy"].items():

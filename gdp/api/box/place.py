@@ -20,6 +20,7 @@ from gdp.box.solve import Solution, solve
 from gdp.box.table import (
     Box,
     Tenant,
+    Value,
     engines_on,
     held_bytes,
     served_shares,
@@ -33,8 +34,9 @@ from gdp.costs.base import CostModel
 from gdp.costs.offload import DISK_BYTES_PER_S
 from gdp.methods.base import Search
 
-PACKING_S = 10.0
-"""Seconds of the search for a packing, where a proof is not near."""
+PACKING_S, ADVICE_S = 10.0, 2.0
+"""Seconds of the search for a packing where a proof is not near, and after a change that may be
+advised."""
 
 
 def place_models(
@@ -87,7 +89,22 @@ def place_models(
     solution = solve(box, PACKING_S)
     placed = _placed(machine, box, asked, priced, solution)
     answer = _answer(machine, box, placed, solution, pricer, pricing_s)
-    return replace(answer, advice=tuple(advice(answer, asked, pricer, priced, solution)))
+    if answer.feasible:
+        return answer
+    troubled = [
+        m.model.name for m in placed if m.busy is None or m.excess(m.busy) > 1 + 1e-9
+    ]  # fmt: skip
+
+    def rate(other: Cluster, models: Sequence[BoxModel]) -> Value | None:
+        # The first box's prices hold on it; a larger one has its own.
+        own = pricer if other is machine else replace(pricer, cluster=other, known={})
+        try:
+            options = [_options(own, model) for model in models]
+        except InfeasibleError:
+            return None
+        return solve(box_of(other, models, options), ADVICE_S).value
+
+    return replace(answer, advice=tuple(advice(machine, asked, troubled, solution.value, rate)))
 
 
 def _options(pricer: Pricer, model: BoxModel) -> list[Priced]:

@@ -35,6 +35,8 @@ from gdp.targets.target import imported
 
 SHARES = (0.75, 0.5, 0.25)
 """Shares of the memory of a card that are priced beside all of it, where the plan takes more."""
+NEGLIGIBLE = 0.02
+"""Share of an engine's time below which a device is not one that others wait for."""
 SLOTS = 4
 """Requests that llama-server computes at once by default."""
 BATCH = 2048
@@ -102,9 +104,14 @@ class Pricer:
                     self.known[key] = list(self._on(model, devices))
                 except (InfeasibleError, PlacementError, ArgumentError) as error:
                     self.known[key], reason = [], str(error)
-            # The price is of devices that were looked at first: interchangeable ones.
-            options += [replace(own, devices=devices, held=self._named(own.held, devices))
-                        for own in self.known[key]]  # fmt: skip
+            # The price is of devices that were looked at first: interchangeable ones. A plan that
+            # leaves a card empty is one of fewer cards.
+            options += [
+                replace(own, devices=devices, held=self._named(own.held, devices))
+                for own in self.known[key]
+                if all(h.all_bytes or self.cluster.devices[d].is_cpu
+                       for d, h in zip(devices, own.held, strict=True))
+            ]  # fmt: skip
         return options, reason
 
     def _named(self, held: Sequence[Held], devices: tuple[int, ...]) -> tuple[Held, ...]:
@@ -350,8 +357,8 @@ def _busy(result: Result, found: GenerationAnswer) -> Float[np.ndarray, "D"]:
     share = seconds / max(sum(parts), 1e-12)
     for d, home in result.placement.homes.items():
         share[d] = max(share[d], share[home])
-    served = result.traffic is not None
-    return np.minimum(1.0, share * (found.stages if served else 1))
+    share = np.minimum(1.0, share * (found.stages if result.traffic is not None else 1))
+    return np.where(share < NEGLIGIBLE, 0.0, share)
 
 
 def _load_s(part: Cluster, weights: Sequence[int]) -> float:

@@ -11,6 +11,7 @@ from benchmarks.measured_world import (
     layouts,
     llama,
     models,
+    muxserve,
     passes,
     peaks,
     sailor,
@@ -36,6 +37,7 @@ for _command in (
     traffic.main,
     box.main,
     sailor.main,
+    muxserve.main,
 ):
     main.add_command(_command)
 

@@ -21,6 +21,7 @@ from typing import Any
 import click
 
 from benchmarks.measured_world.engines import COSTS, mlenergy_steps, pilot_steps
+from benchmarks.measured_world.servers import set_up
 from benchmarks.measured_world.serving import (
     GET,
     as_measured,
@@ -33,7 +34,6 @@ from benchmarks.measured_world.serving import (
     spec_of,
     splits_of,
 )
-from benchmarks.measured_world.servers import set_up
 from benchmarks.measured_world.serving_runs import Run, measured_runs
 from gdp.base.errors import GdpError, InfeasibleError
 from gdp.cluster.file import load_cluster

@@ -1,15 +1,18 @@
-"""Several models on one mesh of GPUs: predicted requests/s and TPOT beside MuxServe's measured runs.
+"""Several models on one mesh of GPUs: predicted requests/s and TPOT beside MuxServe's runs.
 
     python -m benchmarks.measured_world muxserve --bench FOLDER [--json FILE]
 
 `FOLDER` holds `muxserve_runs.csv` and `muxserve_profile.csv` (Duan et al. 2024, arXiv 2404.02015,
 hao-ai-lab/MuxServe): 16 Llama models on 32 A100-80GB at several loads, each with GPUs of its own
 (spatial), with all models of a mesh taking turns on its GPUs (temporal), and with shares of the SMs
-(flexsm). Seconds of a pass are those of the measured profile of each model alone, so that what is
-judged is how engines slow each other: `gdp.box.table.slowdown` with the engines that are busy in
-the mean, found as a fixed point, and `gdp.sim.serving`.
+(flexsm). Seconds of a pass are those of the measured profile of each model alone, times a factor
+for each number of GPUs by which models that have GPUs of their own are slower under the least load
+of the file (their engine's own; the median of those rows, which judge nothing then). So the rows
+judge how engines slow each other: `gdp.box.table.slowdown` with the engines that are busy in the
+mean, found as a fixed point, and `gdp.sim.serving` with prompts before decoding, one pass each.
 
-    temporal: passes x slowdown(1 + sum over the others of min(1, requests that run))
+    temporal: passes x slowdown(1 + sum over the others of min(1, requests that run) x their pass
+              over the model's own, as iterations of the models of a mesh alternate)
     flexsm:   passes of the profile at the model's shares of SMs, x max(1, SMs that are asked for)
 
 What the rows do not say is assumed: arrivals are Poisson over `SECONDS` / load seconds, of a
@@ -21,8 +24,8 @@ import csv
 import json
 import math
 from collections import defaultdict
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import NamedTuple
 
@@ -30,6 +33,7 @@ import click
 import numpy as np
 
 from gdp.box.table import slowdown
+from gdp.sim.scheduling import IterationBatch, Scheduler, chunks_of
 from gdp.sim.serving import ServingEngine, serve
 from gdp.sim.traffic import Arrival, ServedTraffic, Traffic
 
@@ -72,12 +76,14 @@ class Passes:
     token_s: float
     context_s: float
     launch_s: float
+    sequence_s: float = 0.0  # of each request in a step
 
     def scaled(self, step: float, token: float) -> "Passes":
         """With steps, and prompt tokens, that take so many times as long."""
         return Passes(
-            self.step_s * step, self.token_s * token, self.context_s * step, self.launch_s * token
-        )
+            self.step_s * step, self.token_s * token, self.context_s * step, self.launch_s * token,
+            self.sequence_s * step,
+        )  # fmt: skip
 
 
 def rows_of(path: Path) -> list[Row]:
@@ -121,11 +127,12 @@ class Profile:
             for a, b in (
                 (small.step_s, large.step_s), (small.token_s, large.token_s),
                 (small.context_s, large.context_s), (small.launch_s, large.launch_s),
+                (small.sequence_s, large.sequence_s),
             )
         ]  # fmt: skip
         return Passes(
             own.step_s * ratio[0], own.token_s * ratio[1], own.context_s * ratio[2],
-            own.launch_s * ratio[3],
+            own.launch_s * ratio[3], own.sequence_s * ratio[4],
         )  # fmt: skip
 
 
@@ -137,10 +144,11 @@ def _fitted(own: np.ndarray) -> Passes:
     tokens = batch * sequence
     long = (tokens >= 2048) & (tokens <= 16384)
     token = float(np.median(prefill[long] / tokens[long]))
-    del more  # within the tokens of a pass
+    least = 1e-9
     return Passes(
-        step / 1e3, token / 1e3, max(float(context), 1e-9) / 1e3, float(prefill.min()) / 1e3
-    )
+        step / 1e3, token / 1e3, max(float(context), least) / 1e3, float(prefill.min()) / 1e3,
+        max(float(more), least) / 1e3,
+    )  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -152,46 +160,41 @@ class Predicted:
     tpot_s: float
 
 
-def mesh_of(rows: list[Row], profile: Profile, tokens: Mapping[str, float]) -> Iterator[Predicted]:
+def mesh_of(
+    rows: list[Row], profile: Profile, tokens: Mapping[str, float], factor: Mapping[int, float]
+) -> Iterator[Predicted]:
     """Predictions of the models of one mesh.
 
     Args:
         rows: Its models.
         profile: Passes alone.
         tokens: Tokens of a request of each model.
+        factor: By number of GPUs, of passes in an engine.
     """
-    shares, sms = [1.0] * len(rows), [row.decode_sm / 100 for row in rows]
+    sms = [row.decode_sm / 100 for row in rows]
     weights = sum(2 * PARAMETERS[row.model] for row in rows)
     need = [row.requests * tokens[row.llm] * CACHE_BYTES[row.model] for row in rows]
-    served: list[ServedTraffic] = []
-    active = [0.0] * len(rows)
+    active, served = np.zeros(len(rows)), list[ServedTraffic]()
+    pass_s = np.ones(len(rows))
     for _ in range(ROUNDS):
-        served = []
+        served, before_s = [], pass_s.copy()
         for k, row in enumerate(rows):
-            others = sum(active) - active[k]
-            if rows[0].sharing == "flexsm":
-                asked = sms[k] + sum(
-                    a * s for j, (a, s) in enumerate(zip(active, sms, strict=True)) if j != k
-                )
-                full, own = (
-                    profile.passes(row.model, row.gpus, 100),
-                    profile.passes(row.model, row.gpus, row.decode_sm),
-                )
-                prompts = profile.passes(row.model, row.gpus, row.prefill_sm)
-                k_slow = max(1.0, asked)
-                passes = full.scaled(
-                    own.step_s / full.step_s * k_slow, prompts.token_s / full.token_s * k_slow
-                )
+            others = np.delete(active, k)
+            step, prompts = (
+                profile.passes(row.model, row.gpus, sm) for sm in (row.decode_sm, row.prefill_sm)
+            )
+            passes = replace(step, token_s=prompts.token_s, launch_s=prompts.launch_s)
+            if row.sharing == "flexsm":
+                slow = max(1.0, sms[k] + float(others @ np.delete(sms, k)))
             else:
-                one = np.ones(1)
-                k_slow = float(slowdown(one, one * (1.0 + others)))
-                passes = profile.passes(row.model, row.gpus, 100).scaled(k_slow, k_slow)
+                # Iterations alternate: a model waits for one of each other, however long that is.
+                waits = others @ (np.delete(before_s, k) / before_s[k])
+                slow = float(slowdown(np.ones(1), np.array([1.0 + waits])))
+            passes = passes.scaled(slow * factor[row.gpus], slow * factor[row.gpus])
             room = max(0.0, row.gpus * USABLE_BYTES - weights) * need[k] / sum(need)
             served.append(_serve(row, passes, tokens[row.llm], room / CACHE_BYTES[row.model]))
-        target = [min(1.0, one.running) for one in served]
-        active = [(a + b) / 2 for a, b in zip(active, target, strict=True)]
-        shares = active
-    del shares
+            pass_s[k] = served[-1].token.mean_s / slow
+        active = (active + np.array([min(1.0, one.running) for one in served])) / 2
     for row, one in zip(rows, served, strict=True):
         yield Predicted(row, row.requests / one.seconds, one.token.mean_s)
 
@@ -203,11 +206,41 @@ def _serve(row: Row, passes: Passes, tokens: float, room: float) -> ServedTraffi
     prompt = max(1, round(tokens) - new)
     at = np.sort(rng.uniform(0.0, SECONDS / row.load, row.requests)).tolist()
     requests = tuple(Arrival(t, prompt, new) for t in at)
+    # What a request costs in each step, as a part of its caches' seconds.
+    context_s = passes.context_s + passes.sequence_s / (prompt + new / 2)
     engine = ServingEngine(
-        passes.step_s, passes.token_s, passes.context_s, 2048, 256,
-        max(room, prompt + new + 1.0), launch_s=passes.launch_s,
+        passes.step_s, passes.token_s, context_s, 2048, 256, max(room, prompt + new + 1.0),
+        launch_s=passes.launch_s, scheduler=PromptsFirst(),
     )  # fmt: skip
     return serve(Traffic(requests), engine)
+
+
+@dataclass(frozen=True)
+class PromptsFirst(Scheduler):
+    """Prompts alone while there are any, whole: vLLM of early 2024."""
+
+    def next_batch(
+        self, queue: Iterable[int], running: int, room: int, deferred: int
+    ) -> IterationBatch:
+        """The work of the next iteration."""
+        del running, deferred
+        chunks = chunks_of(queue, room)
+        return IterationBatch(chunks, decodes=not chunks)
+
+
+def engine_factors(
+    rows: list[Row], profile: Profile, tokens: Mapping[str, float]
+) -> dict[int, float]:
+    """By number of GPUs, times that a pass takes in the engine: the median over models with GPUs of
+    their own under the least load. GPUs that no such model has are as the most that one has."""
+    least = min(row.load for row in rows)
+    ratios: dict[int, list[float]] = defaultdict(list)
+    for row in rows:
+        if row.sharing == "spatial" and row.load == least:
+            (alone,) = mesh_of([row], profile, tokens, defaultdict(lambda: 1.0))
+            ratios[row.gpus].append(row.tpot_s / alone.tpot_s)
+    factor = {gpus: float(np.median(own)) for gpus, own in ratios.items()}
+    return factor | {gpus: factor[max(factor)] for gpus in {r.gpus for r in rows} - factor.keys()}
 
 
 def predictions(rows: list[Row], profile: Profile) -> list[Predicted]:
@@ -217,7 +250,8 @@ def predictions(rows: list[Row], profile: Profile) -> list[Predicted]:
     meshes: dict[tuple[int, str, str], list[Row]] = defaultdict(list)
     for row in rows:
         meshes[row.load, row.sharing, row.mesh].append(row)
-    return [one for own in meshes.values() for one in mesh_of(own, profile, tokens)]
+    factor = engine_factors(rows, profile, tokens)
+    return [one for own in meshes.values() for one in mesh_of(own, profile, tokens, factor)]
 
 
 def best_of_three(predicted: list[Predicted]) -> tuple[int, int]:
@@ -255,8 +289,8 @@ def summary(predicted: list[Predicted]) -> list[str]:
         rate = np.array([abs(p.requests_per_s / p.row.requests_per_s - 1) for p in own])
         tpot = np.array([abs(p.tpot_s / p.row.tpot_s - 1) for p in own])
         lines.append(
-            f"{load or '':<5} {sharing:10}{len(own):4}  {np.median(rate):10.1%}  {(rate < 0.15).mean():10.0%}"
-            f"  {np.median(tpot):5.1%}  {(tpot < 0.2).mean():9.0%}"
+            f"{load or '':<5} {sharing:10}{len(own):4}  {np.median(rate):10.1%}"
+            f"  {(rate < 0.15).mean():10.0%}  {np.median(tpot):5.1%}  {(tpot < 0.2).mean():9.0%}"
         )
     right, count = best_of_three(predicted)
     lines.append(f"best of three ways of sharing, by mesh: {right} of {count}")

@@ -1,8 +1,8 @@
 """Branch and bound over options and swap groups, in plain loops that may be compiled.
 
 Axes: N models in the order in which they are placed, O options of all models, D devices, M
-memories, S = N slots, L = N + 1 levels. Nothing is allocated, and a run goes on where the last one
-stopped.
+memories, S = N slots, L = N + 1 levels, W weights of models, the largest first. Nothing is
+allocated, and a run goes on where the last one stopped.
 """
 
 from typing import NamedTuple, no_type_check
@@ -24,6 +24,8 @@ class Options(NamedTuple):
     loaded: Float[np.ndarray, "O"]
     term: Float[np.ndarray, "O"]
     weight: Float[np.ndarray, "N"]
+    kind: Int[np.ndarray, "N"]  # of the weight
+    scale: Float[np.ndarray, "W"]  # weights over the least one
     demand: Float[np.ndarray, "N"]
     swaps: Bool[np.ndarray, "N"]
     memory: Int[np.ndarray, "M"]
@@ -32,6 +34,7 @@ class Options(NamedTuple):
     rest_term: Float[np.ndarray, "L"]  # least of the models from each on
     rest_load: Float[np.ndarray, "L"]
     rest_broken: Float[np.ndarray, "L"]
+    rest_waited: Float[np.ndarray, "L"]
     fixed: Float[np.ndarray, "2"]  # weight that is left out, and the offset of the bound
 
 
@@ -43,7 +46,7 @@ class Walk(NamedTuple):
     option: Int[np.ndarray, "L"]  # that is tried
     at: Int[np.ndarray, "L"]  # slot of each placed model
     held: Int[np.ndarray, "L M"]
-    device_load: Float[np.ndarray, "L D"]
+    work: Float[np.ndarray, "L D W"]  # shares of the time of devices
     engines: Int[np.ndarray, "L D"]
     priced: Float[np.ndarray, "L"]
     slots: Int[np.ndarray, "L"]
@@ -54,24 +57,32 @@ class Walk(NamedTuple):
     slot_size: Int[np.ndarray, "L S"]
     more: Int[np.ndarray, "D"]  # engines with the child
     ahead: Float[np.ndarray, "L"]  # `_ahead` of each level
+    slot_work: Float[np.ndarray, "W"]  # of the slot at hand
 
 
 class Incumbent(NamedTuple):
     """The best packing."""
 
-    value: Float[np.ndarray, "5"]
+    value: Float[np.ndarray, "6"]
     option: Int[np.ndarray, "N"]
     slot: Int[np.ndarray, "N"]
 
 
 @no_type_check
-def _beats(dropped, broken, crowded, load, moved, value):
+def _beats(dropped, broken, crowded, load, moved, waited, value):
     """True where these are better than a value, beyond rounding."""
-    for k in range(5):
-        mine = (
-            dropped if k == 0 else broken if k == 1 else crowded if k == 2
-            else load if k == 3 else moved
-        )  # fmt: skip
+    for k in range(6):
+        mine = dropped
+        if k == 1:
+            mine = broken
+        elif k == 2:
+            mine = crowded
+        elif k == 3:
+            mine = load
+        elif k == 4:
+            mine = moved
+        elif k == 5:
+            mine = waited
         slack = 1e-9 * max(1.0, min(abs(value[k]), 1e300))
         if mine < value[k] - slack:
             return True
@@ -81,14 +92,34 @@ def _beats(dropped, broken, crowded, load, moved, value):
 
 
 @no_type_check
-def _crowds(a, o, engines, allowed):
-    """True where an option is slower than allowed while so many engines are busy."""
+def _slow(a, o, engines):
+    """Slowdown of an option while so many engines are busy."""
     waits, most = 1.0, 1
     for d in range(a.memory_of.shape[0]):
         if a.busy[o, d] > 0.0:
             waits += (engines[d] - 1) * a.busy[o, d]
             most = max(most, engines[d])
-    return allowed < min(waits, most)
+    return min(waits, most)
+
+
+@no_type_check
+def _load(a, work, kind, more):
+    """Load of work by weight, with so much more of one; see `Box.load_of`."""
+    count, whole, rest = a.scale.shape[0], more, more * a.scale[kind]
+    for c in range(count):
+        whole += work[c]
+        rest += work[c] * a.scale[c]
+    if whole <= 1.0:
+        return whole
+    served = 0.0
+    for c in range(count):
+        level = (1.0 - served) / rest
+        if level * a.scale[c] <= 1.0:
+            return 1.0 / level
+        own = work[c] + (more if c == kind else 0.0)
+        served += own
+        rest -= own * a.scale[c]
+    return whole
 
 
 @no_type_check
@@ -111,12 +142,13 @@ def _repeats(a, w, k, o):
 
 
 @no_type_check
-def _load_of(a, w, k, i, o, s):
+def _slot_load(a, w, k, o, s):
     """(load, bytes/s) of a slot with one model more."""
-    load, moved = a.weight[i] * a.share[o], 0.0
+    moved, rates = 0.0, a.demand[k]
     if s == w.slots[k]:
-        return load, moved
-    rates = a.demand[i]
+        return a.share[o], moved
+    for c in range(a.scale.shape[0]):
+        w.slot_work[c] = 0.0
     for j in range(k):
         if w.at[j] == s:
             rates += a.demand[j]
@@ -125,9 +157,9 @@ def _load_of(a, w, k, i, o, s):
             continue
         x = o if j == k else w.option[j]
         swaps = a.demand[j] * (1.0 - a.demand[j] / rates) if rates > 0.0 else 0.0
-        load += a.weight[j] * (swaps * a.load_s[x] + (a.share[x] if j < k else 0.0))
+        w.slot_work[a.kind[j]] += a.share[x] + swaps * a.load_s[x]
         moved += swaps * a.loaded[x]
-    return load, moved
+    return _load(a, w.slot_work, 0, 0.0), moved
 
 
 @no_type_check
@@ -147,27 +179,29 @@ def _is_better(a, w, k, o, s, best):
     if not _fits(a, w, k, o, s):
         return False
     new = s == w.slots[k]
-    load, moved = _load_of(a, w, k, k, o, s)
+    load, moved = _slot_load(a, w, k, o, s)
     load = max(load, a.rest_load[k + 1])
     load = max(load, w.priced[k] + a.term[o] + a.rest_term[k + 1] - a.fixed[1])
     for d in range(a.memory_of.shape[0]):
-        load = max(load, w.device_load[k, d] + a.device_load[o, d])
+        load = max(load, _load(a, w.work[k, d], a.kind[k], a.device_load[o, d]))
         joins = a.busy[o, d] > 0.0 and (new or w.slot_uses[k, s, d] == 0)
         w.more[d] = w.engines[k, d] + (1 if joins else 0)
     for x in range(w.slots[k]):
         if x != s:
             load, moved = max(load, w.slot_load[k, x]), moved + w.slot_moved[k, x]
     broken = crowded = a.rest_broken[k + 1]
+    waited = a.rest_waited[k + 1]
     for j in range(k + 1):
         x = o if j == k else w.option[j]
         at = s if j == k else w.at[j]
         shared = 0 if new and at == s else (1 if at == s or w.slot_size[k, at] > 1 else 0)
-        allowed = a.allowed[shared, x]
+        allowed, slow = a.allowed[shared, x], _slow(a, x, w.more)
+        waited += a.weight[j] * a.share[x] * slow
         if allowed < 1.0:
             broken += a.weight[j]
-        if _crowds(a, x, w.more, allowed):
+        if allowed < slow:
             crowded += a.weight[j]
-    return _beats(a.fixed[0], broken, crowded, load, moved, best.value)
+    return _beats(a.fixed[0], broken, crowded, load, moved, waited, best.value)
 
 
 @no_type_check
@@ -184,7 +218,7 @@ def _place(a, w, k, o, s):
             w.slot_held[n, x, m] = w.slot_held[k, x, m]
         for d in range(count):
             w.slot_uses[n, x, d] = w.slot_uses[k, x, d]
-    load, moved = _load_of(a, w, k, k, o, s)
+    load, moved = _slot_load(a, w, k, o, s)
     w.slot_load[n, s], w.slot_moved[n, s] = load, moved
     w.slot_size[n, s] = 1 if new else w.slot_size[k, s] + 1
     for m in range(a.memory.shape[0]):
@@ -195,29 +229,33 @@ def _place(a, w, k, o, s):
         before = 0 if new else w.slot_uses[k, s, d]
         w.slot_uses[n, s, d] = 1 if before or a.busy[o, d] > 0.0 else 0
         w.engines[n, d] = w.engines[k, d] + w.slot_uses[n, s, d] - before
-        w.device_load[n, d] = w.device_load[k, d] + a.device_load[o, d]
+        for c in range(a.scale.shape[0]):
+            w.work[n, d, c] = w.work[k, d, c]
+        w.work[n, d, a.kind[k]] += a.device_load[o, d]
     w.at[k] = s
 
 
 @no_type_check
 def _take(a, w, best):
-    """Keep a whole packing as the best one: its checked bound is its value."""
+    """Keep a whole packing where it is the best one."""
     n = a.weight.shape[0]
-    load = moved = broken = crowded = 0.0
+    load = moved = broken = crowded = waited = 0.0
     for d in range(a.memory_of.shape[0]):
-        load = max(load, w.device_load[n, d])
+        load = max(load, _load(a, w.work[n, d], 0, 0.0))
     for x in range(w.slots[n]):
         load, moved = max(load, w.slot_load[n, x]), moved + w.slot_moved[n, x]
     for j in range(n):
         x = w.option[j]
         allowed = a.allowed[1 if w.slot_size[n, w.at[j]] > 1 else 0, x]
+        slow = _slow(a, x, w.engines[n])
+        waited += a.weight[j] * a.share[x] * slow
         if allowed < 1.0:
             broken += a.weight[j]
-        if _crowds(a, x, w.engines[n], allowed):
+        if allowed < slow:
             crowded += a.weight[j]
-    if _beats(a.fixed[0], broken, crowded, load, moved, best.value):
+    if _beats(a.fixed[0], broken, crowded, load, moved, waited, best.value):
         best.value[0], best.value[1], best.value[2] = a.fixed[0], broken, crowded
-        best.value[3], best.value[4] = load, moved
+        best.value[3], best.value[4], best.value[5] = load, moved, waited
         for j in range(n):
             best.option[j], best.slot[j] = w.option[j], w.at[j]
 
@@ -233,7 +271,7 @@ def _pained(a, w, k, extra, best):
         allowed = a.allowed[1 if w.slot_size[k, w.at[j]] > 1 else 0, x]
         if allowed < 1.0:
             broken += a.weight[j]
-        if _crowds(a, x, w.engines[k], allowed):
+        if allowed < _slow(a, x, w.engines[k]):
             crowded += a.weight[j]
     pains = 0
     for n in range(3):
@@ -273,8 +311,9 @@ def _ahead(a, w, k, pained, best):
                     engines = max(1, w.engines[k, d] + (0 if a.swaps[j] else 1))
                     waits += (engines - 1) * a.busy[o, d]
                     worst = max(worst, engines)
-                    if pained and w.device_load[k, d] + a.device_load[o, d] > most:
-                        able = False
+                    if pained and a.device_load[o, d] > 0.0:
+                        load = _load(a, w.work[k, d], a.kind[j], a.device_load[o, d])
+                        able = able and load <= most
             if able:
                 fits = True
                 if a.allowed[0, o] >= min(waits, worst):

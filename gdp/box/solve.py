@@ -4,7 +4,7 @@ Models are placed one after the other, the ones that take most memory first. A c
 in a slot of its own, or in the slot of models that may be unloaded. All parts of the value grow
 with every model that is placed, so that those of a part of the packing bound all that begin with
 it; the load is bounded by linear programming, too: with duals pi of devices (sum 1) and mu of
-memories,
+memories, and loads without weights, which are no larger,
 
     load >= sum over models of min over options of (pi . device load + mu . bytes) - mu . memory
 
@@ -17,6 +17,7 @@ import itertools
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 from jaxtyping import Float, Int
@@ -61,7 +62,7 @@ def solve(box: Box, seconds: float = 10.0) -> Solution:
     slim = replace(box, tenants=tuple(_only(t, k) for t, k in zip(box.tenants, kept, strict=True)))
     total = sum((t.weight for t in box.tenants), start=0.0)
     best: Packing = (None,) * len(box.tenants)
-    value, bound, children, proven = Value(total, 0.0, 0.0, 0.0, 0.0), 0.0, 0, True
+    value, bound, children, proven = Value(total, *[0.0] * 5), 0.0, 0, True
     for dropped, chosen in itertools.islice(_subsets(slim), MOST_SUBSETS):
         if not chosen or dropped > value.dropped * (1 + TOLERANCE):
             break
@@ -222,7 +223,7 @@ class _Run:
             s: np.any([tenants[j].uses[_option(packing, j)] for j in own], axis=0)
             for s, own in slots.items()
         }
-        rows: list[tuple[tuple[float, ...], int, int]] = []
+        rows: list[tuple[tuple[tuple[float, ...], int], int]] = []
         for s in [max(slots, default=-1) + 1, *slots]:
             if s in slots and not (tenant.swaps and tenants[slots[s][0]].swaps):
                 continue
@@ -234,35 +235,41 @@ class _Run:
                 continue
             engines = sum((uses[x] * 1.0 for x in rest), start=np.zeros(self.box.num_devices))
             engines = engines + (tenant.uses[fits] | uses.get(s, False))
-            members = [(tenants[j], _option(packing, j)) for j in slots.get(s, [])]
-            load, moved = slot_work([*members, (tenant, fits)])
-            loads = tenant.device_load[fits] + np.zeros(self.box.num_devices)
-            broken, crowded = np.zeros((2, len(fits)))
-            placed = [(tenant, fits, s in slots)]
-            for x, js in slots.items():
-                if x != s:
-                    load = np.maximum(
-                        load, slot_work([(tenants[j], _option(packing, j)) for j in js])[0]
-                    )
-                placed += [(tenants[j], _option(packing, j), len(js) > 1 or x == s) for j in js]
-            for t, o, shared in placed:
-                allowed = t.allowed[int(shared), o]
-                broken = broken + t.weight * (allowed < 1.0)
-                crowded = crowded + t.weight * (allowed < slowdown(t.busy[o], engines))
-                loads = loads if t is tenant else loads + t.device_load[o]
-            load = np.maximum(load, loads.max(axis=1))
-            first = int(np.lexsort((np.broadcast_to(moved, load.shape), load, crowded, broken))[0])
-            value = (
-                broken[first],
-                crowded[first],
-                load[first],
-                float(np.broadcast_to(moved, load.shape)[first]),
-            )
-            rows.append((tuple(map(float, value)), int(fits[first]), s))
+            rows.append((self._best_of(packing, i, s, fits, engines), s))
         if not rows:
             return None
-        _, o, s = min(rows)
+        (_, o), s = min(rows)
         return tuple(Place(o, s) if j == i else place for j, place in enumerate(packing))
+
+    def _best_of(
+        self, packing: Packing, i: int, slot: int, fits: Int[np.ndarray, "K"],
+        engines: Float[np.ndarray, "K D"],
+    ) -> tuple[tuple[float, ...], int]:  # fmt: skip
+        """(value without what is left out, option) of a model's best option in a slot, of those
+        that fit, with so many engines on each device."""
+        box, count = self.box, len(fits)
+        slots: dict[int, list[tuple[Tenant, Any]]] = {slot: [(box.tenants[i], fits)]}
+        for t, place in zip(box.tenants, packing, strict=True):
+            if place is not None:
+                slots.setdefault(place.slot, []).append((t, place.option))
+        work = np.zeros((count, box.num_devices, len(box.weights)))
+        broken, crowded, load, moved, waited = np.zeros((5, count))
+        for members in slots.values():
+            shares, loads = slot_work(members)
+            of_slot, moved = np.zeros((count, len(box.weights))), moved + loads
+            for (t, o), share in zip(members, shares, strict=True):
+                allowed, k = t.allowed[int(len(members) > 1), o], box.weights.index(t.weight)
+                slow = slowdown(t.busy[o], engines)
+                broken = broken + t.weight * (allowed < 1.0)
+                crowded = crowded + t.weight * (allowed < slow)
+                waited = waited + t.weight * t.share[o] * slow
+                work[:, :, k] += t.device_load[o]
+                of_slot[:, k] += share
+            load = np.maximum(load, box.load_of(of_slot))
+        load = np.maximum(load, box.load_of(work).max(axis=1))
+        best = int(np.lexsort((waited, moved, load, crowded, broken))[0])
+        value = (broken[best], crowded[best], load[best], moved[best], waited[best])
+        return tuple(map(float, value)), int(fits[best])
 
     def _explore(self, dropped: float, terms: _Terms) -> None:
         """All packings that may be better than the best one."""
@@ -312,15 +319,20 @@ def _options(
         loaded=np.concatenate([t.loaded_bytes for t in own]),
         term=np.concatenate(prices),
         weight=np.array([t.weight for t in own]),
+        kind=np.array([box.weights.index(t.weight) for t in own]),
+        scale=np.array(box.weights) / min(box.weights),
         demand=np.array([t.demand for t in own]),
         swaps=np.array([t.swaps for t in own]),
         memory=box.memory_bytes, memory_of=box.memory_of, classes=box.classes,
         rest_term=np.array([sum(float(p[0]) for p in prices[k:]) for k in ends], dtype=float),
         rest_load=np.array([
-            max((t.weight * float(t.share.min()) for t in own[k:]), default=0.0) for k in ends
+            max((float(t.share.min()) for t in own[k:]), default=0.0) for k in ends
         ]),
         rest_broken=np.array([
             sum(t.weight for t in own[k:] if (t.allowed[0] < 1.0).all()) for k in ends
+        ], dtype=float),
+        rest_waited=np.array([
+            sum(t.weight * float(t.share.min()) for t in own[k:]) for k in ends
         ], dtype=float),
         fixed=np.array([dropped, terms.offset]),
     )  # fmt: skip
@@ -336,7 +348,7 @@ def _walk(n: int, box: Box) -> Walk:
     levels = n + 1
     return Walk(
         whole(1), whole(levels), whole(levels) - 1, whole(levels), whole(levels, m),
-        np.zeros((levels, d)), whole(levels, d), np.zeros(levels), whole(levels),
+        np.zeros((levels, d, len(box.weights))), whole(levels, d), np.zeros(levels), whole(levels),
         whole(levels, n, m), whole(levels, n, d), np.zeros((levels, n)), np.zeros((levels, n)),
-        whole(levels, n), whole(d), np.zeros(levels),
+        whole(levels, n), whole(d), np.zeros(levels), np.zeros(len(box.weights)),
     )  # fmt: skip

@@ -54,8 +54,8 @@ class Tenant:
 
     @functools.cached_property
     def device_load(self) -> Float[np.ndarray, "O D"]:
-        """Weighted share of each device's time that the demand takes."""
-        return self.weight * self.share[:, None] * self.busy
+        """Share of each device's time that the demand takes."""
+        return self.share[:, None] * self.busy
 
     @functools.cached_property
     def allowed(self) -> Float[np.ndarray, "2 O"]:
@@ -79,6 +79,36 @@ class Box:
     def num_devices(self) -> int:
         """D."""
         return len(self.memory_of)
+
+    @functools.cached_property
+    def weights(self) -> tuple[float, ...]:
+        """The weights that models have, the largest first."""
+        return tuple(sorted({t.weight for t in self.tenants}, reverse=True))
+
+    def load_of(self, work: Float[np.ndarray, "*P W"]) -> Float[np.ndarray, "*P"]:
+        """Load of a device, or of a slot, whose time demands of each weight take a share of.
+
+        The served part of a demand of weight w is min(1, t w / least weight): all of it at t = 1.
+        The load is 1 / t for the largest t <= 1 that leaves no more work than time; where all
+        demands are served, the share of the time that they take.
+
+        >>> table = Box((), np.array([1]), np.array([0]))
+        >>> table.__dict__["weights"] = (3.0, 1.0)
+        >>> table.load_of(np.array([[0.5, 1.0], [0.3, 0.3]]))  # 0.5 + t = 1; 0.6
+        array([2. , 0.6])
+        """
+        scale = np.array(self.weights) / min(self.weights, default=1.0)
+        rest = np.cumsum((work * scale)[..., ::-1], axis=-1)[..., ::-1]
+        load, served = work.sum(axis=-1), np.zeros(work.shape[:-1])
+        open_ = load > 1.0
+        for k, w in enumerate(scale):
+            with np.errstate(divide="ignore", invalid="ignore"):
+                level = (1.0 - served) / rest[..., k]
+            here = open_ & (level * w <= 1.0)
+            load = np.where(here, 1.0 / np.where(here, level, 1.0), load)
+            open_ = open_ & ~here
+            served = served + work[..., k]
+        return np.asarray(load)
 
     @functools.cached_property
     def classes(self) -> Int[np.ndarray, "D"]:
@@ -130,8 +160,8 @@ Packing = tuple[Place | None, ...]
 class Value(NamedTuple):
     """Value of a packing; the least is best, an earlier field before the next.
 
-    The served part of every demand is at least weight / load times the demand: the largest multiple
-    t of the weighted demands whose work fits on every device and in every slot is 1 / load.
+    A load up to 1 serves all demands; beyond, the lightest model gets 1 / load of its demand, and a
+    model of k times its weight k times as much, at most all (`Box.load_of`).
     """
 
     dropped: float  # weight of the models that are left out
@@ -139,6 +169,7 @@ class Value(NamedTuple):
     crowded: float  # weight of those whose limits are broken while all others are busy
     load: float  # of the busiest device or slot
     moved: float  # bytes/s of weights that swapping loads
+    waited: float  # weighted shares of the engines' time that demands take while all are busy
 
     def less(self, other: "Value") -> bool:
         """True where this one is better, beyond the rounding of sums."""
@@ -171,20 +202,20 @@ def slowdown(
     return np.asarray(np.minimum(waits, most))
 
 
-def slot_work(tenants: "Sequence[tuple[Tenant, Any]]") -> tuple[Any, Any]:
-    """(weighted share of the time, bytes/s that are loaded) of models that take turns, each with
-    its option, or of one by itself; an array of options gives arrays.
+def slot_work(tenants: "Sequence[tuple[Tenant, Any]]") -> tuple[list[Any], Any]:
+    """(share of the time of each, bytes/s that are loaded) of models that take turns, each with its
+    option, or of one by itself; an array of options gives arrays.
 
     Requests come independently of each other, so that one finds another model than its own loaded
     with the share of the others in all requests; it waits for its weights then.
     """
     rates = sum(t.demand for t, _ in tenants)
-    load = moved = 0.0
+    shares, moved = [], 0.0
     for t, o in tenants:
         swaps = t.demand * (1.0 - t.demand / rates) if rates and len(tenants) > 1 else 0.0
-        load = load + t.weight * (t.share[o] + swaps * t.load_s[o])
+        shares.append(t.share[o] + swaps * t.load_s[o])
         moved = moved + swaps * t.loaded_bytes[o]
-    return load, moved
+    return shares, moved
 
 
 def slots_of(box: Box, packing: Packing) -> dict[int, list[tuple[Tenant, int]]]:
@@ -222,17 +253,23 @@ def value_of(box: Box, packing: Packing) -> Value | None:
         return None
     engines = engines_on(box, packing).astype(float)
     dropped = sum(t.weight for t, p in zip(box.tenants, packing, strict=True) if p is None)
-    device_load, load = np.zeros(box.num_devices), 0.0
-    broken = crowded = moved = 0.0
+    work = np.zeros((box.num_devices, len(box.weights)))
+    broken = crowded = moved = load = waited = 0.0
     for members in slots.values():
-        of_slot, loads = slot_work(members)
-        load, moved = max(load, float(of_slot)), moved + float(loads)
-        for t, o in members:
+        shares, loads = slot_work(members)
+        of_slot, moved = np.zeros(len(box.weights)), moved + float(loads)
+        for (t, o), share in zip(members, shares, strict=True):
             allowed = t.allowed[int(len(members) > 1), o]
+            slow = float(slowdown(t.busy[o], engines))
             broken += t.weight * (allowed < 1.0)
-            crowded += t.weight * (allowed < slowdown(t.busy[o], engines))
-            device_load += t.device_load[o]
-    return Value(dropped, broken, crowded, max(load, float(device_load.max(initial=0.0))), moved)
+            crowded += t.weight * (allowed < slow)
+            waited += t.weight * float(t.share[o]) * slow
+            k = box.weights.index(t.weight)
+            work[:, k] += t.device_load[o]
+            of_slot[k] += float(share)
+        load = max(load, float(box.load_of(of_slot)))
+    load = max(load, float(box.load_of(work).max(initial=0.0)))
+    return Value(dropped, broken, crowded, load, moved, waited)
 
 
 def served_shares(box: Box, packing: Packing) -> tuple[float, ...]:
@@ -244,7 +281,7 @@ def served_shares(box: Box, packing: Packing) -> tuple[float, ...]:
     for i, place in enumerate(packing):
         if place is not None:
             t = box.tenants[i]
-            rows[:, i] = t.device_load[place.option] / t.weight
+            rows[:, i] = t.device_load[place.option]
     for s, members in enumerate(slots.values()):
         rates = sum(t.demand for t, _ in members)
         for t, o in members:

@@ -37,9 +37,8 @@ def box_text(answer: "BoxAnswer", output: str | None = None) -> str:
     count, all_ = len(placed), len(answer.models)
     lines = [
         f"{count} of {all_} models on {answer.cluster.name}: {_verdict(answer)}",
-        f"load     {_times(answer.ratio)} times its weight of each demand is served at once"
-        + _proof(answer),
-    ]  # fmt: skip
+        f"load     {_load(answer)}{_proof(answer)}",
+    ]
     lines += [f"turns    {', '.join(names)}: one of them is loaded" for names in answer.groups]
     lines += [f"dropped  {m.model.name}: {m.reason}" for m in answer.models if m.priced is None]
     lines += [f"advice   {text}" for text in answer.advice]
@@ -85,14 +84,20 @@ def _verdict(answer: "BoxAnswer") -> str:
     return "limits are not kept" + (f" by {', '.join(late)}" if late else "")
 
 
+def _load(answer: "BoxAnswer") -> str:
+    """How much of the demands is served."""
+    if answer.load <= 1:
+        return f"all demands are served; the busiest device, or group, takes {answer.load:.0%}"
+    return (
+        f"demands are {answer.load:.2f} times what the box serves at once: the lightest model gets "
+        f"{1 / answer.load:.0%}, others more by their weights"
+    )
+
+
 def _proof(answer: "BoxAnswer") -> str:
     if answer.proven:
         return f" (optimal over {answer.options} options)"
-    return f" (at most {_times(answer.ratio_bound)} by any packing)"
-
-
-def _times(ratio: float) -> str:
-    return "any number" if ratio == float("inf") else f"{ratio:.3g}"
+    return f" (no packing is below {answer.load_bound:.2f})"
 
 
 def _row(m: "PlacedModel") -> tuple[str, ...]:

@@ -110,7 +110,7 @@ def test_a_file_and_mappings_answer_the_same(folder: Path, answer: BoxAnswer) ->
         own.pop("pricing_s"), own.pop("packing_s")
     assert [m["commands"] for m in said["models"]] == [m["commands"] for m in mine["models"]]
     assert said["devices"] == mine["devices"]
-    assert said["ratio"] == pytest.approx(mine["ratio"])
+    assert said["load"] == pytest.approx(mine["load"])
 
 
 def _toml(value: Any) -> str:

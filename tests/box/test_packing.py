@@ -25,7 +25,8 @@ class Drawn(NamedTuple):
 def draw(seed: int) -> tuple[list[Drawn], list[int], list[int]]:
     """Models, bytes of each memory, and the memory of each device."""
     rng = np.random.default_rng(seed)
-    devices, models = int(rng.integers(1, 5)), int(rng.integers(1, 5))
+    devices = int(rng.integers(1, 5))
+    models = int(rng.integers(1, 5 if devices < 4 else 4))
     pooled = devices > 1 and rng.random() < 0.2
     memory_of = [max(0, d - 1) for d in range(devices)] if pooled else list(range(devices))
     alike = rng.random() < 0.5
@@ -98,15 +99,15 @@ def rate(drawn: list[Drawn], sizes: list[int], memory_of: list[int], pick: list,
     devices = range(len(memory_of))
     engines = [sum(any(d in pick[i]["busy"] for i in g) for g in groups) for d in devices]
     dropped = sum(m.weight for i, m in enumerate(drawn) if pick[i] is None)
-    broken = crowded = moved = 0.0
-    loads = [0.0] * len(memory_of)
-    slot_loads = [0.0]
+    broken = crowded = moved = waited = 0.0
+    loads: list[list[tuple[float, float]]] = [[] for _ in memory_of]
+    slot_loads: list[list[tuple[float, float]]] = [[]]
     for g in groups:
-        total, load = sum(drawn[i].demand for i in g), 0.0
+        total, load = sum(drawn[i].demand for i in g), []
         for i in g:
             m, o = drawn[i], pick[i]
             swaps = m.demand * (total - m.demand) / total if total and len(g) > 1 else 0.0
-            load += m.weight * (m.demand / o["capacity"] + swaps * o["load"])
+            load.append((m.demand / o["capacity"] + swaps * o["load"], m.weight))
             moved += swaps * o["bytes"]
             wait = o["load"] if len(g) > 1 else 0.0
             worst = min(
@@ -118,9 +119,25 @@ def rate(drawn: list[Drawn], sizes: list[int], memory_of: list[int], pick: list,
             broken += m.weight * late[0]
             crowded += m.weight * late[1]
             for d, s in o["busy"].items():
-                loads[d] += m.weight * s * m.demand / o["capacity"]
+                loads[d].append((s * m.demand / o["capacity"], m.weight))
+            waited += m.weight * m.demand / o["capacity"] * worst
         slot_loads.append(load)
-    return dropped, broken, crowded, max(*loads, *slot_loads), moved
+    least = min(m.weight for m in drawn)
+    load = max(load_of(rows, least) for rows in (*loads, *slot_loads))
+    return dropped, broken, crowded, load, moved, waited
+
+
+def load_of(rows: list[tuple[float, float]], least: float) -> float:
+    """Load of (share of the time, weight) by bisection of the level of served parts."""
+    whole = sum(share for share, _ in rows)
+    if whole <= 1:
+        return whole
+    low, high = 0.0, 1.0
+    for _ in range(60):
+        level = (low + high) / 2
+        taken = sum(share * min(1.0, level * weight / least) for share, weight in rows)
+        low, high = (level, high) if taken <= 1 else (low, level)
+    return 1 / low
 
 
 def best_of_all(drawn: list[Drawn], sizes: list[int], memory_of: list[int]) -> tuple:

@@ -101,15 +101,16 @@ class DeviceUse:
 class BoxAnswer:
     """Several models on one box.
 
-    `ratio` is the largest multiple of all demands that the box serves at once, of demands weighted
-    by `weight`; no packing has more than `ratio_bound`.
+    A `load` up to 1 serves all demands, of which it is the share of the busiest device's time, or
+    of a group's; beyond, the lightest model gets 1 / load of its demand, and a model of k times its
+    weight k times as much, at most all. No packing has less than `load_bound`.
     """
 
     cluster: Cluster
     models: tuple[PlacedModel, ...]
     devices: tuple[DeviceUse, ...]
-    ratio: float
-    ratio_bound: float
+    load: float
+    load_bound: float
     proven: bool  # no packing of these options is better
     moved_bytes_per_s: float  # of weights that take turns
     options: int
@@ -150,7 +151,7 @@ class BoxAnswer:
                 }
                 for use in self.devices
             ],
-            "ratio": self.ratio, "ratio_bound": self.ratio_bound, "proven": self.proven,
+            "load": self.load, "load_bound": self.load_bound, "proven": self.proven,
             "moved_bytes_per_s": self.moved_bytes_per_s, "options": self.options,
             "plans": self.plans, "pricing_s": self.pricing_s, "packing_s": self.packing_s,
             "disk": self.disk, "advice": list(self.advice), "notes": list(self.notes),

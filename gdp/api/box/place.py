@@ -1,6 +1,5 @@
 """The call `place_models`: several models on one box."""
 
-import math
 import os
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -52,8 +51,8 @@ def place_models(
 
     Each model is planned alone on every set of devices, as `gdp.place` does; a packing chooses one
     of these plans for each. Best is the packing that leaves out the least weight, then breaks the
-    fewest limits, first alone and then while all others are busy, then serves the largest multiple
-    of the weighted demands, then moves the fewest bytes of weights.
+    fewest limits, first alone and then while all others are busy, then serves the largest part of
+    the demands, then moves the fewest bytes of weights, then takes the least of the engines' time.
 
     Args:
         models: A TOML file with a `[[model]]` each, or mappings with the same keys: `spec`, and
@@ -194,7 +193,6 @@ def _answer(
     cluster: Cluster, box: Box, placed: Sequence[PlacedModel], solution: Solution, pricer: Pricer,
     pricing_s: float,
 ) -> BoxAnswer:  # fmt: skip
-    load, bound = solution.value.load, solution.bound
     taken = held_bytes(box, solution.packing)
     uses = []
     for d, device in enumerate(cluster.devices):
@@ -213,8 +211,8 @@ def _answer(
     if any(m.priced is not None and m.model.engine == "transformers" for m in placed):
         notes.append("transformers has no server of its own here: its file of devices is exported")
     return BoxAnswer(
-        cluster, tuple(placed), tuple(uses), 1 / load if load else math.inf,
-        1 / bound if bound else math.inf, solution.proven, solution.value.moved,
+        cluster, tuple(placed), tuple(uses), solution.value.load, solution.bound,
+        solution.proven, solution.value.moved,
         sum(t.num_options for t in box.tenants), pricer.plans, pricing_s, solution.seconds,
         f"{(disk or DISK_BYTES_PER_S) / 1e9:.3g} GB/s, {said} (disk_bytes_per_s)",
         notes=tuple(notes),

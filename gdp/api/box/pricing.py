@@ -25,6 +25,7 @@ from gdp.cluster.machines import machines
 from gdp.cluster.reserve import default_reserve
 from gdp.cluster.types import ALONE, UNLIMITED_BYTES, Cluster, Device
 from gdp.costs.offload import DISK_BYTES_PER_S
+from gdp.methods.base import Search
 from gdp.question.models import Generation
 from gdp.question.question import Kept
 from gdp.question.result import GenerationAnswer, Result, ServedPlan
@@ -35,6 +36,10 @@ from gdp.targets.target import imported
 
 SHARES = (0.75, 0.5, 0.25)
 """Shares of the memory of a card that are priced beside all of it, where the plan takes more."""
+FEW, SPREAD = 2, 0.25
+"""Cards up to which shares of them are priced for engines that may leave layers to the processor;
+and the part of the memory of more cards that a model has to take so that an engine without copies
+of it is spread over them."""
 NEGLIGIBLE = 0.02
 """Share of an engine's time below which a device is not one that others wait for."""
 SLOTS = 4
@@ -96,14 +101,19 @@ class Pricer:
     def options(self, model: BoxModel) -> tuple[list[Priced], str]:
         """Options of a model on the box, and the reason of the last set that has none."""
         options: list[Priced] = []
-        reason = ""
+        reason, need = "", 0
         for devices in self._sets(model):
+            cards = [self.cluster.devices[d] for d in devices if not self.cluster.devices[d].is_cpu]
+            most = SPREAD * sum(d.total_bytes for d in cards)
+            if len(cards) > FEW and 0 < need < most and model.target != "vllm":
+                continue
             key = (_question(model), _signature(self.cluster, devices))
             if key not in self.known:
                 try:
                     self.known[key] = list(self._on(model, devices))
                 except (InfeasibleError, PlacementError, ArgumentError) as error:
                     self.known[key], reason = [], str(error)
+            need = max([need, *(sum(h.all_bytes for h in own.held) for own in self.known[key])])
             # The price is of devices that were looked at first: interchangeable ones. A plan that
             # leaves a card empty is one of fewer cards.
             options += [
@@ -163,7 +173,7 @@ class Pricer:
         whole = self._planned(model, part, part)
         yield whole
         least = whole
-        for share in SHARES if part.gpus else ():
+        for share in SHARES if 0 < len(part.gpus) <= FEW else ():
             most = {
                 d.name: max(1, int(share * d.total_bytes) - _context(d, model.target))
                 for d in (part.devices[g] for g in part.gpus)
@@ -187,7 +197,9 @@ class Pricer:
             model.spec, model.traffic.prompt, model.traffic.new, slots,
             context=model.context or longest,
         )  # fmt: skip
-        parts = {"costs": self.costs, "search": self.search, "kept": self.kept}
+        # llama.cpp's program needs no search; with seconds it would try other caches, too.
+        search = Search(seconds=0.0) if model.engine == "llamacpp" else self.search
+        parts = {"costs": self.costs, "search": search, "kept": self.kept}
         extra = {} if model.engine == "llamacpp" else {"offload": "none"}
         result = answer(ask(request, limited, target=model.target, **extra, **parts))
         if not result.score.feasible:

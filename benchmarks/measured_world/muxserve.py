@@ -5,11 +5,11 @@
 `FOLDER` holds `muxserve_runs.csv` and `muxserve_profile.csv` (Duan et al. 2024, arXiv 2404.02015,
 hao-ai-lab/MuxServe): 16 Llama models on 32 A100-80GB at several loads, each with GPUs of its own
 (spatial), with all models of a mesh taking turns on its GPUs (temporal), and with shares of the SMs
-(flexsm). Seconds of a pass are those of the measured profile of each model alone, times a factor
-for each number of GPUs by which models that have GPUs of their own are slower under the least load
-of the file (their engine's own; the median of those rows, which judge nothing then). So the rows
-judge how engines slow each other: `gdp.box.table.slowdown` with the engines that are busy in the
-mean, found as a fixed point, and `gdp.sim.serving` with prompts before decoding, one pass each.
+(flexsm). Seconds of a pass are those of the measured profile of each model alone, with the engine's
+own part: a step takes no less than where the model had GPUs of its own under the least load of the
+file, and all else `WORK` times as long. So the rows judge how engines slow each other:
+`gdp.box.table.slowdown` with the engines that are busy in the mean, found as a fixed point, and
+`gdp.sim.serving` with prompts before decoding, one pass each.
 
     temporal: passes x slowdown(1 + sum over the others of min(1, requests that run) x their pass
               over the model's own, as iterations of the models of a mesh alternate)
@@ -45,6 +45,9 @@ PARAMETERS = {"llama-7b": 6.74e9, "llama-13b": 13.0e9, "llama-30b": 32.5e9, "lla
 CACHE_BYTES = {"llama-7b": 524_288, "llama-13b": 819_200, "llama-30b": 1_597_440,
                "llama-65b": 2_621_440}  # fmt: skip
 """Keys and values of a token: 2 x layers x width x 2 bytes."""
+WORK = 1.8
+"""Times that prompts, and what a request adds to a step, take in the engine, of 1, 1.4, 1.8, 2.2
+and 2.6 the one with the least median error of requests/s on the loads 500, 1200 and 2000."""
 USABLE_BYTES = 0.9 * 80e9
 ROUNDS = 12
 """Of the fixed point; half of each step is taken."""
@@ -161,7 +164,7 @@ class Predicted:
 
 
 def mesh_of(
-    rows: list[Row], profile: Profile, tokens: Mapping[str, float], factor: Mapping[int, float]
+    rows: list[Row], profile: Profile, tokens: Mapping[str, float], host_s: Mapping[str, float]
 ) -> Iterator[Predicted]:
     """Predictions of the models of one mesh.
 
@@ -169,7 +172,7 @@ def mesh_of(
         rows: Its models.
         profile: Passes alone.
         tokens: Tokens of a request of each model.
-        factor: By number of GPUs, of passes in an engine.
+        host_s: Least seconds of a step by model.
     """
     sms = [row.decode_sm / 100 for row in rows]
     weights = sum(2 * PARAMETERS[row.model] for row in rows)
@@ -190,7 +193,9 @@ def mesh_of(
                 # Iterations alternate: a model waits for one of each other, however long that is.
                 waits = others @ (np.delete(before_s, k) / before_s[k])
                 slow = float(slowdown(np.ones(1), np.array([1.0 + waits])))
-            passes = passes.scaled(slow * factor[row.gpus], slow * factor[row.gpus])
+            passes = passes.scaled(WORK, WORK)
+            passes = replace(passes, step_s=max(step.step_s, host_s.get(row.model, 0.0)))
+            passes = passes.scaled(slow, slow)
             room = max(0.0, row.gpus * USABLE_BYTES - weights) * need[k] / sum(need)
             served.append(_serve(row, passes, tokens[row.llm], room / CACHE_BYTES[row.model]))
             pass_s[k] = served[-1].token.mean_s / slow
@@ -228,19 +233,19 @@ class PromptsFirst(Scheduler):
         return IterationBatch(chunks, decodes=not chunks)
 
 
-def engine_factors(
+def host_seconds(
     rows: list[Row], profile: Profile, tokens: Mapping[str, float]
-) -> dict[int, float]:
-    """By number of GPUs, times that a pass takes in the engine: the median over models with GPUs of
-    their own under the least load. GPUs that no such model has are as the most that one has."""
+) -> dict[str, float]:
+    """Least seconds of a step by model, so that models with GPUs of their own have their TPOT under
+    the least load, in the median."""
     least = min(row.load for row in rows)
-    ratios: dict[int, list[float]] = defaultdict(list)
+    steps: dict[str, list[float]] = defaultdict(list)
     for row in rows:
         if row.sharing == "spatial" and row.load == least:
-            (alone,) = mesh_of([row], profile, tokens, defaultdict(lambda: 1.0))
-            ratios[row.gpus].append(row.tpot_s / alone.tpot_s)
-    factor = {gpus: float(np.median(own)) for gpus, own in ratios.items()}
-    return factor | {gpus: factor[max(factor)] for gpus in {r.gpus for r in rows} - factor.keys()}
+            (alone,) = mesh_of([row], profile, tokens, {})
+            step_s = profile.passes(row.model, row.gpus, row.decode_sm).step_s
+            steps[row.model].append(step_s + row.tpot_s - alone.tpot_s)
+    return {model: float(np.median(own)) for model, own in steps.items()}
 
 
 def predictions(rows: list[Row], profile: Profile) -> list[Predicted]:
@@ -250,8 +255,8 @@ def predictions(rows: list[Row], profile: Profile) -> list[Predicted]:
     meshes: dict[tuple[int, str, str], list[Row]] = defaultdict(list)
     for row in rows:
         meshes[row.load, row.sharing, row.mesh].append(row)
-    factor = engine_factors(rows, profile, tokens)
-    return [one for own in meshes.values() for one in mesh_of(own, profile, tokens, factor)]
+    host_s = host_seconds(rows, profile, tokens)
+    return [one for own in meshes.values() for one in mesh_of(own, profile, tokens, host_s)]
 
 
 def best_of_three(predicted: list[Predicted]) -> tuple[int, int]:

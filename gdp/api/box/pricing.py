@@ -35,11 +35,11 @@ from gdp.targets.table import TARGETS
 from gdp.targets.target import imported
 
 SHARES = (0.75, 0.5, 0.25)
-"""Shares of the memory of a card that are priced beside all of it, where the plan takes more."""
-FEW, SPREAD = 2, 0.25
-"""Cards up to which shares of them are priced for engines that may leave layers to the processor;
-and the part of the memory of more cards that a model has to take so that an engine without copies
-of it is spread over them."""
+"""Shares of the memory of a single card that are priced beside all of it, where the plan takes
+more; the rest of the model is on the processor."""
+SPREAD = 0.25
+"""Part of the memory of several cards that a model has to take so that an engine without copies of
+it is spread over them."""
 NEGLIGIBLE = 0.02
 """Share of an engine's time below which a device is not one that others wait for."""
 SLOTS = 4
@@ -105,7 +105,7 @@ class Pricer:
         for devices in self._sets(model):
             cards = [self.cluster.devices[d] for d in devices if not self.cluster.devices[d].is_cpu]
             most = SPREAD * sum(d.total_bytes for d in cards)
-            if len(cards) > FEW and 0 < need < most and model.target != "vllm":
+            if len(cards) > 1 and 0 < need < most and model.target != "vllm":
                 continue
             key = (_question(model), _signature(self.cluster, devices))
             if key not in self.known:
@@ -173,7 +173,7 @@ class Pricer:
         whole = self._planned(model, part, part)
         yield whole
         least = whole
-        for share in SHARES if 0 < len(part.gpus) <= FEW else ():
+        for share in SHARES if len(part.gpus) == 1 else ():
             most = {
                 d.name: max(1, int(share * d.total_bytes) - _context(d, model.target))
                 for d in (part.devices[g] for g in part.gpus)

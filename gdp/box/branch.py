@@ -38,8 +38,8 @@ class Options(NamedTuple):
     fixed: Float[np.ndarray, "2"]  # weight that is left out, and the offset of the bound
 
 
-class Walk(NamedTuple):
-    """Where the search is; rows of a level are the state before its model is placed."""
+class BranchState(NamedTuple):
+    """Position of the search; rows of a level are the state before its model is placed."""
 
     level: Int[np.ndarray, "1"]
     slot: Int[np.ndarray, "L"]  # that is tried: 0 a new one, s + 1 an old one
@@ -285,9 +285,8 @@ def _pained(a, w, k, extra, best):
 
 @no_type_check
 def _ahead(a, w, k, pained, best):
-    """Weight of the models from k on whose limits break whatever their option, by what is placed
-    now; -1.0 where one of them has no room, or none under the best load where that has to be beaten
-    (`pained`)."""
+    """Weight of the models from k on whose limits break whatever their option, beside those that
+    are placed; -1.0 where one of them has no room, or (`pained`) none under the best load."""
     count, memories, extra = a.memory_of.shape[0], a.memory.shape[0], 0.0
     most = best.value[3] * (1.0 + 1e-9) + 1e-9
     for j in range(k, a.weight.shape[0]):

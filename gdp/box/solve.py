@@ -23,8 +23,8 @@ import numpy as np
 from jaxtyping import Float, Int
 
 from gdp.base.kernels.twin import compiled, is_worth_compiling
-from gdp.box.branch import Incumbent, Options, Walk, explore
-from gdp.box.table import TOLERANCE, Box, Packing, Place, Tenant, Value, slot_work, slowdown
+from gdp.box.branch import BranchState, Incumbent, Options, explore
+from gdp.box.table import TOLERANCE, Box, Packing, PackingValue, Place, Tenant, slot_work, slowdown
 from gdp.box.table import value_of as rated
 
 EXACT_DEVICES, EXACT_MODELS = 6, 8
@@ -37,18 +37,18 @@ PLAIN_CHILDREN, CHILDREN = 5_000, 2_000_000
 
 
 @dataclass(frozen=True)
-class Solution:
+class PackingResult:
     """The best packing that was found, and the bound on its load."""
 
     packing: Packing
-    value: Value
+    value: PackingValue
     bound: float  # least load of any packing of these models
     proven: bool  # no packing is better
     children: int  # that were rated
     seconds: float
 
 
-def solve(box: Box, seconds: float = 10.0) -> Solution:
+def solve(box: Box, seconds: float = 10.0) -> PackingResult:
     """The best packing of a box.
 
     Args:
@@ -62,7 +62,7 @@ def solve(box: Box, seconds: float = 10.0) -> Solution:
     slim = replace(box, tenants=tuple(_only(t, k) for t, k in zip(box.tenants, kept, strict=True)))
     total = sum((t.weight for t in box.tenants), start=0.0)
     best: Packing = (None,) * len(box.tenants)
-    value, bound, children, proven = Value(total, *[0.0] * 5), 0.0, 0, True
+    value, bound, children, proven = PackingValue(total, *[0.0] * 5), 0.0, 0, True
     for dropped, chosen in itertools.islice(_subsets(slim), MOST_SUBSETS):
         if not chosen or dropped > value.dropped * (1 + TOLERANCE):
             break
@@ -77,7 +77,7 @@ def solve(box: Box, seconds: float = 10.0) -> Solution:
         for i, place in enumerate(best)
     )
     least = value.load if proven else min(bound, value.load)
-    return Solution(packing, value, least, proven, children, time.perf_counter() - began)
+    return PackingResult(packing, value, least, proven, children, time.perf_counter() - began)
 
 
 def _subsets(box: Box) -> Iterator[tuple[float, tuple[int, ...]]]:
@@ -168,7 +168,7 @@ class _Run:
 
     def __init__(
         self, box: Box, chosen: tuple[int, ...], dropped: float, deadline: float, terms: _Terms,
-        value: Value, best: Packing,
+        value: PackingValue, best: Packing,
     ) -> None:  # fmt: skip
         self.box, self.deadline, self.value, self.best = box, deadline, value, best
         room = np.maximum(box.memory_bytes, 1)
@@ -179,7 +179,7 @@ class _Run:
         self._start()
         self._explore(dropped, terms)
 
-    def _take(self, packing: Packing) -> Value | None:
+    def _take(self, packing: Packing) -> PackingValue | None:
         """Rate a packing, which is kept where it is the best one."""
         value = rated(self.box, packing)
         if value is not None and value.less(self.value):
@@ -282,7 +282,7 @@ class _Run:
         while walk.level[0] >= 0 and time.perf_counter() < self.deadline:
             self.children += run(*args, most)
             if run is explore and is_worth_compiling(self.children, PLAIN_CHILDREN - 1):
-                run, most = compiled(explore, Options, Walk, Incumbent), CHILDREN
+                run, most = compiled(explore, Options, BranchState, Incumbent), CHILDREN
         self.ended = int(walk.level[0]) < 0
         if incumbent.option[0] < 0:
             return
@@ -338,7 +338,7 @@ def _options(
     )  # fmt: skip
 
 
-def _walk(n: int, box: Box) -> Walk:
+def _walk(n: int, box: Box) -> BranchState:
     """The start of a search."""
     d, m = box.num_devices, len(box.memory_bytes)
 
@@ -346,7 +346,7 @@ def _walk(n: int, box: Box) -> Walk:
         return np.zeros(shape, np.int64)
 
     levels = n + 1
-    return Walk(
+    return BranchState(
         whole(1), whole(levels), whole(levels) - 1, whole(levels), whole(levels, m),
         np.zeros((levels, d, len(box.weights))), whole(levels, d), np.zeros(levels), whole(levels),
         whole(levels, n, m), whole(levels, n, d), np.zeros((levels, n)), np.zeros((levels, n)),

@@ -147,7 +147,7 @@ def _rows(
 
 
 class Place(NamedTuple):
-    """Where a model is in a packing."""
+    """Option and slot of a model in a packing."""
 
     option: int
     slot: int  # models of one slot take turns
@@ -157,8 +157,8 @@ Packing = tuple[Place | None, ...]
 """Place of each model; None: it is left out."""
 
 
-class Value(NamedTuple):
-    """Value of a packing; the least is best, an earlier field before the next.
+class PackingValue(NamedTuple):
+    """PackingValue of a packing; the least is best, an earlier field before the next.
 
     A load up to 1 serves all demands; beyond, the lightest model gets 1 / load of its demand, and a
     model of k times its weight k times as much, at most all (`Box.load_of`).
@@ -171,7 +171,7 @@ class Value(NamedTuple):
     moved: float  # bytes/s of weights that swapping loads
     waited: float  # weighted shares of the engines' time that demands take while all are busy
 
-    def less(self, other: "Value") -> bool:
+    def less(self, other: "PackingValue") -> bool:
         """True where this one is better, beyond the rounding of sums."""
         for mine, theirs in zip(self, other, strict=True):
             slack = TOLERANCE * max(1.0, abs(theirs) if theirs < np.inf else 1.0)
@@ -243,7 +243,7 @@ def engines_on(box: Box, packing: Packing) -> Int[np.ndarray, "D"]:
     return count
 
 
-def value_of(box: Box, packing: Packing) -> Value | None:
+def value_of(box: Box, packing: Packing) -> PackingValue | None:
     """The value of a packing; None where a memory overflows, or a model that has to stay loaded
     takes turns."""
     slots = slots_of(box, packing)
@@ -269,7 +269,7 @@ def value_of(box: Box, packing: Packing) -> Value | None:
             of_slot[k] += float(share)
         load = max(load, float(box.load_of(of_slot)))
     load = max(load, float(box.load_of(work).max(initial=0.0)))
-    return Value(dropped, broken, crowded, load, moved, waited)
+    return PackingValue(dropped, broken, crowded, load, moved, waited)
 
 
 def served_shares(box: Box, packing: Packing) -> tuple[float, ...]:

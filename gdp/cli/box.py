@@ -85,7 +85,7 @@ def _verdict(answer: "BoxAnswer") -> str:
 
 
 def _load(answer: "BoxAnswer") -> str:
-    """How much of the demands is served."""
+    """Part of the demands that is served, in words."""
     if answer.load <= 1:
         return f"all demands are served; the busiest device, or group, takes {answer.load:.0%}"
     return (

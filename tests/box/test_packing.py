@@ -92,7 +92,7 @@ def partitions(items: list[int]) -> Iterator[list[list[int]]]:
 
 
 def rate(drawn: list[Drawn], sizes: list[int], memory_of: list[int], pick: list, groups: list):
-    """Value of one assignment by the definitions; None where a memory overflows."""
+    """PackingValue of one assignment by the definitions; None where a memory overflows."""
     for m in range(len(sizes)):
         if sum(max(pick[i]["held"][m] for i in g) for g in groups) > sizes[m]:
             return None

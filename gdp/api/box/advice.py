@@ -1,4 +1,4 @@
-"""What to drop, shrink or buy where no packing keeps every limit: single changes, each tried."""
+"""Models to drop or to shrink, and cards to buy, where no packing keeps every limit."""
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
@@ -6,19 +6,23 @@ from dataclasses import replace
 import numpy as np
 
 from gdp.api.box.models import OTHER, BoxModel
-from gdp.box.table import Value
+from gdp.box.table import PackingValue
 from gdp.cluster.types import Cluster
 from gdp.importers.spec import ModelSpec
 from gdp.question.models import is_gguf
 
-Rate = Callable[[Cluster, Sequence[BoxModel]], Value | None]
-"""Value of the best packing of models on a box; None where a model has no option."""
+Rate = Callable[[Cluster, Sequence[BoxModel]], PackingValue | None]
+"""PackingValue of the best packing of models on a box; None where a model has no option."""
 MOST = 4
 """Changes that are named."""
 
 
 def advice(
-    cluster: Cluster, models: Sequence[BoxModel], troubled: Sequence[str], now: Value, rate: Rate
+    cluster: Cluster,
+    models: Sequence[BoxModel],
+    troubled: Sequence[str],
+    now: PackingValue,
+    rate: Rate,
 ) -> list[str]:
     """Single changes after which fewer limits are broken, or fewer models left out, the best first.
 
@@ -38,7 +42,7 @@ def advice(
     return [text for _, _, text in sorted(rows)[:MOST]]
 
 
-def _rest(value: Value) -> str:
+def _rest(value: PackingValue) -> str:
     parts = (
         (value.dropped, "is left out"), (value.broken, "breaks its limits alone"),
         (value.crowded - value.broken, "does so while all others are busy"),

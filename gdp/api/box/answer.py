@@ -5,7 +5,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from gdp.api.box.models import BoxModel
-from gdp.api.box.pricing import Held, Priced
+from gdp.api.box.pricing import EngineMemory, Priced
 from gdp.cluster.types import Cluster
 
 
@@ -92,7 +92,9 @@ class DeviceUse:
     """Bytes on one device of the box, of all that is loaded at once."""
 
     device: str
-    engines: tuple[tuple[str, Held], ...]  # by model; of a group all, of which one is loaded
+    engines: tuple[
+        tuple[str, EngineMemory], ...
+    ]  # by model; of a group all, of which one is loaded
     loaded_bytes: int  # at most
     room_bytes: int | None  # that engines may take; None: no limit
 

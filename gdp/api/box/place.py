@@ -11,15 +11,15 @@ import numpy as np
 from gdp.api.box.advice import advice
 from gdp.api.box.answer import BoxAnswer, DeviceUse, PlacedModel
 from gdp.api.box.models import BoxModel, read_models
-from gdp.api.box.pricing import Held, Priced, Pricer, memories
+from gdp.api.box.pricing import EngineMemory, Priced, Pricer, memories
 from gdp.api.box.start import started
 from gdp.base.errors import InfeasibleError
 from gdp.base.units import format_bytes
-from gdp.box.solve import Solution, solve
+from gdp.box.solve import PackingResult, solve
 from gdp.box.table import (
     Box,
+    PackingValue,
     Tenant,
-    Value,
     engines_on,
     held_bytes,
     served_shares,
@@ -94,7 +94,7 @@ def place_models(
         m.model.name for m in placed if m.busy is None or m.excess(m.busy) > 1 + 1e-9
     ]  # fmt: skip
 
-    def rate(other: Cluster, models: Sequence[BoxModel]) -> Value | None:
+    def rate(other: Cluster, models: Sequence[BoxModel]) -> PackingValue | None:
         # The first box's prices hold on it; a larger one has its own.
         own = pricer if other is machine else replace(pricer, cluster=other, known={})
         try:
@@ -164,7 +164,7 @@ def box_of(cluster: Cluster, models: Sequence[BoxModel], priced: Sequence[Sequen
 
 def _placed(
     cluster: Cluster, box: Box, models: Sequence[BoxModel],
-    priced: Sequence[Sequence[Priced]], solution: Solution,
+    priced: Sequence[Sequence[Priced]], solution: PackingResult,
 ) -> list[PlacedModel]:  # fmt: skip
     """The models of a packing, with their commands."""
     packing = solution.packing
@@ -190,8 +190,8 @@ def _placed(
 
 
 def _answer(
-    cluster: Cluster, box: Box, placed: Sequence[PlacedModel], solution: Solution, pricer: Pricer,
-    pricing_s: float,
+    cluster: Cluster, box: Box, placed: Sequence[PlacedModel], solution: PackingResult,
+    pricer: Pricer, pricing_s: float,
 ) -> BoxAnswer:  # fmt: skip
     taken = held_bytes(box, solution.packing)
     uses = []
@@ -219,7 +219,7 @@ def _answer(
     )  # fmt: skip
 
 
-def _held_on(placed: PlacedModel, d: int) -> Held | None:
+def _held_on(placed: PlacedModel, d: int) -> EngineMemory | None:
     priced = placed.priced
     if priced is None or d not in priced.devices:
         return None

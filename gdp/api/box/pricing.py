@@ -53,7 +53,7 @@ ALL_SUBSETS = 6
 follow each other, and all."""
 
 
-class Held(NamedTuple):
+class EngineMemory(NamedTuple):
     """Bytes of one engine on one device."""
 
     device: str
@@ -73,7 +73,7 @@ class Priced:
     """A model alone on some devices."""
 
     devices: tuple[int, ...]  # of the box, with the host
-    held: tuple[Held, ...]  # of each of these
+    held: tuple[EngineMemory, ...]  # of each of these
     busy: tuple[float, ...]  # share of the engine's time in which each of these computes
     served: ServedTraffic
     capacity: float  # requests/s at most
@@ -99,9 +99,13 @@ class Pricer:
     plans: int = 0
 
     def options(self, model: BoxModel) -> tuple[list[Priced], str]:
-        """Options of a model on the box, and the reason of the last set that has none."""
+        """Options of a model on the box, and the reason of the last set that has none.
+
+        Raises:
+            ArgumentError: No set of devices can answer what was asked.
+        """
         options: list[Priced] = []
-        reason, need = "", 0
+        reason, need, misfits = "", 0, False
         for devices in self._sets(model):
             cards = [self.cluster.devices[d] for d in devices if not self.cluster.devices[d].is_cpu]
             most = SPREAD * sum(d.total_bytes for d in cards)
@@ -113,6 +117,7 @@ class Pricer:
                     self.known[key] = list(self._on(model, devices))
                 except (InfeasibleError, PlacementError, ArgumentError) as error:
                     self.known[key], reason = [], str(error)
+                    misfits = misfits or not isinstance(error, ArgumentError)
             need = max([need, *(sum(h.all_bytes for h in own.held) for own in self.known[key])])
             # The price is of devices that were looked at first: interchangeable ones. A plan that
             # leaves a card empty is one of fewer cards.
@@ -122,9 +127,13 @@ class Pricer:
                 if all(h.all_bytes or self.cluster.devices[d].is_cpu
                        for d, h in zip(devices, own.held, strict=True))
             ]  # fmt: skip
+        if reason and not options and not misfits:
+            raise ArgumentError(f"model {model.name!r}: {reason}")
         return options, reason
 
-    def _named(self, held: Sequence[Held], devices: tuple[int, ...]) -> tuple[Held, ...]:
+    def _named(
+        self, held: Sequence[EngineMemory], devices: tuple[int, ...]
+    ) -> tuple[EngineMemory, ...]:
         names = self.cluster.device_names
         return tuple(h._replace(device=names[d]) for h, d in zip(held, devices, strict=True))
 
@@ -211,7 +220,7 @@ class Pricer:
         held = []
         for row, device in zip(found.memory, part.devices, strict=False):
             used = row.weights_bytes + row.cache_bytes + row.activations_bytes + row.draft_bytes
-            held.append(Held(
+            held.append(EngineMemory(
                 device.name, row.weights_bytes + row.draft_bytes - row.draft_cache_bytes,
                 row.growing_bytes, row.activations_bytes,
                 _context(device, model.target) if used else 0,
@@ -238,7 +247,7 @@ class Pricer:
         part = self.cluster.part(devices)
         at = list(part.gpus) or [part.host]
         held = tuple(
-            Held(d.name, model.memory_bytes if k in at else 0, 0, 0,
+            EngineMemory(d.name, model.memory_bytes if k in at else 0, 0, 0,
                  _context(d, "") if k in at else 0)
             for k, d in enumerate(part.devices)
         )  # fmt: skip
@@ -256,7 +265,7 @@ class Pricer:
 
     def _priced(
         self, model: BoxModel, part: Cluster, result: Result, served: ServedTraffic,
-        engine: ServingEngine, held: Sequence[Held], slots: int, share: float = 0.0,
+        engine: ServingEngine, held: Sequence[EngineMemory], slots: int, share: float = 0.0,
     ) -> Priced:  # fmt: skip
         found, names = result.of_request(), result.placement.device_names
         busy = dict(zip(names, _busy(result, found).tolist(), strict=True))
@@ -269,7 +278,7 @@ class Pricer:
 
 
 def _served(model: BoxModel, cluster: Cluster, pricer: Pricer) -> Priced:
-    """One plan of vLLM or SGLang under the model's traffic, with what it takes of each card."""
+    """One plan of vLLM or SGLang under the model's traffic, with its memory on each card."""
     parts = {
         "cluster": cluster, "target": "vllm", "costs": pricer.costs, "search": pricer.search,
         "constraints": None, "objective": "latency",
@@ -288,14 +297,16 @@ def _served(model: BoxModel, cluster: Cluster, pricer: Pricer) -> Priced:
     for row, device in zip(plan.generation.memory, cluster.devices, strict=True):
         own = row.weights_bytes + row.activations_bytes
         if device.is_cpu or not own:
-            held.append(Held(device.name, row.weights_bytes, 0, row.activations_bytes, 0))
+            held.append(EngineMemory(device.name, row.weights_bytes, 0, row.activations_bytes, 0))
             continue
         shares.append(math.floor(100 * device.memory_bytes / device.total_bytes) / 100)
         of_share = shares[-1] * device.total_bytes
         left = row.free_bytes if row.free_bytes is not None else 0
         cache = row.growing_bytes + max(0, left)
         kept = max(0, math.ceil(of_share) - own - cache)
-        held.append(Held(device.name, row.weights_bytes, cache, row.activations_bytes, kept))
+        held.append(
+            EngineMemory(device.name, row.weights_bytes, cache, row.activations_bytes, kept)
+        )
     at_once = min(engine.requests_at_once, plan.room or engine.requests_at_once)
     return pricer._priced(  # noqa: SLF001
         model, cluster, replace(plan.result, traffic=plan), served, engine, held,

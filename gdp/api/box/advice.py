@@ -1,11 +1,12 @@
 """Models to drop or to shrink, and cards to buy, where no packing keeps every limit."""
 
+import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 
 import numpy as np
 
-from gdp.api.box.models import OTHER, BoxModel
+from gdp.api.box.models import ON_DEMAND, OTHER, BoxModel
 from gdp.box.table import PackingValue
 from gdp.cluster.types import Cluster
 from gdp.importers.spec import ModelSpec
@@ -13,8 +14,8 @@ from gdp.question.models import is_gguf
 
 Rate = Callable[[Cluster, Sequence[BoxModel]], PackingValue | None]
 """PackingValue of the best packing of models on a box; None where a model has no option."""
-MOST = 4
-"""Changes that are named."""
+MOST, SECONDS = 4, 20.0
+"""Changes that are named, and seconds after which no further one is tried."""
 
 
 def advice(
@@ -34,7 +35,10 @@ def advice(
         rate: See `Rate`.
     """
     rows: list[tuple[tuple[float, ...], int, str]] = []
+    until = time.monotonic() + SECONDS
     for text, other, changed in _changes(cluster, models, troubled):
+        if time.monotonic() > until:
+            break
         value = rate(other, changed)
         if value is not None and value[:3] < now[:3]:
             rest = "all limits are kept" if not any(value[:3]) else _rest(value)
@@ -54,32 +58,16 @@ def _changes(
     cluster: Cluster, models: Sequence[BoxModel], troubled: Sequence[str]
 ) -> Iterator[tuple[str, Cluster, list[BoxModel]]]:
     """(words, box, models) of every change."""
-    for k, model in enumerate(models):
 
-        def having(other: BoxModel, k: int = k) -> list[BoxModel]:
-            return [*models[:k], other, *models[k + 1 :]]
+    def having(k: int, **other: object) -> list[BoxModel]:
+        return [*models[:k], replace(models[k], **other), *models[k + 1 :]]
 
+    for k, model in enumerate(models):  # the prices of these are known
         if len(models) > 1 and model.name not in troubled:
             yield f"drop {model.name}", cluster, [*models[:k], *models[k + 1 :]]
-        if model.engine == OTHER:
-            continue
-        spec = ModelSpec.of(model.spec)
-        longest = max(r.prompt + r.new for r in model.traffic.requests)
-        if model.context >= 2 * longest:
-            half = model.context // 2
-            yield f"context = {half} of {model.name}", cluster, having(replace(model, context=half))
-        if is_gguf(model.spec) and "cache" not in spec.options:
-            smaller = replace(model, spec=str(spec.having(cache="q8_0")))
-            yield f"caches of {model.name} in 8 bits (?cache=q8_0)", cluster, having(smaller)
-        if not is_gguf(model.spec) and "quantize" not in spec.options:
-            smaller = replace(model, spec=str(spec.having(quantize="fp8")))
-            yield f"weights of {model.name} in 8 bits (?quantize=fp8)", cluster, having(smaller)
         if not model.swaps and model.name in troubled:
-            yield (
-                f"residence = 'on demand' of {model.name}",
-                cluster,
-                having(replace(model, residence="on demand")),
-            )
+            changed = having(k, residence=ON_DEMAND)
+            yield f"residence = '{ON_DEMAND}' of {model.name}", cluster, changed
     for kind in dict.fromkeys(d.kind for d in cluster.devices if not d.is_cpu):
         larger = with_another(cluster, kind)
         named = {d.name for d in cluster.devices if d.kind == kind}
@@ -92,6 +80,19 @@ def _changes(
                 for m in models
             ],
         )
+    for k, model in enumerate(models):
+        if model.engine == OTHER:
+            continue
+        spec = ModelSpec.of(model.spec)
+        longest = max(r.prompt + r.new for r in model.traffic.requests)
+        if model.context >= 2 * longest:
+            half = model.context // 2
+            yield f"context = {half} of {model.name}", cluster, having(k, context=half)
+        name, value = ("cache", "q8_0") if is_gguf(model.spec) else ("quantize", "fp8")
+        if name not in spec.options:
+            what = "caches" if name == "cache" else "weights"
+            changed = having(k, spec=str(spec.having(**{name: value})))
+            yield f"{what} of {model.name} in 8 bits (?{name}={value})", cluster, changed
 
 
 def with_another(cluster: Cluster, kind: str) -> Cluster:

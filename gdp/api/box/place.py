@@ -96,7 +96,7 @@ def place_models(
 
     def rate(other: Cluster, models: Sequence[BoxModel]) -> PackingValue | None:
         # The first box's prices hold on it; a larger one has its own.
-        own = pricer if other is machine else replace(pricer, cluster=other, known={})
+        own = pricer if other is machine else replace(pricer, cluster=other)
         try:
             options = [_options(own, model) for model in models]
         except InfeasibleError:

@@ -160,8 +160,8 @@ Packing = tuple[Place | None, ...]
 class PackingValue(NamedTuple):
     """PackingValue of a packing; the least is best, an earlier field before the next.
 
-    A load up to 1 serves all demands; beyond, the lightest model gets 1 / load of its demand, and a
-    model of k times its weight k times as much, at most all (`Box.load_of`).
+    A load up to 1 serves all demands; beyond, each model is served at least weight / (least weight)
+    / load of its demand, at most all (`Box.load_of`).
     """
 
     dropped: float  # weight of the models that are left out

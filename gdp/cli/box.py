@@ -88,9 +88,11 @@ def _load(answer: "BoxAnswer") -> str:
     """Part of the demands that is served, in words."""
     if answer.load <= 1:
         return f"all demands are served; the busiest device, or group, takes {answer.load:.0%}"
+    placed = [m for m in answer.models if m.priced is not None]
+    worst = min(placed, key=lambda m: m.served / m.model.weight)
     return (
-        f"demands are {answer.load:.2f} times what the box serves at once: the lightest model gets "
-        f"{1 / answer.load:.0%}, others more by their weights"
+        f"not all demands are served at once: {worst.model.name} gets {worst.served:.0%} of its own, "
+        "the least by its weight"
     )
 
 

@@ -37,9 +37,9 @@ from gdp.targets.target import imported
 SHARES = (0.75, 0.5, 0.25)
 """Shares of the memory of a single card that are priced beside all of it, where the plan takes
 more; the rest of the model is on the processor."""
-SPREAD = 0.25
-"""Part of the memory of several cards that a model has to take so that an engine without copies of
-it is spread over them."""
+SPREAD, ON_HOST = 2, 0.1
+"""Times the least number of cards that hold a model that it is spread over, by engines without
+copies of it; and the part of its weights that may be on the processor for that."""
 NEGLIGIBLE = 0.02
 """Share of an engine's time below which a device is not one that others wait for."""
 SLOTS = 4
@@ -105,11 +105,10 @@ class Pricer:
             ArgumentError: No set of devices can answer what was asked.
         """
         options: list[Priced] = []
-        reason, need, misfits = "", 0, False
+        reason, least, misfits = "", 0, False
         for devices in self._sets(model):
             cards = [self.cluster.devices[d] for d in devices if not self.cluster.devices[d].is_cpu]
-            most = SPREAD * sum(d.total_bytes for d in cards)
-            if len(cards) > 1 and 0 < need < most and model.target != "vllm":
+            if 0 < SPREAD * least < len(cards) and model.target != "vllm":
                 continue
             key = (_question(model), _signature(self.cluster, devices))
             if key not in self.known:
@@ -118,7 +117,8 @@ class Pricer:
                 except (InfeasibleError, PlacementError, ArgumentError) as error:
                     self.known[key], reason = [], str(error)
                     misfits = misfits or not isinstance(error, ArgumentError)
-            need = max([need, *(sum(h.all_bytes for h in own.held) for own in self.known[key])])
+            if not least and any(map(self._is_on_cards, self.known[key])):
+                least = len(cards)
             # The price is of devices that were looked at first: interchangeable ones. A plan that
             # leaves a card empty is one of fewer cards.
             options += [
@@ -130,6 +130,15 @@ class Pricer:
         if reason and not options and not misfits:
             raise ArgumentError(f"model {model.name!r}: {reason}")
         return options, reason
+
+    def _is_on_cards(self, own: Priced) -> bool:
+        """True where cards hold a model but for what its engine keeps on the processor."""
+        on_host = sum(
+            h.weights_bytes
+            for d, h in zip(own.devices, own.held, strict=True)
+            if self.cluster.devices[d].is_cpu
+        )
+        return on_host <= ON_HOST * max(own.loaded_bytes, 1)
 
     def _named(
         self, held: Sequence[EngineMemory], devices: tuple[int, ...]
@@ -158,8 +167,9 @@ class Pricer:
             sets = list(dict.fromkeys([*sets, tuple(cards)]))
         if model.engine == OTHER:
             sets = [one for one in sets if len(one) == 1]
-        if on_host and (model.engine in ("llamacpp", OTHER)):
-            sets = [(), *sets]
+        # A server that gdp does not plan is on the processor where that is said.
+        if model.engine == "llamacpp" or (model.engine == OTHER and (model.devices or not cards)):
+            sets = [(), *sets] if on_host else sets
         for own in sets:
             yield tuple(sorted({host, *own}))
 

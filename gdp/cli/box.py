@@ -91,8 +91,8 @@ def _load(answer: "BoxAnswer") -> str:
     placed = [m for m in answer.models if m.priced is not None]
     worst = min(placed, key=lambda m: m.served / m.model.weight)
     return (
-        f"not all demands are served at once: {worst.model.name} gets {worst.served:.0%} of its own, "
-        "the least by its weight"
+        f"not all demands are served at once: {worst.model.name} gets {worst.served:.0%} of its "
+        "own, the least by its weight"
     )
 
 

@@ -229,6 +229,13 @@ def test_groups_are_written_as_groups(tmp_path: Path) -> None:
     assert swap["groups"] == {"turns-1": {"swap": True, "exclusive": False, "members": ["a", "b"]}}
 
 
+def test_one_memory_keeps_the_systems_part_once(folder: Path) -> None:
+    answer = gdp.place_models(asked(folder, CHAT, CODER), "m4-max")
+    (use,) = answer.devices
+    assert [held.context_bytes for _, held in use.engines] == [0, 0]
+    assert use.room_bytes == answer.cluster.devices[0].memory_bytes
+
+
 @pytest.mark.slow
 def test_shares_of_vllm_add_up_on_each_card(tmp_path: Path) -> None:
     pytest.importorskip("transformers")

@@ -403,8 +403,9 @@ def _load_s(part: Cluster, weights: Sequence[int]) -> float:
 
 
 def _context(device: Device, runtime: str) -> int:
-    """Bytes of an engine's own on a card: of a processor the system's part is left out once."""
-    return 0 if device.is_cpu else default_reserve(device, runtime)
+    """Bytes of an engine's own on a card. Of a processor, and of a memory that a GPU shares with
+    one, the system's part is left out once for all."""
+    return 0 if device.is_cpu or device.is_unified else default_reserve(device, runtime)
 
 
 def _layout(result: Result) -> str:

@@ -132,7 +132,7 @@ class Pricer:
         return options, reason
 
     def _is_on_cards(self, own: Priced) -> bool:
-        """True where cards hold a model, apart from parts that its engine keeps on the processor."""
+        """True where cards hold a model, apart from parts that its engine keeps on the host."""
         on_host = sum(
             h.weights_bytes
             for d, h in zip(own.devices, own.held, strict=True)

@@ -7,6 +7,7 @@ import msgspec
 
 def formats() -> dict[str, type[msgspec.Struct]]:
     """The struct of each format, by its name."""
+    from gdp.api.box.models import BoxEntry
     from gdp.cluster.file import ClusterEntry
     from gdp.costs import machine, profile
     from gdp.graph import file as graph_file
@@ -16,6 +17,7 @@ def formats() -> dict[str, type[msgspec.Struct]]:
     return {
         "placement": placement._File,  # noqa: SLF001
         "cluster": ClusterEntry,
+        "models": BoxEntry,
         "constraints": constraints._File,  # noqa: SLF001
         "graph": graph_file._File,  # noqa: SLF001
         "machine": machine.MachineRecord,

@@ -11,6 +11,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from gdp.api.box.place import place_models as place_models
     from gdp.api.explain import explain as explain
     from gdp.api.finetune import finetune as finetune
     from gdp.api.measured.learn import learn_runs as learn_runs
@@ -85,6 +86,7 @@ _WHERE = {
     "make_placement": "gdp.placement.placement",
     "on_devices": "gdp.api.on_devices",
     "place": "gdp.api.place",
+    "place_models": "gdp.api.box.place",
     "report": "gdp.api.report",
     "run": "gdp.api.run",
     "save_placement": "gdp.placement.placement",

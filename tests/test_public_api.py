@@ -19,7 +19,7 @@ PUBLIC = [
     "InfeasibleError", "Link", "Measuring", "ModelError", "OpGraph", "Pin", "Placement",
     "PlacementError", "Problem", "Result", "Search", "Split", "Traffic", "compare", "explain",
     "export", "finetune", "load", "load_placement", "make_cluster", "make_placement", "on_devices",
-    "place", "report", "run", "save_placement", "serve", "simulate", "trace", "trace_torch", "tune",
+    "place", "place_models", "report", "run", "save_placement", "serve", "simulate", "trace", "trace_torch", "tune",
 ]  # fmt: skip
 
 

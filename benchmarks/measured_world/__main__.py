@@ -12,6 +12,7 @@ from benchmarks.measured_world import (
     llama,
     llama_passes,
     models,
+    muxserve,
     passes,
     peaks,
     sailor,
@@ -38,6 +39,7 @@ for _command in (
     traffic.main,
     box.main,
     sailor.main,
+    muxserve.main,
 ):
     main.add_command(_command)
 

@@ -123,6 +123,15 @@ class Asking:
         path = Path(self.spec)
         return path.is_file() and is_written_by_gdp(path, "placement")
 
+    @property
+    def holds_models(self) -> bool:
+        """True where the argument is a TOML file of several models."""
+        if not self.spec.endswith(".toml"):
+            return False
+        from gdp.api.box.models import holds_models
+
+        return holds_models(self.spec)
+
     def beside(self, placement: str | None) -> tuple[str | None, str]:
         """Spec and placement of a verb with the arguments MODEL PLACEMENT, of which the first may
         be left out where the placement's file remembers it."""

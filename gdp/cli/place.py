@@ -5,6 +5,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import click
+from click.core import ParameterSource
 
 from gdp.base.clock import Phases
 from gdp.base.errors import InfeasibleError
@@ -37,6 +38,9 @@ def place(
 
     phases, asking = Phases(STARTED_S), Asking(**values)
     phases.ended("import")
+    if asking.holds_models:
+        _place_models(asking, output, force)
+        return
     model, parts = asking.model, asking.parts()
     asking.search()  # refuses bad values before files are looked at
     paths = {"placement": output, "report": report, "trace": trace}
@@ -52,6 +56,26 @@ def place(
     starts = start_commands(result)
     plain = result.to_json() | ({"start": [s._asdict() for s in starts]} if starts else {})
     show(plain, lambda: result_text(result, output, starts))
+
+
+_OF_A_BOX = {"spec", "cluster", "max_memory", "reserve", "costs", "output", "force"}
+"""Options that a file of several models takes; it says all else itself."""
+
+
+def _place_models(asking: Asking, output: str | None, force: bool) -> None:
+    """Place the models of a file."""
+    from gdp.cli.box import place_box
+
+    context = click.get_current_context()
+    for parameter in context.command.params:
+        name = parameter.name or ""
+        given = context.get_parameter_source(name) is ParameterSource.COMMANDLINE
+        if given and parameter.expose_value and name not in _OF_A_BOX:
+            raise click.UsageError(
+                f"{asking.spec} holds several models and says {parameter.opts[0]} of each itself: "
+                "leave it out"
+            )
+    place_box(asking.spec, asking.machine(), asking.costs, output, force)
 
 
 def beside(path: str) -> str:

@@ -78,6 +78,7 @@ class ClusterEntry(msgspec.Struct, forbid_unknown_fields=True):
     host: str | int = 0
     default_bytes_per_s: float | None = None
     default_latency_s: float | None = None
+    disk_bytes_per_s: float | None = None  # of the disk that weights are loaded from
     contention: bool = True
 
 
@@ -109,6 +110,7 @@ def cluster_of(entry: ClusterEntry, name: str) -> Cluster:
         **defaults,
         default_contention=entry.contention,
         host=entry.host,
+        disk_bytes_per_s=entry.disk_bytes_per_s or 0.0,
     )
 
 
@@ -178,6 +180,8 @@ def cluster_toml(cluster: Cluster) -> str:
     """The TOML text of a cluster."""
     host = cluster.device_names[cluster.host]
     lines = [f"name = {_toml(cluster.name)}", f"host = {_toml(host)}"]
+    if cluster.disk_bytes_per_s:
+        lines.append(f"disk_bytes_per_s = {_toml(float(cluster.disk_bytes_per_s))}")
     for device in cluster.devices:
         limited = device.memory_bytes < UNLIMITED_BYTES
         lines += _table("device", {

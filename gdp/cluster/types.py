@@ -157,6 +157,7 @@ class Cluster:
     link_latency_s: Float[np.ndarray, "D D"]  # zero on the diagonal
     channel: Int[np.ndarray, "D D"]  # pairs with one id share a bus, or NO_CHANNEL; diagonal unused
     host: int = 0  # holds graph inputs and receives outputs
+    disk_bytes_per_s: float = 0.0  # of the disk that weights are loaded from; 0: not known
 
     # `gdp.cluster` sets both: files, presets and detection make clusters, so they stand above.
     load: ClassVar["staticmethod[..., Cluster]"]  # load_cluster
@@ -182,10 +183,25 @@ class Cluster:
             raise ClusterError(
                 f"cluster {self.name!r}: channel ids must be >= 0, or {NO_CHANNEL} for none"
             )
+        if self.disk_bytes_per_s:
+            _check_rate(f"cluster {self.name!r}", "disk_bytes_per_s", self.disk_bytes_per_s)
         if not 0 <= self.host < d:
             raise ClusterError(f"cluster {self.name!r}: host {self.host} lies outside 0..{d - 1}")
         for key in ("link_bytes_per_s", "link_latency_s", "channel"):
             getattr(self, key).setflags(write=False)
+
+    def part(self, devices: Sequence[int]) -> "Cluster":
+        """The cluster of some of the devices, the host among them, in their order."""
+        kept = sorted({self.host, *devices})
+        ids = np.ix_(kept, kept)
+        named = self.channel[ids] != NO_CHANNEL
+        channel = np.full(self.channel[ids].shape, NO_CHANNEL)
+        channel[named] = np.unique(self.channel[ids][named], return_inverse=True)[1]
+        return replace(
+            self, devices=tuple(self.devices[d] for d in kept), channel=channel,
+            link_bytes_per_s=self.link_bytes_per_s[ids], host=kept.index(self.host),
+            link_latency_s=self.link_latency_s[ids],
+        )  # fmt: skip
 
     @property
     def num_devices(self) -> int:
@@ -451,6 +467,7 @@ def make_cluster(
     default_latency_s: float = 10e-6,
     default_contention: bool = True,
     host: int | str = 0,
+    disk_bytes_per_s: float = 0.0,
 ) -> Cluster:
     """A cluster from devices and links.
 
@@ -462,6 +479,7 @@ def make_cluster(
         default_latency_s: Latency of pairs without a link.
         default_contention: True if transfers of pairs without a link queue.
         host: Index or name of the device that holds inputs and receives outputs.
+        disk_bytes_per_s: Of the disk that weights are loaded from; 0 where it is not known.
 
     Raises:
         ClusterError: if a value is out of range, a name unknown, or links contradict each other.
@@ -510,7 +528,7 @@ def make_cluster(
                 f"cluster {name!r}: host {host!r} is no device; devices are {', '.join(index)}"
             )
         host = index[host]
-    return Cluster(name, tuple(devices), bandwidth, latency, channel, host)
+    return Cluster(name, tuple(devices), bandwidth, latency, channel, host, disk_bytes_per_s)
 
 
 def _check_link(link: Link, index: dict[str, int]) -> None:

@@ -1,6 +1,7 @@
 """Clusters: files, presets, memory limits, topology text and detection."""
 
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -15,7 +16,13 @@ from gdp.cluster.detect import (
     read_topology,
     with_bandwidth,
 )
-from gdp.cluster.file import cluster_toml, parse_max_memory, read_cluster, with_max_memory
+from gdp.cluster.file import (
+    cluster_toml,
+    parse_max_memory,
+    read_cluster,
+    with_max_memory,
+    write_cluster,
+)
 from gdp.cluster.presets import (
     cluster_preset,
     device_names,
@@ -341,3 +348,23 @@ def test_devices_answer_for_themselves() -> None:
     assert cluster.gpus == (1, 2)
     assert cluster.alike.tolist() == [0, 1, 1, 3]
     assert cluster.with_dispatch(2 * cluster.dispatch_s).op_dispatch_s[1] == 1e-5
+
+
+def test_the_disk_of_a_machine_is_read_back(tmp_path: Path) -> None:
+    cluster = replace(Cluster.load("cpu+2xt4"), disk_bytes_per_s=3.5e9)
+    write_cluster(cluster, tmp_path / "box.toml")
+    assert read_cluster(tmp_path / "box.toml").disk_bytes_per_s == 3.5e9
+    with pytest.raises(ClusterError, match="disk_bytes_per_s must be > 0"):
+        replace(cluster, disk_bytes_per_s=-1.0)
+
+
+def test_a_part_of_a_cluster_keeps_its_links_and_its_host() -> None:
+    whole = Cluster.load("cpu+3xa100-nvlink")
+    part = whole.part([3, 2])
+    assert part.device_names == (whole.device_names[0], *whole.device_names[2:])
+    assert part.host == 0
+    assert part.link_bytes_per_s[1, 2] == whole.link_bytes_per_s[2, 3]
+    pairs, before = ((0, 1, 0, 2), (1, 2, 2, 1)), ((0, 2, 0, 3), (2, 3, 3, 2))
+    shared = [part.channel[i, j] == part.channel[k, m] for i, j, k, m in pairs]
+    as_before = [whole.channel[i, j] == whole.channel[k, m] for i, j, k, m in before]
+    assert shared == as_before

@@ -1,0 +1,1 @@
+"""Several models on one box: the question, prices of each model alone, the answer, exports."""

@@ -1,0 +1,129 @@
+"""Command lines that start the engines of a box, each on its devices with its share of memory."""
+
+import shlex
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from gdp.api.box.models import OTHER, BoxModel
+from gdp.api.box.pricing import Priced
+from gdp.base.files.writing import OWN_FILES_ONLY
+from gdp.cluster.machines import numbers_on_machine
+from gdp.cluster.presets import presets
+from gdp.cluster.types import Cluster
+from gdp.costs.base import roofline
+from gdp.importers.spec import ModelSpec
+from gdp.question.models import HF_PREFIX
+from gdp.question.question import question_about
+from gdp.question.result import Result
+from gdp.targets.llamacpp.flags import flags_of
+from gdp.targets.sglang import export as sglang
+from gdp.targets.target import ExportJob
+from gdp.targets.vllm.plan import options_of
+
+FIRST_PORT = 8101
+"""Of the first model's server; each has one of its own."""
+VISIBLE = {"nvidia": "CUDA_VISIBLE_DEVICES", "amd": "HIP_VISIBLE_DEVICES"}
+"""Variable that names the cards of a process, by their maker."""
+
+
+class Start(NamedTuple):
+    """One engine, for a shell."""
+
+    environment: dict[str, str]
+    words: tuple[tuple[str, ...], ...]  # of each server, without the environment
+
+    @property
+    def commands(self) -> tuple[str, ...]:
+        """Lines for a shell."""
+        before = [f"{name}={shlex.quote(value)}" for name, value in self.environment.items()]
+        return tuple(" ".join([*before, shlex.join(words)]) for words in self.words)
+
+
+def started(cluster: Cluster, model: BoxModel, priced: Priced, number: int) -> Start:
+    """The command of a model on its devices."""
+    port, environment = FIRST_PORT + number, visible_devices(cluster, priced)
+    if model.engine == OTHER:
+        return Start(environment, (tuple(shlex.split(model.command)),) if model.command else ())
+    result = priced.result
+    assert result is not None
+    if model.engine == "llamacpp":
+        return Start(environment, (_llamacpp(model, priced, result, port),))
+    if model.engine == "transformers":
+        return Start(environment, ())
+    return _served(cluster, model, priced, result, port, environment)
+
+
+def visible_devices(cluster: Cluster, priced: Priced) -> dict[str, str]:
+    """The variable that shows an engine the cards of its plan alone."""
+    numbers = numbers_on_machine(cluster)
+    cards = [d for d in priced.devices if not cluster.devices[d].is_cpu]
+    if any(cluster.devices[d].is_unified for d in cards):
+        return {}
+    known = presets()
+    kinds = {d.kind for d in cluster.devices if not d.is_cpu}
+    makers = {known[kind].maker for kind in kinds if kind in known} or {"nvidia"}
+    order = {"CUDA_DEVICE_ORDER": "PCI_BUS_ID"} if "nvidia" in makers and cards else {}
+    name = next((VISIBLE[maker] for maker in sorted(makers, reverse=True) if maker in VISIBLE), "")
+    return order | ({name: ",".join(str(numbers[d]) for d in cards)} if name else {})
+
+
+def _job(result: Result) -> ExportJob:
+    """An export of a plan: on the devices that were asked about, since those of the answer have the
+    memory that the runtime leaves alone."""
+    model, record, graph = result.question.model, result.placement.question, result.question.graph
+    assert record is not None
+    question, placed = question_about(
+        result.placement, model, record.machine() or result.question.cluster, costs=roofline,
+        load=lambda *_: graph,
+    )  # fmt: skip
+    return ExportJob(question, placed, Path(), OWN_FILES_ONLY)
+
+
+def _llamacpp(model: BoxModel, priced: Priced, result: Result, port: int) -> tuple[str, ...]:
+    job = _job(result)
+    flags = flags_of(job.question.graph, job.placement, job.question.cluster)
+    file = ModelSpec.of(model.spec).path
+    return (
+        "llama-server", "--model", file, "--port", str(port), "--parallel", str(priced.slots),
+        *flags.arguments(),
+    )  # fmt: skip
+
+
+def _served(
+    cluster: Cluster, model: BoxModel, priced: Priced, result: Result, port: int,
+    environment: dict[str, str],
+) -> Start:  # fmt: skip
+    """`vllm serve` or SGLang's server, on the cards that the plan is on."""
+    options = options_of(_job(result))
+    numbers = numbers_on_machine(cluster)
+    cards = [numbers[d] for d in priced.devices if not cluster.devices[d].is_cpu]
+    gpus = tuple(int(cards[k] or 0) for k in options.gpus)
+    share = priced.share or options.gpu_memory_utilization
+    longest = min(options.max_model_len, model.context) if model.context else options.max_model_len
+    options = replace(
+        options, gpus=gpus, gpu_memory_utilization=share, max_model_len=longest, port=port
+    )
+    path = ModelSpec.of(model.spec).path.removeprefix(HF_PREFIX)
+    name = str(Path(path).parent) if path.endswith(".json") else path
+    rows: list[tuple[dict[str, Any], tuple[str, ...]]] = []
+    for k, own in enumerate(options.commands):
+        own = replace(own, port=port + 100 * k)
+        if model.engine == "sglang":
+            sglang.require_legal(_job(result))
+            plain = sglang.command(own)
+            held = next(h for h in priced.held if h.cache_bytes)
+            fraction = (held.weights_bytes + held.cache_bytes) / _total(cluster, held.device)
+            words = (
+                "python", "-m", "sglang.launch_server", "--model-path", name,
+                "--mem-fraction-static", f"{int(100 * fraction) / 100:.2f}", *plain["arguments"],
+            )  # fmt: skip
+        else:
+            plain = own.command()
+            words = ("vllm", "serve", name, *plain["arguments"])
+        rows.append((plain["environment"], words))
+    return Start(environment | rows[0][0], tuple(words for _, words in rows))
+
+
+def _total(cluster: Cluster, name: str) -> int:
+    return next(d.total_bytes for d in cluster.devices if d.name == name)

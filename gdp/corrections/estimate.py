@@ -83,7 +83,7 @@ def corrected_by(
         # Far from all that was measured a mean is a guess: the prediction stays.
         mean = 0.0 if far else row.mean
         ranges.append(Range(*(math.exp(mean + side * half) for side in (0, -1, 1))))
-    return Correction(*ranges, len(runs), stack.key, far)
+    return Correction(ranges[0], ranges[1], len(runs), stack.key, far)
 
 
 def is_near(meta: CorrectionMeta, stack: EngineStack, bits: float) -> bool:

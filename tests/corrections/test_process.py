@@ -48,7 +48,7 @@ def reference(
         places.append(_Place(one.features().tolist(), told, one.prefill, "own"))
 
     def at(place: _Place, kind: int) -> list[float]:
-        values = zip(place[kind], centre[kind], scale[kind], strict=True)
+        values = zip((place.shown, place.told)[kind], centre[kind], scale[kind], strict=True)
         return [min(max((x - m) / s, -4.0), 4.0) for x, m, s in values]
 
     def covariance(a: _Place, b: _Place) -> float:

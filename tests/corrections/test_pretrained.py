@@ -51,7 +51,7 @@ def test_quantiles_cover_a_new_group() -> None:
     assert np.mean(covered) > COVERED - 3 * math.sqrt(COVERED * (1 - COVERED) / 2000)
 
 
-@pytest.mark.parametrize("count", [9, 10, 19, 39, 99])
+@pytest.mark.parametrize("count", [9, 10, 15, 19, 25, 39, 99])
 def test_of_single_values_the_quantile_is_that_of_one_more(count: int) -> None:
     """The ceil((n + 1) 0.9)-th of n; where there is none, the largest."""
     values = np.random.default_rng(count).permutation(np.arange(1.0, count + 1)).tolist()

@@ -25,9 +25,10 @@ os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0.1")
 os.environ["ORT_DISABLE_TELEMETRY"] = "1"
 # Answers shall not depend on what was learned of the machine, nor on what tests before them left.
 os.environ["GDP_DATA_DIR"] = tempfile.mkdtemp(prefix="gdp-tests-")
-atexit.register(shutil.rmtree, os.environ["GDP_DATA_DIR"], ignore_errors=True)
 
-from typecheck import checked_package  # noqa: E402
+from typecheck import checked_package
+
+atexit.register(shutil.rmtree, os.environ["GDP_DATA_DIR"], ignore_errors=True)
 
 # Modules, traces and compilers' trees are millions of objects, nearly none of which is garbage.
 gc.set_threshold(50_000, 20, 50)

@@ -83,7 +83,7 @@ def corrected_by(
         half = quantiles[min(shown, len(quantiles) - 1)][phase] * row.deviation
         half = max(half, math.log(far)) if far else half
         ranges.append(Range(*(math.exp(row.mean + side * half) for side in (0, -1, 1))))
-    return Correction(*ranges, len(runs), stack.key, far)
+    return Correction(ranges[0], ranges[1], len(runs), stack.key, far)
 
 
 def is_near(meta: CorrectionMeta, stack: EngineStack, bits: float) -> bool:

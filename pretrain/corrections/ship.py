@@ -19,7 +19,7 @@ import msgspec
 import numpy as np
 
 from gdp.base import checkpoint
-from gdp.corrections.features import LLAMA, SERVED, family_of, format_class
+from gdp.corrections.features import family_of, format_class
 from gdp.corrections.process import CONSTANTS, CorrectionMeta, scales_of
 from pretrain.corrections.contenders import OWN_RUNS
 from pretrain.corrections.rows import Row, rows_of
@@ -29,7 +29,8 @@ from pretrain.corrections.train import samples_of
 SOURCE = (
     "runs of llama-bench from public repositories and threads, serving runs of AIConfigurator "
     "0.12's silicon sample (NVIDIA, Apache-2.0; most are of InferenceX), ML.ENERGY's leaderboard "
-    "(0cd52da) and LLM-Pilot (IBM, 3c66483, CDLA-Permissive-2.0), each beside gdp's own prediction of its passes"
+    "(0cd52da) and LLM-Pilot (IBM, 3c66483, CDLA-Permissive-2.0), each beside gdp's own "
+    "prediction of its passes"
 )
 COVERED = 0.9
 SHOWN = 0.1
@@ -92,14 +93,15 @@ def meta_of(rows: Sequence[Row], told: Sequence[Told]) -> CorrectionMeta:
     for row in rows:
         stacks[row.stack.key] = stacks.get(row.stack.key, 0) + len(row.lessons)
         formats.setdefault(row.stack.engine, set()).add(format_class(row.passes[1].bits))
+    families = sorted({family_of(row.stack.engine) for row in rows})
     known = sorted({
         (row.stack.engine, row.stack.backend, round(math.log(row.stack.bytes_per_s), 3),
          round(math.log(row.stack.flop_per_s), 3)) for row in rows
     })  # fmt: skip
     return CorrectionMeta(
         {}, CONSTANTS._asdict(),
-        {f: [half_widths(rows, told, runs, f) for runs in RUNS] for f in (SERVED, LLAMA)},
-        {f: far_factor(rows, told, f) for f in (SERVED, LLAMA)}, stacks, known,
+        {f: [half_widths(rows, told, runs, f) for runs in RUNS] for f in families},
+        {f: far_factor(rows, told, f) for f in families}, stacks, known,
         {engine: tuple(sorted(own)) for engine, own in formats.items()},
         SOURCE, date.today().isoformat(),
     )  # fmt: skip

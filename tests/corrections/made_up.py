@@ -1,12 +1,11 @@
-"""Made-up stacks, passes and points of corrections."""
+"""Made-up stacks and passes of corrections."""
 
-import itertools
 from typing import Any
 
 import numpy as np
 
-from gdp.corrections.features import CAUSES, EngineStack, Pass
-from gdp.corrections.process import CorrectionMeta, CorrectionProcess, Points
+from gdp.corrections.features import CAUSES, LLAMA, SERVED, EngineStack, Pass
+from gdp.corrections.process import CorrectionMeta, CorrectionProcess, scales_of
 
 H100 = EngineStack("vllm", "h100", 3.35e12, 9.9e14, 8e10, "0.19.0", "cuda", "cpu-server-ddr5")
 STACKS = [
@@ -15,6 +14,9 @@ STACKS = [
     EngineStack("sglang", "a100", 2e12, 3.1e14, 8e10, "0.5.5", "cuda", "cpu"),
     EngineStack("trtllm", "b200", 8e12, 2.2e15, 1.8e11, "1.2.0", "cuda", "cpu"),
 ]
+
+
+WIDTHS = [(3.0, 2.0), (2.5, 1.5), (2.0, 1.2)]
 
 
 def a_pass(prefill: bool = False, **changed: Any) -> Pass:
@@ -44,27 +46,21 @@ def drawn_pass(rng: np.random.Generator, prefill: bool | None = None) -> Pass:
     )  # fmt: skip
 
 
-def drawn_points(rng: np.random.Generator, count: int, groups: int = 3) -> Points:
-    """Any measured passes of public runs, some of them of one group."""
-    stacks = [STACKS[i % len(STACKS)] for i in range(count)]
-    passes = [drawn_pass(rng, prefill=bool(i % 2)) for i in range(count)]
-    return Points(
-        np.array([p.features() for p in passes]),
-        np.array([s.features(p.bits) for s, p in zip(stacks, passes, strict=True)]),
-        rng.normal(0.2, 0.5, count), rng.uniform(0.05, 1.0, count),
-        np.array(list(itertools.islice(itertools.cycle(range(groups)), count))),
-    )  # fmt: skip
-
-
 def drawn_process(seed: int, count: int = 12) -> CorrectionProcess:
-    """A process over such points."""
-    return CorrectionProcess(drawn_points(np.random.default_rng(seed), count))
+    """A process with the scales of any passes."""
+    rng = np.random.default_rng(seed)
+    passes = [drawn_pass(rng, prefill=bool(i % 2)) for i in range(count)]
+    stacks = [STACKS[i % len(STACKS)] for i in range(count)]
+    shown = np.array([p.features() for p in passes])
+    told = np.array([s.features(p.bits) for s, p in zip(stacks, passes, strict=True)])
+    return CorrectionProcess(scales_of(shown, told))
 
 
 def made_up_meta() -> CorrectionMeta:
     """Of a process that was measured on vLLM with an H100."""
     return CorrectionMeta(
-        shapes={}, constants={}, quantiles=[(3.0, 2.0), (2.5, 1.5), (2.0, 1.2)], far=3.0,
+        shapes={}, constants={}, quantiles={SERVED: WIDTHS, LLAMA: WIDTHS},
+        far={SERVED: 50.0, LLAMA: 40.0},
         stacks={H100.key: 10}, formats={"vllm": (0, 1)}, source="made up", date="2026-01-01",
         known=[("vllm", "cuda", float(np.log(3.35e12)), float(np.log(9.9e14)))],
     )  # fmt: skip

@@ -5,8 +5,6 @@ import math
 import msgspec
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from gdp.corrections import estimate, records
 from gdp.corrections.estimate import Range, corrected_by, correction_of, is_near, lessons_of
@@ -36,8 +34,8 @@ def a_run(
     return RunRecord("2026", "x", H100, "m", "", "costs", prompt, 1.0, 1.0, {}, {}, lessons)
 
 
-@settings(deadline=None, max_examples=25)
-@given(st.integers(0, 2**31), st.lists(st.floats(-1.5, 1.5), max_size=5))
+@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("residuals", [[], [-1.5], [0.0, 0.3], [1.5, -1.5, 0.7]])
 def test_intervals_hold_their_factor(seed: int, residuals: list[float]) -> None:
     runs = [a_run(r, prompt=float(i)) for i, r in enumerate(residuals)]
     found = corrected_by(drawn_process(seed), META, H100, BOTH, runs)
@@ -84,9 +82,10 @@ def test_far_from_all_that_was_measured_the_prediction_stays(
     passes = (a_pass(True, bits=bits), a_pass(bits=bits))
     assert not is_near(META, stack, bits)
     found = corrected_by(drawn_process(3), META, stack, passes, [])
-    assert found.prefill == found.decode == pytest.approx(Range(1.0, 1 / 3.0, 3.0))
-    assert found.far == 3.0
-    assert found.text == "no measurement near this; within a factor of 3.0"
+    far = 40.0 if stack.engine == "llamacpp" else 50.0
+    assert found.prefill == found.decode == pytest.approx(Range(1.0, 1 / far, far))
+    assert found.far == far
+    assert found.text == f"no measurement near this; within a factor of {far:.1f}"
 
 
 def test_what_was_measured_is_near_and_a_run_of_ones_own_nearest() -> None:
@@ -101,7 +100,7 @@ def test_what_was_measured_is_near_and_a_run_of_ones_own_nearest() -> None:
     assert found.text == "1 measured run of this stack"
     assert corrected_by(drawn_process(3), META, APPLE, BOTH, [a_run()] * 2).text.startswith("2 me")
     near = corrected_by(drawn_process(3), META, H100, BOTH, [])
-    assert near.text == "no run of this stack; others' runs of like ones"
+    assert near.text.startswith("no run of this stack was learned from (gdp learn)")
     assert near.stack == H100.key
 
 

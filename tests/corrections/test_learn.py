@@ -278,6 +278,7 @@ def test_every_time_of_a_corrected_answer_moves_along(plan: Result, measured: Pa
     assert answer.request_s == pytest.approx(
         answer.first_token_s + steps * answer.token_s, rel=0.01
     )
+    assert answer.caches_s == pytest.approx(plain.caches_s * found.decode.factor)
     assert 0 < answer.caches_s <= answer.token_s
     assert answer.tokens_per_s == pytest.approx(8 * 200 / steps / answer.token_s)
     assert answer.all_tokens_per_s == pytest.approx(8 * 200 / answer.request_s, rel=0.01)

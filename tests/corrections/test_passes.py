@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from gdp.corrections.passes import MOST, Residuals, Times, residuals, scaled, served_times
-from gdp.sim.serving import Drafting, ServingEngine
+from gdp.sim.serving import Drafting, ServingEngine, in_steady_state, serve
 from gdp.sim.traffic import Traffic
 from gdp.sim.traffic_text import parse_traffic
 from gdp.targets.vllm.scheduler import VllmScheduler
@@ -86,6 +86,15 @@ def test_without_seconds_of_a_token_decode_is_not_shown() -> None:
     assert found.shown[1] < 0.1
     assert abs(found.decode) < 0.1
     assert found.prefill == pytest.approx(0.7, abs=0.05)
+
+
+def test_times_are_means_or_medians_of_all_requests() -> None:
+    traffic = parse_traffic("rate=3,prompt=2000,new=50,requests=60")
+    served = serve(in_steady_state(traffic, PLAIN), PLAIN)
+    mean, median = served_times(PLAIN, traffic), served_times(PLAIN, traffic, median=True)
+    assert mean == (served.first_token.mean_s, served.token.mean_s)
+    assert median == (served.first_token.median_s, served.token.median_s)
+    assert mean.ttft_s > 1.01 * median.ttft_s
 
 
 def test_of_no_time_nothing_is_learned() -> None:

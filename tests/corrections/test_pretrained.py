@@ -6,13 +6,11 @@ import math
 import msgspec
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from benchmarks.measured_world.serving_runs import Run
 from gdp.corrections.passes import Residuals, Times
 from gdp.corrections.process import MOST
-from pretrain.corrections.contenders import CONTENDERS, chosen
+from pretrain.corrections.contenders import CONTENDERS, OWN_RUNS, chosen
 from pretrain.corrections.rows import Row, model_name
 from pretrain.corrections.ship import COVERED, far_factor, half_widths, meta_of, quantile
 from pretrain.corrections.table import RUNS, Told, folds, predictions
@@ -31,7 +29,8 @@ def made_up_rows(seed: int, count: int = 40) -> list[Row]:
         stack, model = STACKS[rng.integers(4)], f"m{rng.integers(3)}"
         if rng.random() < 0.3:
             stack = msgspec.structs.replace(stack, version="0.99.0")
-        found = Residuals(*rng.normal(0.1, 0.4, 2).tolist(), (0.6, float(rng.choice([0.01, 1.0]))))
+        prefill, decode = rng.normal(0.1, 0.4, 2).tolist()
+        found = Residuals(prefill, decode, (0.6, float(rng.choice([0.01, 1.0]))))
         rows.append(Row(
             "made up", model, stack, "16", (drawn_pass(rng, True), drawn_pass(rng, False)),
             Times(1.0, 1.0), lambda p, d: Times(math.exp(p), math.exp(d)), found, (i,), ANY_RUN,
@@ -52,7 +51,7 @@ def test_quantiles_cover_a_new_group() -> None:
     assert np.mean(covered) > COVERED - 3 * math.sqrt(COVERED * (1 - COVERED) / 2000)
 
 
-@pytest.mark.parametrize("count", [9, 10, 19, 39, 99])
+@pytest.mark.parametrize("count", [9, 10, 15, 19, 25, 39, 99])
 def test_of_single_values_the_quantile_is_that_of_one_more(count: int) -> None:
     """The ceil((n + 1) 0.9)-th of n; where there is none, the largest."""
     values = np.random.default_rng(count).permutation(np.arange(1.0, count + 1)).tolist()
@@ -65,8 +64,8 @@ def test_a_group_weighs_the_same_however_many_rows_it_has() -> None:
     assert many == quantile([0.5, *values[1:]], groups)
 
 
-@settings(deadline=None, max_examples=20)
-@given(st.integers(0, 2**31), st.sampled_from(KINDS))
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("kind", KINDS)
 def test_no_fold_learns_from_what_it_tells(seed: int, kind: str) -> None:
     rows, told = made_up_rows(seed), []
     for fold in folds(rows, kind):
@@ -83,8 +82,7 @@ def test_no_fold_learns_from_what_it_tells(seed: int, kind: str) -> None:
     assert sorted(told) == list(range(len(rows)))
 
 
-@settings(deadline=None, max_examples=10)
-@given(st.integers(0, 2**31))
+@pytest.mark.parametrize("seed", range(5))
 def test_predictions_are_by_other_runs_of_the_row_alone(seed: int) -> None:
     """A contender sees the lessons that the table gives it: none is of the row that it tells."""
     rows = made_up_rows(seed)
@@ -127,27 +125,28 @@ def test_widths_hold_nine_in_ten_groups_that_were_left_out() -> None:
     rows = made_up_rows(4, count=120)
     samples = samples_of(rows)
     told: list[Told] = list(itertools.chain.from_iterable(
-        predictions(rows, samples, fold, "Gaussian process", 1) for fold in folds(rows, "group")
+        predictions(rows, samples, fold, OWN_RUNS, 1) for fold in folds(rows, "group")
     ))  # fmt: skip
     meta = meta_of(rows, told)
-    assert len(meta.quantiles) == len(RUNS)
-    for runs, widths in enumerate(meta.quantiles):
-        assert widths == half_widths(rows, told, runs)
+    assert len(meta.quantiles[SERVED]) == len(RUNS)
+    for runs, widths in enumerate(meta.quantiles[SERVED]):
+        assert widths == half_widths(rows, told, runs, SERVED)
         for phase, width in enumerate(widths):
             own = [t for t in told if t.runs == runs and _counts(rows[t.row], phase)]
             held: dict[object, list[bool]] = {}
             for t in own:
-                off = abs(rows[t.row].found[phase] - t.residuals[phase].mean)
+                found = rows[t.row].found
+                off = abs((found.prefill, found.decode)[phase] - t.residuals[phase].mean)
                 inside = off <= width * t.residuals[phase].deviation * (1 + 1e-9)
                 held.setdefault(rows[t.row].group, []).append(inside)
             assert np.mean([np.mean(group) for group in held.values()]) >= COVERED - 1e-9
-    assert meta.far == far_factor(rows, told) > 1
+    assert meta.far[SERVED] == far_factor(rows, told, SERVED) > 1
     assert set(meta.stacks) == {row.stack.key for row in rows}
     assert {engine for engine, *_ in meta.known} == {row.stack.engine for row in rows}
 
 
 def _counts(row: Row, phase: int) -> bool:
-    return row.stack.engine != "tgi" and row.found.shown[phase] >= 0.3
+    return row.stack.engine != "tgi" and row.found.shown[phase] >= 0.1
 
 
 def test_names_of_one_model_are_one() -> None:

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from benchmarks.measured_world.serving_runs import Run
+from gdp.corrections.features import SERVED
 from gdp.corrections.passes import Residuals, Times
 from gdp.corrections.process import MOST
 from pretrain.corrections.contenders import CONTENDERS, OWN_RUNS, chosen

@@ -21,6 +21,7 @@ from gdp.cli.main import cli
 from gdp.cli.serving_text import compared_lines, serving_lines
 from gdp.cli.text import result_text
 from gdp.question.result import PrefillGroup, ServedPlan
+from gdp.sim.serving import TwoGroups
 from gdp.sim.traffic import Arrival, Spread
 from gdp.sim.traffic_text import parse_traffic
 from tests.generating_configs import generating_config
@@ -135,7 +136,9 @@ def test_prompts_share_gpus_where_no_limit_wants_it_otherwise(two: ServedPlan) -
 
 def test_two_groups_in_words(two: ServedPlan) -> None:
     sent = Spread(0.002, 0.002, 0.002)
-    group = PrefillGroup(two.result, two.engine, 3 << 20, 0.001, sent)
+    group = PrefillGroup(
+        two.result, TwoGroups(two.engine, two.engine, 0.0, 0.0), 3 << 20, 0.001, sent
+    )
     apart = replace(two, prefill=group)
     assert apart.layout == "prefill on data 2, decode on data 2"
     assert (
@@ -152,7 +155,10 @@ def test_memory_is_that_of_both_groups(two: ServedPlan) -> None:
         rows = tuple(replace(row, weights_bytes=7 * (row.device in gpus)) for row in answer.memory)
         return replace(two.result, generation=replace(answer, memory=rows))
 
-    prefill = PrefillGroup(holding("t4:0"), two.engine, 3 << 20, 0.001, Spread(0.0, 0.0, 0.0))
+    prefill = PrefillGroup(
+        holding("t4:0"), TwoGroups(two.engine, two.engine, 0.0, 0.0), 3 << 20, 0.001,
+        Spread(0.0, 0.0, 0.0),
+    )  # fmt: skip
     apart = replace(two, result=holding("t4:1"), prefill=prefill)
     assert [row.weights_bytes for row in apart.memory] == [0, 7, 7]
     of_prefill = prefill.to_json()["memory"]

@@ -47,7 +47,7 @@ class Residuals(NamedTuple):
     shown: tuple[float, float]  # change of the log of any time by one of each residual, at most 1
 
     def under_load(self) -> "Residuals":
-        """The same of requests that wait for each other: prefill is told less surely."""
+        """Residuals of requests that wait for each other: prefill is told less surely."""
         prefill, decode = self.shown
         return self._replace(shown=(prefill * TTFT_TELLS, decode))
 

@@ -74,20 +74,25 @@ class Candidate(NamedTuple):
     layout: str
     predicted: Predicted
 
-    def gain(self, best: Figures) -> float:
+    def gain(self, best: Figures, off: float = 1.0) -> float:
         """Expected improvement on measured figures, as a share of them: of the limits where these
         exceed them, else of the seconds of a request where the limits are kept.
 
         E[max(0, 1 - X / best)] of a log-normal X with the middle and the ends of its interval, by
         the mean over `NODES`.
+
+        Args:
+            best: Measured figures.
+            off: Measured over predicted seconds of settings with equal passes.
         """
         total = 0.0
         for deviations in NODES:
-            excess = max(1.0, self._at("share", deviations))
+            excess = max(1.0, off * self._at("share", deviations))
             if best.share > 1.0:
                 total += max(0.0, 1.0 - excess / best.share)
             elif excess <= 1.0:
-                total += max(0.0, 1.0 - self._at("request_s", deviations) / best.request_s)
+                request_s = off * self._at("request_s", deviations)
+                total += max(0.0, 1.0 - request_s / best.request_s)
         return total / len(NODES)
 
     def _at(self, name: str, deviations: float) -> float:

@@ -9,7 +9,7 @@ times), until that is below what a measurement tells apart.
 import hashlib
 import math
 import statistics
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -81,6 +81,11 @@ class Trial:
     def name(self) -> str:
         """Its number in words."""
         return f"trial {self.record.trial}"
+
+    @property
+    def text(self) -> str:
+        """Its plan and settings in words."""
+        return f"{self.record.layout}; {self.record.setting.text}"
 
     @property
     def result(self) -> Path:
@@ -375,11 +380,13 @@ def _chosen(step: Trials, asked: _Asked, policy: OverwritePolicy) -> Trials:
     expected improvement."""
     found, best = asked.candidates(), step.best
     notes = [*step.notes, *found.left_out]
-    tried = {trial.record.setting for trial in step.trials}
+    tried = {trial.record.setting: trial.mean for trial in step.trials}
     rows = [row for row in found.rows if row.setting not in tried]
-    gains = {row.setting: None if best is None else row.gain(best.mean) for row in rows}
+    gains = dict.fromkeys((row.setting for row in rows), None)
     if best is not None:
-        rows.sort(key=lambda row: -(gains[row.setting] or 0.0))
+        known = [row for row in found.rows if row.setting in tried]
+        gains = {row.setting: row.gain(best.mean, _off(row, known, tried)) for row in rows}
+        rows.sort(key=lambda row: -gains[row.setting])
     for k, row in enumerate(rows):
         gain = gains[row.setting]
         step = replace(step, untried=len(rows) - k, expected_gain=gain, notes=tuple(notes))
@@ -392,6 +399,17 @@ def _chosen(step: Trials, asked: _Asked, policy: OverwritePolicy) -> Trials:
     if best is None:
         raise PlacementError(notes[-1])
     return replace(step, untried=0, expected_gain=None, notes=tuple(notes))
+
+
+def _off(row: Candidate, known: Sequence[Candidate], tried: Mapping[Setting, Figures]) -> float:
+    """Mean of measured over predicted seconds of the settings with the layout of another: they have
+    its passes, so that what was not learned of them is not known of it either."""
+    logs = [
+        math.log(tried[one.setting].request_s / one.predicted[1].request_s)
+        for one in known
+        if one.layout == row.layout
+    ]
+    return math.exp(statistics.fmean(logs)) if logs else 1.0
 
 
 def _written(step: Trials, asked: _Asked, row: Candidate, policy: OverwritePolicy) -> Trial:

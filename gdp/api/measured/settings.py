@@ -2,7 +2,7 @@
 
 import math
 import statistics
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -74,32 +74,62 @@ class Candidate(NamedTuple):
     layout: str
     predicted: Predicted
 
-    def gain(self, best: Figures, off: float = 1.0) -> float:
-        """Expected improvement on measured figures, as a share of them: of the limits where these
+    def gain(
+        self, best: Figures, measured: Sequence["tuple[Candidate, Figures]"], spread: float
+    ) -> float:
+        """Expected improvement on the best figures, as a share of them: of the limits where these
         exceed them, else of the seconds of a request where the limits are kept.
 
-        E[max(0, 1 - X / best)] of a log-normal X with the middle and the ends of its interval, by
-        the mean over `NODES`.
+        E[max(0, 1 - X / best)] of a log-normal X, by the mean over `NODES`.
 
         Args:
-            best: Measured figures.
-            off: Measured over predicted seconds of settings with equal passes.
+            best: The best measured figures.
+            measured: Settings that were measured, as they are predicted now.
+            spread: Relative deviation of a measurement.
         """
+        alike = [one for one in measured if one[0].passes == self.passes]
+        share, request_s = (self._spread(name, alike, spread) for name in ("share", "request_s"))
         total = 0.0
         for deviations in NODES:
-            excess = max(1.0, off * self._at("share", deviations))
+            excess = max(1.0, share.at(deviations))
             if best.share > 1.0:
                 total += max(0.0, 1.0 - excess / best.share)
             elif excess <= 1.0:
-                request_s = off * self._at("request_s", deviations)
-                total += max(0.0, 1.0 - request_s / best.request_s)
+                total += max(0.0, 1.0 - request_s.at(deviations) / best.request_s)
         return total / len(NODES)
 
-    def _at(self, name: str, deviations: float) -> float:
-        low, middle, high = (
-            math.log(max(getattr(figures, name), 1e-12)) for figures in self.predicted
-        )
-        return math.exp(middle + deviations * (high - low) / (2 * END))
+    @property
+    def passes(self) -> tuple[object, ...]:
+        """Equal for settings whose engines compute with equal parts of the model."""
+        return (self.layout, *(row.weights_bytes for row in self.result.of_request().memory))
+
+    def _spread(
+        self, name: str, alike: Sequence["tuple[Candidate, Figures]"], spread: float
+    ) -> "_LogNormal":
+        """A figure by its interval; beside settings with equal passes by what these measured, times
+        the predicted ratio. Errors of their passes cancel in it: it is taken to be off by as much
+        as it is from 1, beside the spread of the measurement."""
+        low, middle, high = (_log(figures, name) for figures in self.predicted)
+        deviation = (high - low) / (2 * END)
+        ratios = [
+            (middle - _log(one.predicted[1], name), _log(found, name)) for one, found in alike
+        ]
+        if not ratios:
+            return _LogNormal(middle, deviation)
+        ratio, known = min(ratios, key=lambda row: abs(row[0]))
+        return _LogNormal(known + ratio, min(deviation, math.hypot(ratio, spread)))
+
+
+class _LogNormal(NamedTuple):
+    middle: float  # of the log
+    deviation: float
+
+    def at(self, deviations: float) -> float:
+        return math.exp(self.middle + deviations * self.deviation)
+
+
+def _log(figures: Figures, name: str) -> float:
+    return math.log(max(getattr(figures, name), 1e-12))
 
 
 class Candidates(NamedTuple):

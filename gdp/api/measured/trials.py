@@ -9,7 +9,7 @@ times), until that is below what a measurement tells apart.
 import hashlib
 import math
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -384,8 +384,8 @@ def _chosen(step: Trials, asked: _Asked, policy: OverwritePolicy) -> Trials:
     rows = [row for row in found.rows if row.setting not in tried]
     gains = dict.fromkeys((row.setting for row in rows), None)
     if best is not None:
-        known = [row for row in found.rows if row.setting in tried]
-        gains = {row.setting: row.gain(best.mean, _off(row, known, tried)) for row in rows}
+        known = [(row, tried[row.setting]) for row in found.rows if row.setting in tried]
+        gains = {row.setting: row.gain(best.mean, known, step.spread) for row in rows}
         rows.sort(key=lambda row: -gains[row.setting])
     for k, row in enumerate(rows):
         gain = gains[row.setting]
@@ -399,17 +399,6 @@ def _chosen(step: Trials, asked: _Asked, policy: OverwritePolicy) -> Trials:
     if best is None:
         raise PlacementError(notes[-1])
     return replace(step, untried=0, expected_gain=None, notes=tuple(notes))
-
-
-def _off(row: Candidate, known: Sequence[Candidate], tried: Mapping[Setting, Figures]) -> float:
-    """Mean of measured over predicted seconds of the settings with the layout of another: they have
-    its passes, so that what was not learned of them is not known of it either."""
-    logs = [
-        math.log(tried[one.setting].request_s / one.predicted[1].request_s)
-        for one in known
-        if one.layout == row.layout
-    ]
-    return math.exp(statistics.fmean(logs)) if logs else 1.0
 
 
 def _written(step: Trials, asked: _Asked, row: Candidate, policy: OverwritePolicy) -> Trial:

@@ -15,7 +15,8 @@ from gdp.cli.show import reporting_stages, show
 
 if TYPE_CHECKING:
     from gdp.api.measured.learn import Learned
-    from gdp.api.measured.trials import Trial, Trials
+    from gdp.api.measured.trial_files import EngineTrial
+    from gdp.api.measured.trials import Trials
     from gdp.corrections.records import RunRecord
 
 ALL = "all"
@@ -208,14 +209,11 @@ def trials_text(found: "Trials") -> str:
     lines: list[str] = [table(["trial", "predicted", "90%", "measured"], rows)] if rows else []
     lines += [f"{trial.name}: {trial.text}" for trial in found.trials]
     lines += [f"learned: {word}" for word in found.learned]
-    if found.off is not None:
-        before, after = found.off
-        lines.append(f"predictions of the last trial were {before:.0%} off, now {after:.0%}")
     lines += [f"note: {note}" for note in found.notes]
     return shown([*lines, *(_next(found.next) if found.next is not None else _answer(found))])
 
 
-def _next(trial: "Trial") -> list[str]:
+def _next(trial: "EngineTrial") -> list[str]:
     """Lines of a trial that is to be measured."""
     gain = trial.record.gain
     why = "the best by what is known" if gain is None else f"expected to gain {gain:.1%}"

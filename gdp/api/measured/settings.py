@@ -66,7 +66,7 @@ Predicted = tuple[Figures, Figures, Figures]
 """Figures at the low end, in the middle and at the high end of 90% intervals."""
 
 
-class Candidate(NamedTuple):
+class SettingPlan(NamedTuple):
     """A setting with its plan."""
 
     setting: Setting
@@ -75,7 +75,7 @@ class Candidate(NamedTuple):
     predicted: Predicted
 
     def gain(
-        self, best: Figures, measured: Sequence["tuple[Candidate, Figures]"], spread: float
+        self, best: Figures, measured: Sequence["tuple[SettingPlan, Figures]"], spread: float
     ) -> float:
         """Expected improvement on the best figures, as a share of them: of the limits where these
         exceed them, else of the seconds of a request where the limits are kept.
@@ -104,11 +104,11 @@ class Candidate(NamedTuple):
         return (self.layout, *(row.weights_bytes for row in self.result.of_request().memory))
 
     def _spread(
-        self, name: str, alike: Sequence["tuple[Candidate, Figures]"], spread: float
+        self, name: str, alike: Sequence["tuple[SettingPlan, Figures]"], spread: float
     ) -> "_LogNormal":
-        """A figure by its interval; beside settings with equal passes by what these measured, times
-        the predicted ratio. Errors of their passes cancel in it: it is taken to be off by as much
-        as it is from 1, beside the spread of the measurement."""
+        """A figure by its interval; where a setting with equal passes was measured, its figure
+        times the predicted ratio. Errors of the passes cancel in it: the ratio is taken to be off
+        by as much as it is from 1, beside the spread of the measurement."""
         low, middle, high = (_log(figures, name) for figures in self.predicted)
         deviation = (high - low) / (2 * END)
         ratios = [
@@ -132,13 +132,13 @@ def _log(figures: Figures, name: str) -> float:
     return math.log(max(getattr(figures, name), 1e-12))
 
 
-class Candidates(NamedTuple):
+class SettingPlans(NamedTuple):
     """Settings in the order of their predicted values, and reasons of those that are left out."""
 
-    rows: list[Candidate]
+    rows: list[SettingPlan]
     left_out: list[str]
 
-    def distinct(self) -> "Candidates":
+    def distinct(self) -> "SettingPlans":
         """Of settings with equal predictions the first, in the order of their values.
 
         Raises:
@@ -146,13 +146,13 @@ class Candidates(NamedTuple):
         """
         if not self.rows:
             raise InfeasibleError(self.left_out[0])
-        kept: list[Candidate] = []
+        kept: list[SettingPlan] = []
         for row in self.rows:
             if not any(_alike(row, other) for other in kept):
                 kept.append(row)
-        return Candidates(sorted(kept, key=lambda row: row.predicted[1].value), self.left_out)
+        return SettingPlans(sorted(kept, key=lambda row: row.predicted[1].value), self.left_out)
 
-    def add(self, setting: Setting, plan: Callable[[Setting], Candidate]) -> None:
+    def add(self, setting: Setting, plan: Callable[[Setting], SettingPlan]) -> None:
         """Add the plan of a setting, or the reason why there is none."""
         try:
             self.rows.append(plan(setting))
@@ -160,7 +160,7 @@ class Candidates(NamedTuple):
             self.left_out.append(f"{setting.text}: {error}")
 
 
-def _alike(one: Candidate, other: Candidate) -> bool:
+def _alike(one: SettingPlan, other: SettingPlan) -> bool:
     pairs = zip(one.predicted[1], other.predicted[1], strict=True)
     return one.layout == other.layout and all(math.isclose(*p, rel_tol=ALIKE) for p in pairs)
 
@@ -168,11 +168,11 @@ def _alike(one: Candidate, other: Candidate) -> bool:
 # vLLM and SGLang.
 
 
-def served_candidates(
+def served_settings(
     parts: Mapping[str, Any], model: str, traffic: Traffic, within: TrafficLimits
-) -> Candidates:
+) -> SettingPlans:
     """Plans under traffic for each number of copies and of tokens of a pass."""
-    found, others = Candidates([], []), list[int]()
+    found, others = SettingPlans([], []), list[int]()
     for tokens in _tokens(parts, model, traffic):
         spec = ModelSpec.of(model).having(**{AT_ONCE: tokens})
         plan = partial(_served, asked_under(parts, str(spec), traffic), traffic, within)
@@ -196,13 +196,15 @@ def _tokens(parts: Mapping[str, Any], model: str, traffic: Traffic) -> list[int]
     return [default, *(t for t in TOKENS if t != default and (t < most or t == enough))]
 
 
-def _served(asked: Asked, traffic: Traffic, within: TrafficLimits, setting: Setting) -> Candidate:
+def _served(asked: Asked, traffic: Traffic, within: TrafficLimits, setting: Setting) -> SettingPlan:
     plan = with_ends(plan_of_copies(asked, traffic, setting.copies, within), traffic)
     if plan.ends is None:
         raise _uncorrected()
     low, high = plan.ends
     predicted = [figures_of(one, within) for one in (low, plan.served, high)]
-    return Candidate(setting, plan.result, plan.layout, (predicted[0], predicted[1], predicted[2]))
+    return SettingPlan(
+        setting, plan.result, plan.layout, (predicted[0], predicted[1], predicted[2])
+    )
 
 
 def figures_of(served: ServedTraffic, within: TrafficLimits) -> Figures:
@@ -219,9 +221,9 @@ def _uncorrected() -> ArgumentError:
 # llama.cpp.
 
 
-def llama_candidates(parts: Mapping[str, Any], model: str) -> Candidates:
+def llama_settings(parts: Mapping[str, Any], model: str) -> SettingPlans:
     """Plans of a request for each size of a micro-batch."""
-    found, spec = Candidates([], []), ModelSpec.of(model)
+    found, spec = SettingPlans([], []), ModelSpec.of(model)
     prompt = int(spec.options.get("prompt", 0))
     sizes = [0] if "ubatch" in spec.options else [0, *(n for n in UBATCHES if n < 2 * prompt)]
     for tokens in sizes:
@@ -229,7 +231,7 @@ def llama_candidates(parts: Mapping[str, Any], model: str) -> Candidates:
     return found.distinct()
 
 
-def _alone(parts: Mapping[str, Any], spec: ModelSpec, setting: Setting) -> Candidate:
+def _alone(parts: Mapping[str, Any], spec: ModelSpec, setting: Setting) -> SettingPlan:
     own = spec.having(ubatch=setting.tokens) if setting.tokens else spec
     result = answer_to(ask(own, **parts))
     answer = result.of_request()
@@ -241,7 +243,7 @@ def _alone(parts: Mapping[str, Any], spec: ModelSpec, setting: Setting) -> Candi
     low, middle, high = (request_figures(answer.request.steps, *row) for row in rows)
     count = sum(row.weights_bytes > 0 for row in answer.memory)
     layout = "one device" if count == 1 else f"{count} devices"
-    return Candidate(setting, result, layout, (low, middle, high))
+    return SettingPlan(setting, result, layout, (low, middle, high))
 
 
 def request_figures(steps: int, first_s: float, token_s: float) -> Figures:

@@ -14,107 +14,49 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import msgspec
-
-from gdp.api.measured.learn import Learned, learn_runs
+from gdp.api.measured.learn import learn_runs
 from gdp.api.measured.settings import (
-    Candidate,
-    Candidates,
     Figures,
-    Predicted,
-    Setting,
-    llama_candidates,
+    SettingPlan,
+    SettingPlans,
+    llama_settings,
     request_figures,
-    served_candidates,
+    served_settings,
+)
+from gdp.api.measured.trial_files import (
+    PLACEMENT,
+    RECORD,
+    SCHEMA,
+    EngineTrial,
+    TrialRecord,
+    read_trials,
 )
 from gdp.api.measured.words import words_of
 from gdp.api.run import export_job
 from gdp.base.errors import ArgumentError, PlacementError
-from gdp.base.files.reading import Kind, read_bytes, read_json
+from gdp.base.files.reading import read_bytes
 from gdp.base.files.writing import OverwritePolicy, indented_json, new_contents, write_atomic
 from gdp.base.rows import imported
+from gdp.base.version import gdp_version
 from gdp.cluster.file import Machine, cluster_toml, load_cluster
+from gdp.corrections import records
 from gdp.corrections.estimate import lessons_of
+from gdp.corrections.records import RunRecord
 from gdp.corrections.run import Load, MeasurementFileError
 from gdp.importers.spec import HF_PREFIX, ModelSpec
+from gdp.placement.constraints import Constraints
 from gdp.placement.placement import save_placement
 from gdp.question.models import is_gguf, spec_of
 from gdp.sim.traffic import Traffic
 from gdp.sim.traffic_text import NO_LIMITS, TrafficLimits, parse_limits, parse_traffic
 from gdp.targets.measured_files import FILE, read_runs
 from gdp.targets.table import EXPORTERS, TARGETS
-from gdp.targets.target import StartCommand
 
 ENGINES = ("vllm", "sglang", "llamacpp")
 SPREAD = 0.02
 """Relative difference that measurements tell apart at best."""
 OTHER_LOAD = 1.2
 """Factor between the sizes of a measured load and those of a trial beyond which it is another."""
-PLACEMENT, RECORD = "placement.json", "trial.json"
-SCHEMA = 1
-_KIND = Kind("record of a trial", MeasurementFileError, "give another folder (-o)")
-
-
-class TrialRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The file `trial.json`."""
-
-    schema: int
-    asked: dict[str, str]  # arguments, or their digests, by name
-    trial: int
-    setting: Setting
-    layout: str
-    predicted: Predicted
-    gain: float | None  # expected, as a share of the best measured time; None of the first trial
-    start: list[StartCommand]
-    benchmark: str
-
-
-@dataclass(frozen=True)
-class Trial:
-    """A trial, and what was measured of it."""
-
-    record: TrialRecord
-    folder: Path
-    measured: tuple[Figures, ...] = ()
-
-    @property
-    def name(self) -> str:
-        """Its number in words."""
-        return f"trial {self.record.trial}"
-
-    @property
-    def text(self) -> str:
-        """Its plan and settings in words."""
-        return f"{self.record.layout}; {self.record.setting.text}"
-
-    @property
-    def result(self) -> Path:
-        """The file that its benchmark writes."""
-        return self.folder / "result.json"
-
-    @property
-    def results(self) -> list[Path]:
-        """Files of all repetitions."""
-        return sorted(path for path in self.folder.glob("result*.json*") if path.is_file())
-
-    @property
-    def mean(self) -> Figures:
-        """Means over the repetitions."""
-        return Figures(*(statistics.fmean(column) for column in zip(*self.measured, strict=True)))
-
-    def to_json(self) -> dict[str, Any]:
-        """Plain data."""
-        record = self.record
-        low, middle, high = (figures._asdict() for figures in record.predicted)
-        return {
-            "trial": record.trial, "layout": record.layout, **record.setting._asdict(),
-            "predicted": middle, "expected_gain": record.gain,
-            "intervals": {name: [low[name], high[name]] for name in middle},
-            "measured": self.mean._asdict() if self.measured else None,
-            "runs": len(self.measured), "placement": str(self.folder / PLACEMENT),
-            "start": [one._asdict() for one in record.start], "benchmark": record.benchmark,
-            "result": str(self.result),
-        }  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -124,17 +66,16 @@ class Trials:
     folder: Path
     model: str
     engine: str
-    trials: tuple[Trial, ...]  # measured
-    next: Trial | None  # None: the best one is found
+    trials: tuple[EngineTrial, ...]  # measured
+    next: EngineTrial | None  # None: the best one is found
     spread: float
     learned: tuple[str, ...] = ()  # of all trials, in sentences
-    off: tuple[float, float] | None = None  # error of the last trial's passes, before and after
     expected_gain: float | None = None  # the largest of those settings that were not tried
     untried: int = 0
     notes: tuple[str, ...] = ()
 
     @property
-    def best(self) -> Trial | None:
+    def best(self) -> EngineTrial | None:
         """The best measured trial."""
         return min(self.trials, key=lambda trial: trial.mean.value, default=None)
 
@@ -146,7 +87,6 @@ class Trials:
             "best": None if self.best is None else self.best.record.trial,
             "next": None if self.next is None else self.next.to_json(),
             "learned": list(self.learned), "spread": self.spread,
-            "off": None if self.off is None else list(self.off),
             "expected_gain": self.expected_gain, "untried": self.untried,
             "notes": list(self.notes),
         }  # fmt: skip
@@ -185,18 +125,14 @@ def next_trial(
     """
     asked = _Asked.of(spec_of(model), cluster, engine, traffic, within, parts)
     path = Path(folder if folder is not None else f"tune-{asked.name}")
-    trials = _read(path, asked)
+    trials = read_trials(path, asked.texts())
     if result is not None:
         _take(trials, Path(result), asked)
     trials = [replace(trial, measured=asked.figures(trial, trial.results)) for trial in trials]
     done = tuple(trial for trial in trials if trial.measured)
     learned = [asked.learned(trial, trial.results) for trial in done]
-    step = Trials(
-        path, asked.model, engine, done, None, _spread(done),
-        words_of(lessons_of([run for one in learned for run in one.runs])),
-        (learned[-1].off_before, learned[-1].off) if learned else None,
-        notes=tuple(dict.fromkeys(note for one in learned for note in one.notes)),
-    )  # fmt: skip
+    words = words_of(lessons_of([run for runs in learned for run in runs]))
+    step = Trials(path, asked.model, engine, done, None, _spread(done), words, notes=_notes(done))
     if waiting := next((trial for trial in trials if not trial.measured), None):
         return replace(step, next=waiting, expected_gain=waiting.record.gain)
     return _chosen(step, asked, OverwritePolicy(force=force))
@@ -250,26 +186,37 @@ class _Asked:
         return path.parent.resolve().name if path.suffix == ".json" else path.stem or "model"
 
     def texts(self) -> dict[str, str]:
-        """All that trials of one folder have in common."""
+        """Arguments that trials of one folder have in common, or their digests."""
         return {
             "model": self.model, "engine": self.engine,
-            "cluster": _digest(cluster_toml(self.parts["cluster"])),
-            "traffic": "" if self.traffic is None else _digest(repr(self.traffic)),
-            "limits": repr(tuple(self.within)),
+            "cluster": _digest(cluster_toml(self.parts["cluster"]).encode()),
+            "traffic": "" if self.traffic is None else _digest(repr(self.traffic).encode()),
+            "limits": repr(tuple(self.within)), "costs": str(self.parts["costs"] or ""),
+            "constraints": _digest(repr(self.parts.get("constraints") or Constraints()).encode()),
         }  # fmt: skip
 
-    def candidates(self) -> Candidates:
-        """All settings by what is known now."""
+    def settings(self) -> SettingPlans:
+        """All settings, predicted with all runs so far."""
         if self.traffic is None:
-            return llama_candidates(self.parts, self.model)
-        return served_candidates(self.parts, self.model, self.traffic, self.within)
+            return llama_settings(self.parts, self.model)
+        return served_settings(self.parts, self.model, self.traffic, self.within)
 
-    def learned(self, trial: Trial, files: Sequence[Path]) -> Learned:
-        """Lessons of the result files of a trial, which are remembered."""
+    def learned(self, trial: EngineTrial, files: Sequence[Path]) -> tuple[RunRecord, ...]:
+        """Lessons of the result files of a trial, which are remembered; they stay beside the files,
+        and are those of the first call ever after."""
+        texts = [gdp_version(), *(_digest(path.read_bytes()) for path in files)]
+        path = trial.folder / f"runs-{_digest(' '.join(texts).encode())}.json"
+        if path.is_file():
+            runs = records.read_runs(path)
+            known = {run.subject for run in records.remembered().values()}
+            records.remember([run for run in runs if run.subject not in known])
+            return runs
         plan = str(trial.folder / PLACEMENT)
-        return learn_runs(files, plan=plan, costs=self.parts["costs"])
+        runs = learn_runs(files, plan=plan, costs=self.parts["costs"]).runs
+        write_atomic(path, records.exported(runs))
+        return runs
 
-    def figures(self, trial: Trial, files: Sequence[Path]) -> tuple[Figures, ...]:
+    def figures(self, trial: EngineTrial, files: Sequence[Path]) -> tuple[Figures, ...]:
         """Figures of each repetition of a trial; raises `MeasurementFileError` for files of another
         load."""
         loads = [(path, load) for path in files for run in read_runs(path) for load in run.loads]
@@ -282,12 +229,12 @@ class _Asked:
         if files and (not firsts or len(firsts) != len(steps)):
             raise MeasurementFileError(
                 f"{files[0]} lacks a prompt of {prompt} tokens, or {new} tokens behind it "
-                f"(-d {prompt}); run the benchmark of {trial.name} as it was told"
+                f"(-d {prompt}); run the benchmark of {trial.name} as gdp printed it"
             )
         pairs = zip(firsts, steps, strict=True)
         return tuple(request_figures(new, a or 0.0, b or 0.0) for a, b in pairs)
 
-    def _served(self, path: Path, load: Load, trial: Trial) -> Figures:
+    def _served(self, path: Path, load: Load, trial: EngineTrial) -> Figures:
         traffic = self.traffic
         assert traffic is not None
         flight = load.concurrency or (load.requests if math.isinf(load.rate) else 0)
@@ -298,8 +245,8 @@ class _Asked:
             raise MeasurementFileError(
                 f"{path} is of requests of {load.prompt:g} + {load.new:g} tokens, "
                 f"{_arriving(flight, load.rate)}, and {trial.name} asks for {traffic.prompt} + "
-                f"{traffic.new}, {_arriving(clients, traffic.rate)}; run its benchmark as it was "
-                "told"
+                f"{traffic.new}, {_arriving(clients, traffic.rate)}; run its benchmark as gdp "
+                "printed it"
             )
         first_s = load.ttft_s if load.ttft_s is not None else load.ttft_median_s
         token_s = load.tpot_s if load.tpot_s is not None else load.tpot_median_s
@@ -331,27 +278,23 @@ def _arriving(flight: float, rate: float) -> str:
     return f"{flight:g} at once" if flight else f"{rate:g} a second"
 
 
-def _digest(text: str) -> str:
-    return hashlib.sha256(text.encode()).hexdigest()[:16]
+def _digest(data: bytes) -> str:
+    return hashlib.sha256(data).hexdigest()[:16]
 
 
-def _read(folder: Path, asked: _Asked) -> list[Trial]:
-    """The trials of a folder in their order."""
-    trials: list[Trial] = []
-    while (own := folder / f"trial-{len(trials) + 1}").joinpath(RECORD).is_file():
-        record = read_json(own / RECORD, _KIND, TrialRecord)
-        texts = asked.texts()
-        other = [name for name, text in texts.items() if record.asked.get(name) != text]
-        if record.schema != SCHEMA or other:
-            raise ArgumentError(
-                f"{folder} holds trials of another {' and '.join(other) or 'version of gdp'}; give "
-                "another folder (-o), or the arguments that it was begun with"
-            )
-        trials.append(Trial(record, own))
-    return trials
+def _notes(trials: Sequence[EngineTrial]) -> tuple[str, ...]:
+    """What the tools that measured say of their files."""
+    notes = [
+        f"{trial.name}: {note}"
+        for trial in trials
+        for path in trial.results
+        for run in read_runs(path)
+        for note in run.notes
+    ]
+    return tuple(dict.fromkeys(notes))
 
 
-def _take(trials: Sequence[Trial], result: Path, asked: _Asked) -> None:
+def _take(trials: Sequence[EngineTrial], result: Path, asked: _Asked) -> None:
     """Copy a result file to the last trial, once nothing refuses it."""
     if not trials:
         raise ArgumentError("there is no trial yet: leave out --result, and run the first one")
@@ -368,7 +311,7 @@ def _take(trials: Sequence[Trial], result: Path, asked: _Asked) -> None:
     write_atomic(trial.result if not count else trial.folder / f"result-{count + 1}.json", data)
 
 
-def _spread(trials: Sequence[Trial]) -> float:
+def _spread(trials: Sequence[EngineTrial]) -> float:
     """The relative deviation of repeated measurements, at least `SPREAD`."""
     logs = [[math.log(one.request_s) for one in trial.measured] for trial in trials]
     variances = [statistics.variance(own) for own in logs if len(own) > 1]
@@ -378,7 +321,7 @@ def _spread(trials: Sequence[Trial]) -> float:
 def _chosen(step: Trials, asked: _Asked, policy: OverwritePolicy) -> Trials:
     """The next trial, which is written: first the best of the predictions, then the one of most
     expected improvement."""
-    found, best = asked.candidates(), step.best
+    found, best = asked.settings(), step.best
     notes = [*step.notes, *found.left_out]
     tried = {trial.record.setting: trial.mean for trial in step.trials}
     rows = [row for row in found.rows if row.setting not in tried]
@@ -401,7 +344,7 @@ def _chosen(step: Trials, asked: _Asked, policy: OverwritePolicy) -> Trials:
     return replace(step, untried=0, expected_gain=None, notes=tuple(notes))
 
 
-def _written(step: Trials, asked: _Asked, row: Candidate, policy: OverwritePolicy) -> Trial:
+def _written(step: Trials, asked: _Asked, row: SettingPlan, policy: OverwritePolicy) -> EngineTrial:
     """The folder of a trial."""
     number = len(step.trials) + 1
     folder = step.folder / f"trial-{number}"
@@ -417,4 +360,4 @@ def _written(step: Trials, asked: _Asked, row: Candidate, policy: OverwritePolic
     with new_contents(folder, "trial", policy) as made:
         save_placement(row.result.placement, made / PLACEMENT)
         (made / RECORD).write_bytes(indented_json(record) + b"\n")
-    return Trial(record, folder)
+    return EngineTrial(record, folder)

@@ -29,6 +29,7 @@ class TrialRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     layout: str
     predicted: Predicted
     gain: float | None  # expected, as a share of the best measured time; None of the first trial
+    untried: int  # settings, this one among them
     start: list[StartCommand]
     benchmark: str
 

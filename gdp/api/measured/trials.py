@@ -134,7 +134,8 @@ def next_trial(
     words = words_of(lessons_of([run for runs in learned for run in runs]))
     step = Trials(path, asked.model, engine, done, None, _spread(done), words, notes=_notes(done))
     if waiting := next((trial for trial in trials if not trial.measured), None):
-        return replace(step, next=waiting, expected_gain=waiting.record.gain)
+        record = waiting.record
+        return replace(step, next=waiting, expected_gain=record.gain, untried=record.untried)
     return _chosen(step, asked, OverwritePolicy(force=force))
 
 
@@ -355,7 +356,7 @@ def _written(step: Trials, asked: _Asked, row: SettingPlan, policy: OverwritePol
     benchmark = measure(job, asked.traffic, folder / "result.json")
     record = TrialRecord(
         SCHEMA, asked.texts(), number, row.setting, row.layout, row.predicted, step.expected_gain,
-        start, benchmark,
+        step.untried, start, benchmark,
     )  # fmt: skip
     with new_contents(folder, "trial", policy) as made:
         save_placement(row.result.placement, made / PLACEMENT)

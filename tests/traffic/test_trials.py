@@ -429,6 +429,20 @@ def test_lines_start_sglang_and_measure_a_rate(config: str, tmp_path: Path) -> N
     assert (sent["--random-range-ratio"], sent["--dataset-name"]) == ("1", "random-ids")
     assert sent["--output-file"] == str(pending(step).result)
     assert "--max-concurrency" not in sent
+    middle = record.predicted[1]
+    seconds = 40 / 2.5 + middle.request_s
+    pending(step).result.write_text(json.dumps({
+        "backend": "sglang", "completed": 40, "num_prompts": 40, "duration": seconds,
+        "request_rate": 2.5, "total_input_tokens": 40_000, "total_output_tokens": 640,
+        "request_throughput": 40 / seconds, "total_output_tokens_retokenized": 640,
+        "mean_ttft_ms": 1500 * middle.first_token_s, "mean_tpot_ms": 1500 * middle.token_s,
+    }) + "\n")  # fmt: skip
+    step = next_trial(
+        config, CLUSTER, "sglang", traffic="rate=2.5,prompt=1000,new=16,requests=40",
+        folder=tmp_path,
+    )  # fmt: skip
+    assert step.trials[0].mean.token_s == pytest.approx(1.5 * middle.token_s)
+    assert any(word.startswith("decode passes take 1.") for word in step.learned)
 
 
 def rows_of_bench(prompt: int, new: int, prompt_s: float, token_s: float) -> str:
@@ -476,7 +490,7 @@ def test_the_command_line_says_it_in_words_and_in_json(
     line = ["tune", config, "--cluster", CLUSTER, "--for", "vllm", "--traffic", TRAFFIC, "-o"]
     code, out, _ = run(*line, folder)
     assert code == 0
-    assert "next: trial 1, data 2; 2 copies, " in out
+    assert "next: trial 1, data 2, at most " in out
     assert "\nmeasure  vllm bench serve " in out
     far = tmp_path / "far.json"
     far.write_text(json.dumps(loop.engine.document(loop.steps[-1].trials[0].record.setting)))
@@ -484,11 +498,11 @@ def test_the_command_line_says_it_in_words_and_in_json(
     assert code == 0
     assert "1 request" in out
     assert "learned: decode passes take" in out
-    assert "next: trial 2, one GPU; " in out
+    assert "next: trial 2, one GPU, " in out
     ended = shutil.copytree(loop.folder, tmp_path / "ended")
     code, out, _ = run(*line, ended)
     assert code == 0
-    assert re.search(r"answer: trial 2, one GPU; .* a request; none of \d further settings", out)
+    assert re.search(r"answer: trial 2, one GPU, .* a request; none of \d further settings", out)
     code, out, _ = run(*line, ended, "--json")
     told = json.loads(out)
     assert (code, told["finished"], told["next"]) == (0, True, None)

@@ -39,11 +39,8 @@ class Setting(NamedTuple):
 
     @property
     def text(self) -> str:
-        """The setting in words."""
-        tokens = (
-            f"{self.tokens:,} tokens of a pass" if self.tokens else "tokens of a pass as planned"
-        )
-        return tokens if self.copies == 1 else f"{self.copies} copies, {tokens}"
+        """The setting beside a layout, in words."""
+        return f"at most {self.tokens:,} tokens a pass" if self.tokens else "passes as planned"
 
 
 class Figures(NamedTuple):
@@ -157,7 +154,7 @@ class SettingPlans(NamedTuple):
         try:
             self.rows.append(plan(setting))
         except InfeasibleError as error:
-            self.left_out.append(f"{setting.text}: {error}")
+            self.left_out.append(f"{setting.copies} x the model, {setting.text}: {error}")
 
 
 def _alike(one: SettingPlan, other: SettingPlan) -> bool:

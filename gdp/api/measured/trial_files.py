@@ -50,7 +50,7 @@ class EngineTrial:
     @property
     def text(self) -> str:
         """Its plan and settings in words."""
-        return f"{self.record.layout}; {self.record.setting.text}"
+        return f"{self.record.layout}, {self.record.setting.text}"
 
     @property
     def result(self) -> Path:

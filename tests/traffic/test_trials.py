@@ -23,7 +23,7 @@ from gdp.api.measured.settings import (
     served_settings,
 )
 from gdp.api.measured.trial_files import EngineTrial
-from gdp.api.measured.trials import Trials, next_trial
+from gdp.api.measured.trials import Trials, _Asked, next_trial
 from gdp.api.traffic.plan import engine_on
 from gdp.base.errors import ArgumentError
 from gdp.base.files.writing import TargetError
@@ -326,6 +326,28 @@ def test_what_no_benchmark_measures_is_refused(
     with pytest.raises(ArgumentError, match=message):
         next_trial(**(asked | more), folder=tmp_path / "tune")
     assert not (tmp_path / "tune").exists()
+
+
+def test_copies_that_are_servers_of_their_own_are_left_out(tmp_path: Path) -> None:
+    """Copies of a mixture are two servers, of which a benchmark asks one: the next best is taken,
+    and a note says why."""
+    config = generating_config("mixtral") | {"max_position_embeddings": 2048}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    step = next_trial(
+        f"hf:{tmp_path}?max_num_batched_tokens=2048", CLUSTER, "vllm", traffic=TRAFFIC,
+        folder=tmp_path / "tune",
+    )  # fmt: skip
+    assert pending(step).record.setting == Setting(1, 2048)
+    (note,) = step.notes
+    assert note.startswith("data 2, at most 2,048 tokens a pass: its copies are 2 servers")
+
+
+@pytest.mark.parametrize(("model", "name"), [
+    ("hf:meta/Llama-3.1-8B", "Llama-3.1-8B"), ("hf:models/up/config.json", "up"),
+    ("hf:models/up.v2?quantize=fp8", "up.v2"),
+])  # fmt: skip
+def test_a_folder_is_named_after_its_model(model: str, name: str) -> None:
+    assert _Asked.of(model, CLUSTER, "vllm", TRAFFIC, None, {}).name == name
 
 
 # Expected improvement.

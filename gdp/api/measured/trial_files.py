@@ -60,7 +60,8 @@ class EngineTrial:
     @property
     def results(self) -> list[Path]:
         """Files of all repetitions."""
-        return sorted(path for path in self.folder.glob("result*.json*") if path.is_file())
+        further = sorted(self.folder.glob("result-*.json"))
+        return [path for path in (self.result, *further) if path.is_file()]
 
     @property
     def mean(self) -> Figures:

@@ -184,7 +184,9 @@ class _Asked:
     def name(self) -> str:
         """The last name of the model, for a folder."""
         path = Path(ModelSpec.of(self.model).path.removeprefix(HF_PREFIX))
-        return path.parent.resolve().name if path.suffix == ".json" else path.stem or "model"
+        if path.suffix == ".json":
+            path = path.parent.resolve()
+        return path.name.removesuffix(".gguf") or "model"
 
     def texts(self) -> dict[str, str]:
         """Arguments that trials of one folder have in common, or their digests."""
@@ -284,7 +286,7 @@ def _digest(data: bytes) -> str:
 
 
 def _notes(trials: Sequence[EngineTrial]) -> tuple[str, ...]:
-    """What the tools that measured say of their files."""
+    """Remarks of the readers on result files."""
     notes = [
         f"{trial.name}: {note}"
         for trial in trials

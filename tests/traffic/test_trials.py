@@ -322,7 +322,9 @@ def test_folders_of_other_arguments_and_of_users_are_kept(
 def test_what_no_benchmark_measures_is_refused(
     config: str, tmp_path: Path, more: dict[str, Any], message: str
 ) -> None:
-    asked = {"model": config, "cluster": CLUSTER, "engine": "vllm", "traffic": TRAFFIC}
+    asked: dict[str, Any] = {
+        "model": config, "cluster": CLUSTER, "engine": "vllm", "traffic": TRAFFIC,
+    }  # fmt: skip
     with pytest.raises(ArgumentError, match=message):
         next_trial(**(asked | more), folder=tmp_path / "tune")
     assert not (tmp_path / "tune").exists()

@@ -333,16 +333,24 @@ def start_commands(result: Result) -> list[StartCommand]:
     if result.traffic is not None and result.traffic.prefill is not None:
         own = replace(result, traffic=None)
         return [*start_commands(result.traffic.prefill.result), *start_commands(own)]
-    graph, model = result.question.graph, result.question.model
-    row, record = EXPORTERS.get(result.question.target or ""), result.placement.question
-    if row is None or not row.commands or model is None or record is None:
+    row, job = EXPORTERS.get(result.question.target or ""), export_job(result)
+    if row is None or not row.commands or job is None:
         return []
-    # On the machine that was asked about: the answer's has only the memory that the runtime leaves.
+    return imported(row.commands)(job)
+
+
+def export_job(result: Result) -> ExportJob | None:
+    """The export of an answer on the machine that was asked about: the answer's has only the memory
+    that the runtime leaves. None for models that no specification names."""
+    graph, model = result.question.graph, result.question.model
+    record = result.placement.question
+    if model is None or record is None:
+        return None
     question, placed = question_about(
         result.placement, model, record.machine() or result.question.cluster, costs=roofline,
         load=lambda *_: graph,
     )  # fmt: skip
-    return imported(row.commands)(ExportJob(question, placed, Path(), OWN_FILES_ONLY))
+    return ExportJob(question, placed, Path(), OWN_FILES_ONLY)
 
 
 def _require_accepted(target: str, model: Model) -> None:

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
+from click.core import ParameterSource
 
 from gdp.base.errors import ArgumentError
 from gdp.base.files.writing import write_atomic
@@ -14,9 +15,29 @@ from gdp.cli.show import reporting_stages, show
 
 if TYPE_CHECKING:
     from gdp.api.measured.learn import Learned
+    from gdp.api.measured.trial_files import EngineTrial
+    from gdp.api.measured.trials import Trials
     from gdp.corrections.records import RunRecord
 
 ALL = "all"
+TRIALS = [
+    click.option(
+        "--for", "engine", type=click.Choice(["vllm", "sglang", "llamacpp"]),
+        help="An engine that you run, here or elsewhere: trials by files of its own benchmark.",
+    ),
+    options.TRAFFIC, options.WITHIN,
+    click.option(
+        "--result", metavar="FILE",
+        help="Result file of the last trial, where it is not in its folder.",
+    ),
+]  # fmt: skip
+"""Options of `gdp tune` for engines."""
+_OF_RUNS = (
+    "runs", "place_seconds", "keep", "measure_seconds", "runtime", "write_costs", "report",
+    "objective",
+)  # fmt: skip
+"""Options of `gdp tune` for models that it runs itself."""
+FIGURES = {"first_token_s": "TTFT", "token_s": "TPOT", "request_s": "request"}
 
 
 @click.command()
@@ -143,3 +164,87 @@ def stacks_text(rows: Sequence[dict[str, Any]]) -> str:
         return "no run was learned from yet: gdp learn FILE --plan PLACEMENT"
     cells = [[r["stack"], str(r["runs"]), ", ".join(r["models"]), r["date"][:10]] for r in rows]
     return table(["stack", "runs", "models", "last"], cells)
+
+
+def tune_by_files(
+    engine: str, traffic: Any, within: Any, result: str | None, folder: str | None, force: bool,
+    values: dict[str, Any],
+) -> None:  # fmt: skip
+    """`gdp tune --for ENGINE`: read the results so far, and write the next trial."""
+    from gdp.api.measured.trials import next_trial
+
+    context = click.get_current_context()
+    for name in _OF_RUNS:
+        if context.get_parameter_source(name) is ParameterSource.COMMANDLINE:
+            flag = "--no-keep" if name == "keep" else f"--{name.replace('_', '-')}"
+            raise click.UsageError(
+                f"{flag} is for models that gdp runs itself: leave it out with --for {engine}"
+            )
+    asking = Asking(**values, target="llamacpp" if engine == "llamacpp" else "vllm")
+    model, parts = asking.model, asking.parts()
+    for name in ("target", "cluster"):
+        parts.pop(name)
+    with reporting_stages():
+        found = next_trial(
+            model or "", asking.machine(), engine, traffic=traffic, within=within, folder=folder,
+            result=result, force=force, **parts,
+        )  # fmt: skip
+    show(found.to_json(), lambda: trials_text(found))
+
+
+def trials_text(found: "Trials") -> str:
+    """Text of `gdp tune --for`: predicted beside measured, lessons, and the lines to type next."""
+    from gdp.base.units import format_seconds
+    from gdp.cli.text import shown, table
+
+    rows = []
+    for trial in found.trials:
+        low, middle, high = trial.record.predicted
+        for name, title in FIGURES.items():
+            ends = f"{format_seconds(getattr(low, name))} to {format_seconds(getattr(high, name))}"
+            rows.append([
+                f"{trial.record.trial} {title}", format_seconds(getattr(middle, name)), ends,
+                format_seconds(getattr(trial.mean, name)),
+            ])  # fmt: skip
+    lines: list[str] = [table(["trial", "predicted", "90%", "measured"], rows)] if rows else []
+    lines += [f"{trial.name}: {trial.text}" for trial in found.trials]
+    lines += [f"learned: {word}" for word in found.learned]
+    lines += [f"note: {note}" for note in found.notes]
+    return shown([*lines, *(_next(found.next) if found.next is not None else _answer(found))])
+
+
+def _next(trial: "EngineTrial") -> list[str]:
+    """Lines of a trial that is to be measured."""
+    gain = trial.record.gain
+    why = "the best by what is known" if gain is None else f"expected to gain {gain:.1%}"
+    lines = [f"next: {trial.name}, {trial.text}; {why}"]
+    for one in trial.record.start:
+        where = f" (on {one.machine})" if one.machine else ""
+        lines.append(f"start{where}  {one.command}")
+    return [
+        *lines, f"measure  {trial.record.benchmark}",
+        f"then  this command again; it reads {trial.result}",
+    ]  # fmt: skip
+
+
+def _answer(found: "Trials") -> list[str]:
+    """The best measured trial, and why no other is tried."""
+    from gdp.base.units import format_seconds
+
+    best = found.best
+    if best is None:
+        return []
+    why = "no setting is left to try"
+    if found.untried and found.expected_gain is not None:
+        why = (
+            f"none of {found.untried} further settings is expected to gain {found.spread:.0%} "
+            f"(at most {found.expected_gain:.1%})"
+        )
+    request = format_seconds(best.mean.request_s)
+    late = ""
+    if best.mean.share > 1.0:
+        late = f", {best.mean.share:.2f} times the limits"
+    return [
+        f"answer: {best.name}, {best.text}: {request} a request{late}; {why}",
+        *(f"start  {one.command}" for one in best.record.start),
+    ]

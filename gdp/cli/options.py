@@ -289,14 +289,15 @@ DRAFT = click.option(
     help="A small model that drafts K tokens a pass, where that is faster: hf: for --traffic, "
     ".gguf for a .gguf model and --generate; A is the probability that the first one is accepted.",
 )  # fmt: skip
+WITHIN = click.option(
+    "--within", metavar="first=500ms,token=30ms",
+    type=ParsedValue("gdp.sim.traffic_text:parse_limits"),
+    help="TTFT and TPOT that 95% of the requests of --traffic are to keep.",
+)  # fmt: skip
 SERVING = [
     TRAFFIC,
     DRAFT,
-    click.option(
-        "--within", metavar="first=500ms,token=30ms",
-        type=ParsedValue("gdp.sim.traffic_text:parse_limits"),
-        help="TTFT and TPOT that 95% of the requests of --traffic are to keep.",
-    ),
+    WITHIN,
     click.option(
         "--no-disaggregation", "disaggregated", is_flag=True, flag_value=False, default=True,
         help="All GPUs prefill and decode the requests of --traffic: no disaggregated serving.",

@@ -12,6 +12,7 @@ from gdp.base.files.writing import write_atomic
 from gdp.base.terminal import listening, printable_lines
 from gdp.cli import options
 from gdp.cli.asking import Asking, require_writable
+from gdp.cli.measured import TRIALS, tune_by_files
 from gdp.cli.show import Say, placing, show, stages
 from gdp.targets.table import EXPORTERS, RUNTIMES
 
@@ -157,19 +158,25 @@ def _forget(context: click.Context, parameter: click.Parameter, wanted: bool) ->
         "--forget", is_flag=True, is_eager=True, expose_value=False, callback=_forget,
         help="Remove all that is remembered of this machine, and exit.",
     ),
-    options.output("P.json", "Write the placement."),
+    options.output("P.json", "Write the placement; with --for, the folder of the trials."),
+    *TRIALS,
     click.option("--write-costs", metavar="C.json", help="Write what was learned, for --costs."),
     options.REPORT, options.FORCE, options.AS_JSON,
 )  # fmt: skip
 def tune(
     runs: int, place_seconds: float, keep: bool, measure_seconds: float, runtime: str | None,
-    output: str | None, write_costs: str | None, report: str | None, force: bool, **values: Any,
+    output: str | None, write_costs: str | None, report: str | None, force: bool,
+    engine: str | None, traffic: Any, within: Any, result: str | None, **values: Any,
 ) -> None:  # fmt: skip
     """Place, run, learn this machine's real costs, and place again.
 
     The best plan, the first one and the baselines are measured in turn at the end. What was
     learned is remembered where it predicts these better than the costs so far: from then on
     place and run predict with it on this machine. Ctrl-C ends with the best plan and code 130.
+
+    With --for, gdp runs nothing: it writes a trial, prints the lines that start the engine and
+    measure it, reads the result at the next call with the same arguments, and goes on until no
+    other setting is expected to gain anything.
     """
     from gdp.api import report as reporting
     from gdp.api.tune import tuned_answer
@@ -178,6 +185,12 @@ def tune(
     from gdp.methods.base import Search
     from gdp.placement.placement import save_placement
 
+    if engine is not None:
+        tune_by_files(engine, traffic, within, result, output, force, values)
+        return
+    for flag, value in (("--traffic", traffic), ("--within", within), ("--result", result)):
+        if value is not None:
+            raise click.UsageError(f"{flag} is for an engine (--for vllm, sglang or llamacpp)")
     asking = Asking(**values)
     require_writable(
         force, asking.model, *asking.files, placement=output, costs=write_costs, report=report

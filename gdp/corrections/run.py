@@ -27,6 +27,8 @@ class Load:
         ttft_median_s: The same, median.
         tpot_s: Seconds of an output token after the first, mean over the requests.
         tpot_median_s: The same, median.
+        ttft_p95_s: Seconds to the first token that 95% of the requests keep.
+        tpot_p95_s: The same, of an output token after the first.
         tokens_per_s: Output tokens of all requests per second of the whole run.
         seconds: Of the whole run.
     """
@@ -42,6 +44,8 @@ class Load:
     ttft_median_s: float | None = None
     tpot_s: float | None = None
     tpot_median_s: float | None = None
+    ttft_p95_s: float | None = None
+    tpot_p95_s: float | None = None
     tokens_per_s: float | None = None
     seconds: float | None = None
 
@@ -98,6 +102,8 @@ def checked(load: Load, where: str) -> Load:
         ("median seconds to the first token", load.ttft_median_s, 1e-5, 36e3),
         ("seconds of a token", load.tpot_s, 1e-6, 3600.0),
         ("median seconds of a token", load.tpot_median_s, 1e-6, 3600.0),
+        ("95th percentile of seconds to the first token", load.ttft_p95_s, 1e-5, 36e3),
+        ("95th percentile of seconds of a token", load.tpot_p95_s, 1e-6, 3600.0),
         ("tokens per second", load.tokens_per_s, 1e-4, 1e8),
         ("seconds of the run", load.seconds, 1e-6, 1e8), ("requests", load.requests, 1, 1e9),
         ("tokens before the prompt", load.context, 0, 1e8),

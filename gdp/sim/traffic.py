@@ -30,6 +30,7 @@ class Traffic:
     concurrency: int = 0
     begin_s: float = 0.0  # earlier arrivals fill the engine and are not counted
     together: bool = False  # all clients begin at once, as those of a tool that measures do
+    rate: float = 0.0  # requests per second that arrivals were drawn with; 0: of none
 
     def __post_init__(self) -> None:
         if not self.requests:

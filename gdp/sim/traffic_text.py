@@ -52,12 +52,12 @@ def parse_traffic(text: str) -> Traffic:
     count = _whole(given["requests"], "requests") if "requests" in given else count
     rng = np.random.default_rng(_whole(given.get("seed", "0"), "seed", least=0))
     prompt, new = (_drawn(given[name], name, count, rng) for name in ("prompt", "new"))
-    at_s = np.zeros(count)
-    if "rate" in given:
-        at_s = np.cumsum(rng.exponential(1.0 / _positive(given["rate"]), count))
+    at_s, rate = np.zeros(count), _positive(given["rate"]) if "rate" in given else 0.0
+    if rate:
+        at_s = np.cumsum(rng.exponential(1.0 / rate, count))
     rows = zip(at_s.tolist(), prompt, new, strict=True)
     arrivals = tuple(Arrival(*row) for row in rows)
-    traffic = Traffic(arrivals, concurrency, together="start" in given)
+    traffic = Traffic(arrivals, concurrency, together="start" in given, rate=rate)
     require_rounds(traffic)
     return traffic
 
@@ -100,8 +100,11 @@ class TrafficLimits(NamedTuple):
 
     def excess(self, served: ServedTraffic) -> float:
         """The largest ratio of seconds to their limit; 1 where all are kept."""
-        pairs = (served.first_token.p95_s, self.first_s), (served.token.p95_s, self.token_s)
-        return max(1.0, *(seconds / limit for seconds, limit in pairs))
+        return max(1.0, self.share(served.first_token.p95_s, served.token.p95_s))
+
+    def share(self, first_s: float, token_s: float) -> float:
+        """The larger ratio of a TTFT and a TPOT to their limits; 0 without limits."""
+        return max(first_s / self.first_s, token_s / self.token_s)
 
 
 NO_LIMITS = TrafficLimits()

@@ -176,3 +176,6 @@ class Target:
     planner: Planner | None = None  # `gdp place --for`
     scheduler: str = ""  # "module:class" of the `gdp.sim.scheduling.Scheduler` that serves traffic
     measured: tuple[str, ...] = ()  # "module:reader" of the files that its benchmarks write
+    # "module:function" of (`ExportJob`, `Traffic` or None, `Path`): the line for a shell that
+    # measures this traffic, or the request of the job, and writes such a file.
+    benchmark: str = ""

@@ -111,19 +111,13 @@ def served_plan(
     """The plan whose requests take the fewest seconds in the mean, of those that keep the limits;
     where none does, the one that exceeds them least. See `serve`; `parts` are those of its
     questions, as `gdp.api.ask` takes them."""
-    if given := next((SIZES[name] for name in ModelSpec.of(model).options if name in SIZES), None):
-        raise ArgumentError(f"--traffic says all tokens and requests: leave out --{given}")
     traffic = parse_traffic(traffic) if isinstance(traffic, str) else traffic
     within = parse_limits(within) if isinstance(within, str) else within or NO_LIMITS
     if draft is not None:
         draft.require_config()
-    named = os.fspath(Generation(model, traffic.prompt, traffic.new))
-    require_context(longest_named(named), traffic)  # before anything is traced
-    phases = parts.get("phases") or Phases()
-    phases.ended("read")
-    asked = Asked(model, {**parts, "cluster": load_cluster(parts["cluster"]), "phases": phases,
-                          "kept": Kept()}, requests_at_once)  # fmt: skip
-    plans = [_of_copies(asked, traffic, 1, within)]
+    asked = asked_under(parts, model, traffic, requests_at_once)
+    phases = asked.parts["phases"]
+    plans = [plan_of_copies(asked, traffic, 1, within)]
     rows = [plans[0].compared()]
 
     def compare(name: str, plan: Callable[[], ServedPlan]) -> None:
@@ -134,7 +128,7 @@ def served_plan(
             rows.append(ComparedPlan(name, reason=str(error)))
 
     for copies in numbers_of_copies(plans[0].result.question, traffic):
-        compare(f"data {copies}", partial(_of_copies, asked, traffic, copies, within))
+        compare(f"data {copies}", partial(plan_of_copies, asked, traffic, copies, within))
     if draft is not None:
         for plan in tuple(plans):
             compare(f"{plan.layout} with drafts", partial(with_draft, traffic, plan, draft))
@@ -147,6 +141,25 @@ def served_plan(
     phases.ended("planning")
     waited = replace(best.result, phases=phases.seconds, seconds=sum(phases.seconds.values()))
     return replace(best, result=waited, compared_with=tuple(rows) if len(rows) > 1 else ())
+
+
+def asked_under(
+    parts: Mapping[str, Any], model: str | Path, traffic: Traffic,
+    requests_at_once: int | None = None,
+) -> Asked:  # fmt: skip
+    """The question about a model whose sizes are those of traffic.
+
+    Raises:
+        ArgumentError: The model says sizes of its own, or is not made for so long requests.
+    """
+    if given := next((SIZES[name] for name in ModelSpec.of(model).options if name in SIZES), None):
+        raise ArgumentError(f"--traffic says all tokens and requests: leave out --{given}")
+    named = os.fspath(Generation(model, traffic.prompt, traffic.new))
+    require_context(longest_named(named), traffic)  # before anything is traced
+    phases = parts.get("phases") or Phases()
+    phases.ended("read")
+    kept = {"cluster": load_cluster(parts["cluster"]), "phases": phases, "kept": Kept()}
+    return Asked(model, {**parts, **kept}, requests_at_once)
 
 
 def is_worth_it(apart: ServedPlan, joint: ServedPlan) -> bool:
@@ -171,7 +184,9 @@ def numbers_of_copies(question: Question, traffic: Traffic) -> list[int]:
     return [n for n in range(2, most + 1) if len(gpus) % n == 0 or n & (n - 1) == 0]
 
 
-def _of_copies(asked: Asked, traffic: Traffic, copies: int, within: TrafficLimits) -> ServedPlan:
+def plan_of_copies(
+    asked: Asked, traffic: Traffic, copies: int, within: TrafficLimits
+) -> ServedPlan:
     """The plan with so many copies, for as many requests side by side as run on one of them."""
     batch, most = math.ceil((traffic.concurrency or FIRST_BATCH) / copies), math.inf
     plan, made = None, 0

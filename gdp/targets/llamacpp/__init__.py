@@ -28,4 +28,5 @@ TARGET = Target(
         "gdp.targets.llamacpp.measured:MEASURED_BATCHED",
         "gdp.targets.llamacpp.measured:MEASURED_ANSWERS",
     ),
+    benchmark="gdp.targets.llamacpp.measured:benchmark",
 )  # fmt: skip

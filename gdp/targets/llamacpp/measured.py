@@ -5,12 +5,19 @@ tools/batched-bench/batched-bench.cpp and tools/server/server.cpp. llama-bench t
 answers apart, so a row of its is a load that reads, one that writes, or, with -pg, both in turn.
 """
 
+import shlex
 from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
 
 import msgspec
 
+from gdp.base.errors import ArgumentError, PlacementError
 from gdp.corrections.run import Load, MeasuredRun, checked
+from gdp.importers.spec import ModelSpec
+from gdp.ops.llamacpp import BATCH
+from gdp.sim.traffic import Traffic
+from gdp.targets.llamacpp.flags import flags_of
 from gdp.targets.measured import (
     Count,
     Reader,
@@ -24,6 +31,8 @@ from gdp.targets.measured import (
     scaled,
     typed,
 )
+from gdp.targets.options import arguments, given
+from gdp.targets.target import ExportJob
 
 ENGINE = "llamacpp"
 FLASH = {-1: "auto", 0: "off", 1: "on"}
@@ -129,6 +138,36 @@ def bench(records: Sequence[Record], where: str) -> list[MeasuredRun]:
         row = typed(record, BenchRow, at, strict=not lax)
         rows.append((row.run(), row.load(at)))
     return grouped(rows)
+
+
+def benchmark(job: ExportJob, traffic: Traffic | None, file: Path) -> str:
+    """llama-bench on a request: its prompt, then its answer behind that prompt; see
+    `Target.benchmark`."""
+    request = job.question.graph.request
+    if traffic is not None or request is None or request.batch > 1:
+        raise ArgumentError(
+            "llama-bench measures one request at a time: give --generate prompt=2048,new=256"
+        )
+    flags = flags_of(job.question.graph, job.placement, job.question.cluster)
+    if flags.draft is not None or flags.rpc:
+        kind = "a model that drafts" if flags.draft is not None else "GPUs of other machines"
+        raise PlacementError(f"llama-bench measures no plan with {kind}; leave it out")
+    options = given(
+        ("-ngl", str(flags.n_gpu_layers), ""), ("-sm", flags.divides and "tensor", ""),
+        ("-dev", "/".join(flags.device), ""),
+        ("-ts", flags.n_gpu_layers and "/".join(map(str, flags.tensor_split)), ""),
+        ("-ot", ";".join(flags.override_tensor), ""),
+        ("-ctk", flags.cache_type, ""), ("-ctv", flags.cache_type, ""),
+        ("-fa", str(int(flags.flash)), ""), ("-ub", min(flags.ubatch_size, flags.ctx_size), ""),
+        ("-b", max(BATCH, flags.ubatch_size), ""), ("-nopo", not flags.op_offload and "1", ""),
+    )  # fmt: skip
+    program = ["llama-bench", "-m", ModelSpec.of(job.spec).path, *arguments(options)]
+    tests = (
+        ["-p", str(request.prompt), "-n", "0"],
+        ["-p", "0", "-n", str(request.new), "-d", str(request.prompt)],
+    )
+    lines = [shlex.join([*program, *test, "-o", "jsonl"]) for test in tests]
+    return f"{{ {lines[0]} && {lines[1]}; }} > {shlex.quote(str(file))}"
 
 
 class BatchedRow(msgspec.Struct):

@@ -6,7 +6,7 @@ TARGET = Target(
     "sglang",
     exporter=Exporter(
         "a layout of SGLang (untried)", "gdp.targets.sglang.export:export", "hf", replicates=True,
-        splits=True, machines=True,
+        splits=True, machines=True, commands="gdp.targets.sglang.export:commands",
     ),
     scheduler="gdp.targets.sglang.scheduler:SglangScheduler",
     measured=(
@@ -14,4 +14,5 @@ TARGET = Target(
         "gdp.targets.sglang.measured:MEASURED_BATCH",
         "gdp.targets.sglang.measured:MEASURED_SERVER_BATCH",
     ),
+    benchmark="gdp.targets.sglang.export:benchmark",
 )  # fmt: skip

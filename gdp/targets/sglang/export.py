@@ -7,11 +7,13 @@ has (`get_pp_indices` of `distributed/utils.py`). Its `--mem-fraction-static` is
 caches alone, unlike vLLM's share, and is left to its own estimate.
 """
 
+import shlex
 from pathlib import Path
 from typing import Any
 
-from gdp.base.errors import PlacementError
+from gdp.base.errors import ArgumentError, PlacementError
 from gdp.placement.placement import DraftModel
+from gdp.sim.traffic import Traffic
 from gdp.splits.division import Pieces, Unit
 from gdp.splits.members import known_division
 from gdp.targets.engine import (
@@ -24,9 +26,9 @@ from gdp.targets.engine import (
 from gdp.targets.options import ADDRESSES, Option, Row, given, reasons, variables, write_commands
 from gdp.targets.options import arguments as words
 from gdp.targets.sglang.rules import SGLANG
-from gdp.targets.target import ExportJob
+from gdp.targets.target import ExportJob, StartCommand
 from gdp.targets.vllm.export import VllmOptions, draft_name, scheme_of
-from gdp.targets.vllm.plan import options_of
+from gdp.targets.vllm.plan import checkpoint_of, options_of, started
 
 UNTRIED = "SGLang was not run with this: the form is that of its source and documentation"
 MEETING_PORT = 20000
@@ -61,6 +63,37 @@ def export(job: ExportJob) -> list[Path]:
     each = options.commands if apart else (options,)
     commands = [command(own) for own in each]
     return write_commands("sglang", {}, commands, why(options), job.output, job.overwrite)
+
+
+def commands(job: ExportJob) -> list[StartCommand]:
+    """`python -m sglang.launch_server` with the options of a placement, for each server and
+    machine."""
+    require_legal(job)
+    program = ["python", "-m", "sglang.launch_server", "--model-path", checkpoint_of(job)]
+    options, role = options_of(job), job.question.role
+    apart = options.role or len(options.nodes) > 1
+    each = options.commands if apart else (options,)
+    return [started(program, command(own), role) for own in each]
+
+
+def benchmark(job: ExportJob, traffic: Traffic | None, file: Path) -> str:
+    """`sglang.bench_serving` with random prompts under a traffic; see `Target.benchmark`."""
+    if traffic is None:
+        raise ArgumentError("sglang.bench_serving sends the requests of --traffic: give it")
+    sent = (
+        ["--max-concurrency", str(traffic.concurrency)]
+        if traffic.concurrency
+        else ["--request-rate", f"{traffic.rate:g}"]
+    )
+    # Prompts of token ids have their exact length and need no data set; a ratio of 1 draws no
+    # shorter ones; what an earlier run left in the prefix cache is no work.
+    return shlex.join([
+        "python", "-m", "sglang.bench_serving", "--backend", "sglang",
+        "--model", checkpoint_of(job), "--dataset-name", "random-ids", "--tokenize-prompt",
+        "--random-input-len", str(traffic.prompt), "--random-output-len", str(traffic.new),
+        "--random-range-ratio", "1", "--num-prompts", str(len(traffic.requests)), *sent,
+        "--flush-cache", "--output-file", str(file),
+    ])  # fmt: skip
 
 
 def require_legal(job: ExportJob) -> None:

@@ -18,4 +18,5 @@ TARGET = Target(
         "gdp.targets.vllm.measured:MEASURED_SERVING", "gdp.targets.vllm.measured:MEASURED_OFFLINE",
         "gdp.targets.vllm.measured:BARE",
     ),
+    benchmark="gdp.targets.vllm.plan:benchmark",
 )  # fmt: skip

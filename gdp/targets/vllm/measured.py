@@ -56,6 +56,8 @@ class ServeResult(msgspec.Struct):
     median_ttft_ms: float | None = None
     mean_tpot_ms: float | None = None
     median_tpot_ms: float | None = None
+    p95_ttft_ms: float | None = None  # both with --metric-percentiles 95
+    p95_tpot_ms: float | None = None
     spec_decode_acceptance_length: float | None = None
     tensor_parallel_size: Count | str | None = None  # both of --metadata
     version: str = ""
@@ -77,6 +79,7 @@ class ServeResult(msgspec.Struct):
             load = replace(
                 load, ttft_s=milliseconds(self.mean_ttft_ms),
                 ttft_median_s=milliseconds(self.median_ttft_ms),
+                ttft_p95_s=milliseconds(self.p95_ttft_ms),
             )  # fmt: skip
         else:
             first = [t for t, n in zip(self.ttfts, self.output_lens, strict=False) if n > 0]
@@ -87,6 +90,7 @@ class ServeResult(msgspec.Struct):
             return replace(
                 load, tpot_s=milliseconds(self.mean_tpot_ms),
                 tpot_median_s=milliseconds(self.median_tpot_ms),
+                tpot_p95_s=milliseconds(self.p95_tpot_ms),
             )  # fmt: skip
         gaps = zip(self.itls, self.output_lens, strict=False)
         later = [sum(own) / (n - 1) for own, n in gaps if n > 1]

@@ -1,11 +1,13 @@
 """Placing for vLLM: stretches of layers, each on a GPU or divided among several."""
 
 import shlex
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
-from gdp.base.errors import ArgumentError, InfeasibleError, ModelError
+from gdp.base.errors import ArgumentError, InfeasibleError, ModelError, PlacementError
 from gdp.base.units import format_bytes
 from gdp.bounds.work import roofline_bound_s
 from gdp.cluster.reserve import for_runtime
@@ -22,6 +24,7 @@ from gdp.question.models import HF_PREFIX, Model
 from gdp.question.question import Question
 from gdp.question.result import Result
 from gdp.sim.objectives import find_objective
+from gdp.sim.traffic import Traffic
 from gdp.splits.members import why_undivided
 from gdp.targets.engine import legal_devices, quantisation_of
 from gdp.targets.rows import misfit
@@ -242,15 +245,57 @@ def export(job: ExportJob) -> list[Path]:
 
 def commands(job: ExportJob) -> list[StartCommand]:
     """`vllm serve` with the options of a placement, for each server and machine."""
+    program = ["vllm", "serve", checkpoint_of(job)]
+    commands = (options.command() for options in options_of(job).commands)
+    return [started(program, own, job.question.role) for own in commands]
+
+
+def started(program: Sequence[str], own: Mapping[str, Any], role: str) -> StartCommand:
+    """A program with the environment and arguments of a command, as a line for a shell."""
+    environment = [f"{name}={value}" for name, value in own["environment"].items()]
+    line = " ".join([*environment, shlex.join([*program, *own["arguments"]])])
+    return StartCommand(line, own.get("machine", ""), role)
+
+
+def checkpoint_of(job: ExportJob) -> str:
+    """The name or folder of a model's checkpoint, as engines take it."""
     path = ModelSpec.of(job.spec).path.removeprefix(HF_PREFIX)
-    model = str(Path(path).parent) if path.endswith(".json") else path
-    started = []
-    for own in (options.command() for options in options_of(job).commands):
-        environment = [f"{name}={value}" for name, value in own["environment"].items()]
-        line = shlex.join(["vllm", "serve", model, *own["arguments"]])
-        command = " ".join([*environment, line])
-        started.append(StartCommand(command, own.get("machine", ""), job.question.role))
-    return started
+    return str(Path(path).parent) if path.endswith(".json") else path
+
+
+def require_one_server(job: ExportJob) -> VllmOptions:
+    """Options of a placement with one server, which a benchmark asks.
+
+    Raises:
+        PlacementError: It has several, each with its own port.
+    """
+    options = options_of(job)
+    if (count := len(options.servers)) > 1:
+        raise PlacementError(
+            f"its copies are {count} servers, and a benchmark asks one; measure them behind a "
+            "balancer of your own, and learn from the file by gdp learn"
+        )
+    return options
+
+
+def benchmark(job: ExportJob, traffic: Traffic | None, file: Path) -> str:
+    """`vllm bench serve` with random prompts under a traffic; see `Target.benchmark`."""
+    require_one_server(job)
+    if traffic is None:
+        raise ArgumentError("vllm bench serve sends the requests of --traffic: give it")
+    sent = (
+        ["--max-concurrency", str(traffic.concurrency)]
+        if traffic.concurrency
+        else ["--request-rate", f"{traffic.rate:g}"]
+    )
+    # Answers of a fixed length, and the percentiles that limits hold for.
+    return shlex.join([
+        "vllm", "bench", "serve", "--backend", "vllm", "--model", checkpoint_of(job),
+        "--dataset-name", "random", "--random-input-len", str(traffic.prompt),
+        "--random-output-len", str(traffic.new), "--num-prompts", str(len(traffic.requests)),
+        *sent, "--ignore-eos", "--percentile-metrics", "ttft,tpot", "--metric-percentiles", "95",
+        "--save-result", "--result-dir", str(file.parent), "--result-filename", file.name,
+    ])  # fmt: skip
 
 
 def options_of(job: ExportJob) -> VllmOptions:

@@ -46,6 +46,11 @@ class Residuals(NamedTuple):
     decode: float
     shown: tuple[float, float]  # change of the log of any time by one of each residual, at most 1
 
+    @property
+    def phases(self) -> tuple[float, float]:
+        """Both residuals, prefill first."""
+        return self.prefill, self.decode
+
     def under_load(self) -> "Residuals":
         """Residuals of requests that wait for each other: prefill is told less surely."""
         prefill, decode = self.shown

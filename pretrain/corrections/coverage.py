@@ -40,7 +40,7 @@ def main(files: tuple[Path, ...], kept: Path | None) -> None:
             for phase, name in enumerate(("prefill", "decode")):
                 if row.found.shown[phase] >= SHOWN:
                     found = told.residuals[phase]
-                    one = (fold.name, row.found[phase] - found.mean, found.deviation)
+                    one = (fold.name, row.found.phases[phase] - found.mean, found.deviation)
                     cells[family_of(row.stack.engine), name, told.runs].append(one)
     click.echo(head("engines | phase | runs | passes | within | factor | unflagged, over 50%", 3))
     for (family, phase, runs), own in sorted(cells.items()):

@@ -62,7 +62,8 @@ def half_widths(
         most = min(runs, max(t.runs for t in mine))
         own = [t for t in mine if t.runs == most]
         off = [
-            abs(rows[t.row].found[phase] - t.residuals[phase].mean) / t.residuals[phase].deviation
+            abs(rows[t.row].found.phases[phase] - t.residuals[phase].mean)
+            / t.residuals[phase].deviation
             for t in own
         ]
         found.append(quantile(off, [rows[t.row].group for t in own]))
@@ -82,7 +83,7 @@ def far_factor(rows: Sequence[Row], told: Sequence[Told], family: str) -> float:
         for t, p in own
         if rows[t.row].found.shown[p] >= SHOWN and family_of(rows[t.row].stack.engine) == family
     ]
-    off = [abs(rows[t.row].found[p]) for t, p in own]
+    off = [abs(rows[t.row].found.phases[p]) for t, p in own]
     return math.exp(quantile(off, [rows[t.row].group for t, _ in own]))
 
 

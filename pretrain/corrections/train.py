@@ -55,7 +55,9 @@ def samples_of(rows: Sequence[Row]) -> Samples:
          keys.index(row.stack.key), groups.index(row.group), i, int(lesson.asked.prefill))
         for i, row in enumerate(rows) for lesson in row.lessons
     ]  # fmt: skip
-    return Samples(*(np.array(column) for column in zip(*columns, strict=True)), keys)
+    shown, told, *others = (np.array(column) for column in zip(*columns, strict=True))
+    residual, weight, stack, group, row, prefill = others
+    return Samples(shown, told, residual, weight, stack, group, row, prefill, keys)
 
 
 class Points(NamedTuple):
@@ -143,7 +145,8 @@ def _fit(
 
     both = (weights, vectors)
     state, curve = jax.lax.scan(step, (both, optimiser.init(both)), jax.random.split(key, steps))
-    return state[0][0], curve
+    (weights, _), _ = state
+    return weights, curve
 
 
 def trained(

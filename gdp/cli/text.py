@@ -207,7 +207,9 @@ def _bound_lines(result: Result, *, gap: bool = True) -> list[str]:
     if not result.bound_by:
         return [f"bound    none is known of {result.objective}"]
     limit = find_objective(result.objective).text(result.bound_s)
-    lines = [f"bound    {limit}" + (f" ({result.gap_text})" if gap else "")]
+    found = None if result.generation is None else result.generation.correction
+    before = ", before measured runs corrected it" if found is not None and found.runs else ""
+    lines = [f"bound    {limit}" + (f" ({result.gap_text}{before})" if gap else "")]
     if is_verbose():
         lines.append(f"proof    no placement of {result.bound_over} takes less: {result.bound_by}")
     return lines

@@ -20,7 +20,7 @@ from gdp.question.result import Result
 from gdp.sim.serving import ServingEngine
 from gdp.sim.traffic_text import parse_traffic
 from tests.gguf_models import write_gguf
-from tests.targets.measured.examples import bench_row, sglang_serving, vllm_offline, vllm_serve
+from tests.targets.measured.result_files import bench_row, sglang_serving, vllm_offline, vllm_serve
 
 pytest.importorskip("transformers")
 MODEL, CLUSTER = "hf:examples/llama-7b", "cpu+h100"

@@ -16,7 +16,7 @@ from gdp.corrections.process import Lesson
 from tests.corrections.made_up import BOTH, STACKS, a_pass
 from tests.corrections.test_records import a_run
 from tests.gguf_models import write_gguf
-from tests.targets.measured.examples import bench_row
+from tests.targets.measured.result_files import bench_row
 
 Run = Callable[..., tuple[int, str, str]]
 SUITE = os.environ["GDP_DATA_DIR"]

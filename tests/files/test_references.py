@@ -34,6 +34,13 @@ ROOT = Path(gdp.__file__).resolve().parent
 # TEXT: shown, compared, or looked up among names.
 CODE, DATA, TEXT = "code", "data", "text"
 DECISIONS = {
+    "api.box.models.ModelEntry": {
+        "command": TEXT,  # of a server that gdp knows nothing of: written down for users to start
+        "devices": TEXT, "engine": TEXT, "memory": TEXT, "name": TEXT, "residence": TEXT,
+        "spec": CODE, "traffic": DATA,
+    },
+    "api.box.models.Within": {"tpot": TEXT, "ttft": TEXT},
+    "api.measured.trial_files.TrialRecord": {"asked": TEXT, "benchmark": TEXT, "layout": TEXT},
     "base.checkpoint._Meta": {"sha256": TEXT},
     "cluster.detect": {"*": TEXT},  # what amd-smi prints
     "cluster.file.ClusterEntry": {"host": TEXT, "name": TEXT},
@@ -48,6 +55,14 @@ DECISIONS = {
     "placement.constraints.Constraints": {"together": TEXT, "whole": TEXT},
     "placement.constraints.Pin": {"devices": TEXT, "match": TEXT},
     "placement.constraints._File": {"together": TEXT, "whole": TEXT},
+    "corrections.features.EngineStack": dict.fromkeys(
+        ("backend", "card", "engine", "host", "version"), TEXT),
+    "corrections.process.CorrectionMeta": dict.fromkeys(
+        ("constants", "date", "far", "formats", "known", "quantiles", "shapes", "source", "stacks"),
+        TEXT),  # travels with gdp
+    "corrections.records.MeasuredPass": {"parts_s": TEXT},
+    "corrections.records.RunRecord": dict.fromkeys(
+        ("costs", "date", "format", "measured", "model", "predicted", "tool"), TEXT),
     "costs.adapt.LinkSeconds": {"destination": TEXT, "source": TEXT},
     "costs.adapt.Piece": {"device": TEXT, "kind": TEXT},
     "costs.adapt.Run": {"model": TEXT},
@@ -99,6 +114,7 @@ DECISIONS = {
         ("devices", "graph_digest", "made_by", "ops"), TEXT),
     "policy.policy.KeptPlacement": {"device": TEXT, "digest": TEXT, "rank": TEXT},
     "policy.policy._Meta": {"name": TEXT},
+    "targets.target.StartCommand": dict.fromkeys(("command", "machine", "role"), TEXT),  # shown
 }  # fmt: skip
 # Formats without a type: the reader's name says where they are checked.
 UNTYPED = {

@@ -207,7 +207,7 @@ class _Asked:
     def learned(self, trial: EngineTrial, files: Sequence[Path]) -> tuple[RunRecord, ...]:
         """Lessons of the result files of a trial, which are remembered; they stay beside the files,
         and are those of the first call ever after."""
-        texts = [gdp_version(), *(_digest(path.read_bytes()) for path in files)]
+        texts = [gdp_version(), *(_digest(read_bytes(path, FILE, unpack=False)) for path in files)]
         path = trial.folder / f"runs-{_digest(' '.join(texts).encode())}.json"
         if path.is_file():
             runs = records.read_runs(path)
@@ -303,7 +303,7 @@ def _take(trials: Sequence[EngineTrial], result: Path, asked: _Asked) -> None:
         raise ArgumentError("there is no trial yet: leave out --result, and run the first one")
     data, trial = read_bytes(result, FILE), trials[-1]
     for one in trials:
-        if any(path.read_bytes() == data for path in one.results):
+        if any(read_bytes(path, FILE) == data for path in one.results):
             raise MeasurementFileError(
                 f"{result} is the result of {one.name} already; give that of {trial.name}, or "
                 "leave out --result"

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from gdp.corrections.run import Load, MeasuredRun, MeasurementFileError
 from gdp.targets.measured_files import read_runs, readers
-from tests.targets.measured.examples import (
+from tests.targets.measured.result_files import (
     EXAMPLES,
     LOADGEN,
     Example,

@@ -2,7 +2,7 @@
 
 import functools
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -144,8 +144,9 @@ def _fit(
         return (optax.apply_updates(both, updates), moments), loss
 
     both = (weights, vectors)
-    state, curve = jax.lax.scan(step, (both, optimiser.init(both)), jax.random.split(key, steps))
-    (weights, _), _ = state
+    keys = jax.random.split(key, steps)
+    ended: Any = jax.lax.scan(step, (both, optimiser.init(both)), keys)
+    ((weights, _), _), curve = ended
     return weights, curve
 
 

@@ -5,6 +5,7 @@ from dataclasses import replace
 from gdp.corrections.estimate import Correction, correction_of
 from gdp.costs.default import SHIPPED, resolve_costs
 from gdp.costs.measured.host import HOSTS
+from gdp.graph.request import DECODE, PREFILL
 from gdp.placement.placement import Placement
 from gdp.question.passes import engine_name, passes_of, stack_of
 from gdp.question.question import Question
@@ -32,7 +33,33 @@ def corrected(
         return answer
     passes = passes_of(question, answer, placement)
     found = correction_of(stack_of(question, engine), passes, costs_label(question))
-    return answer if found is None else with_correction(answer, found)
+    if found is None:
+        return answer
+    return with_correction(answer, _above(found, _least_s(question, answer), answer))
+
+
+def _least_s(question: Question, answer: GenerationAnswer) -> tuple[float, float]:
+    """Seconds below which prefill and decode cannot be: FLOP over the peaks of all devices that
+    hold weights, bytes of a step over their bandwidths."""
+    graph = question.graph
+    holding = {row.device for row in answer.memory if row.weights_bytes}
+    devices = [d for d in question.cluster.devices if d.name in holding] or question.cluster.devices
+    flop = float(graph.flop[graph.phase == PREFILL].sum())
+    moved = float(graph.memory_traffic_bytes[graph.phase == DECODE].sum())
+    peak = sum(max(device.flop_per_s.values()) for device in devices)
+    return flop / peak, moved / sum(device.bytes_per_s for device in devices)
+
+
+def _above(found: Correction, least_s: tuple[float, float], answer: GenerationAnswer) -> Correction:
+    """A correction whose intervals end where no device is fast enough; its factors stay."""
+    ranges = [
+        own._replace(low=min(own.factor, max(own.low, least / max(seconds, 1e-12))))
+        for own, least, seconds in zip(
+            (found.prefill, found.decode), least_s, (answer.first_token_s, answer.token_s),
+            strict=True,
+        )
+    ]  # fmt: skip
+    return found._replace(prefill=ranges[0], decode=ranges[1])
 
 
 def with_correction(answer: GenerationAnswer, found: Correction) -> GenerationAnswer:

@@ -104,6 +104,18 @@ def test_a_run_corrects_the_same_load_and_others(plan: Result, measured: Path) -
         assert high / low < 0.8 * slow / quick
 
 
+def test_no_interval_reaches_below_bytes_over_bandwidth() -> None:
+    """Without a run intervals are wide; a card cannot read its weights and caches any faster."""
+    request = gdp.Generation(MODEL, prompt=256, new=64)
+    found = gdp.place(request, "cpu+rtx3090", target="vllm").generation
+    assert found is not None
+    low_s, high_s = found.intervals["token_s"]
+    held = sum(row.weights_bytes for row in found.memory)
+    assert 0.95 * held / 936.2e9 <= low_s <= found.token_s < high_s
+    assert found.correction is not None
+    assert low_s > found.token_s / found.correction.far
+
+
 def test_without_keeping_it_nothing_is_remembered(plan: Result, measured: Path, data: Path) -> None:
     found = gdp.learn_runs([measured], plan=plan.placement, keep=False)
     assert found.folder is None

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import click
+import msgspec
 import numpy as np
 
 from benchmarks.measured_world.layouts import (
@@ -31,6 +32,7 @@ from benchmarks.measured_world.layouts import (
 from benchmarks.measured_world.llama import LEFT_OUT, costs_of, kind_of, size_of, write_header
 from gdp.api.generation import generation_answer
 from gdp.base.errors import GdpError
+from gdp.cluster.types import Cluster
 from gdp.costs.offload import OpOffloadCosts
 from gdp.question import solve
 from gdp.question.passes import passes_of, stack_of
@@ -76,12 +78,17 @@ class Asker:
         stack = stack_of(question, "llamacpp", version)
         host = next((d for d in cluster.devices if d.is_cpu), None)
         return {
-            "source": "llama", "pass": one._asdict(), "measured_s": measured_s,
+            "source": "llama", "pass": msgspec.to_builtins(one), "measured_s": measured_s,
             "predicted_s": predicted_s, "model": row["model"], "format": row["quantisation"],
             "machine": f"{row['devices']}, {row['backend']}, {host.bytes_per_s if host else 0:g}",
             "kind": row["kind"], "test": row["test"],
-            "stack": {name: getattr(stack, name) for name in stack.__struct_fields__},
+            "stack": msgspec.to_builtins(stack), "memory_bytes": _card_bytes(cluster),
         }  # fmt: skip
+
+
+def _card_bytes(cluster: Cluster) -> int:
+    """Memory of the device that a stack is named by."""
+    return max(cluster.devices, key=lambda d: (not d.is_cpu, d.bytes_per_s)).memory_bytes
 
 
 @click.command("llama-passes", help=__doc__)

@@ -158,7 +158,7 @@ Packing = tuple[Place | None, ...]
 
 
 class PackingValue(NamedTuple):
-    """PackingValue of a packing; the least is best, an earlier field before the next.
+    """Value of a packing; the least is best, an earlier field before the next.
 
     A load up to 1 serves all demands; beyond, each model is served at least weight / (least weight)
     / load of its demand, at most all (`Box.load_of`).
@@ -283,10 +283,7 @@ def served_shares(box: Box, packing: Packing) -> tuple[float, ...]:
             t = box.tenants[i]
             rows[:, i] = t.device_load[place.option]
     for s, members in enumerate(slots.values()):
-        rates = sum(t.demand for t, _ in members)
-        for t, o in members:
-            other = 1.0 - t.demand / rates if rates and len(members) > 1 else 0.0
-            own = float(t.share[o]) + t.demand * other * float(t.load_s[o])
+        for (t, _), own in zip(members, slot_work(members)[0], strict=True):
             of_slot[s, box.tenants.index(t)] = own
     work = np.vstack([rows, of_slot])
     weight = np.array([t.weight for t in box.tenants])

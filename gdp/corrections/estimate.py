@@ -1,4 +1,4 @@
-"""Corrected seconds of passes, with 90% intervals, by public runs and those of a stack."""
+"""Corrected seconds of passes by the runs of a stack, with 90% intervals."""
 
 import math
 from collections.abc import Sequence
@@ -45,7 +45,7 @@ class Correction(NamedTuple):
             return f"{self.runs} measured run{'s' if self.runs > 1 else ''} of this stack"
         if self.far:
             return f"no measurement near this; within a factor of {self.far:.1f}"
-        return "no run of this stack was learned from (gdp learn); as far as others' were off"
+        return "no run of this stack yet (gdp learn); as wide as predictions of others were off"
 
 
 def correction_of(stack: EngineStack, passes: tuple[Pass, Pass], costs: str) -> Correction | None:
@@ -75,10 +75,10 @@ def corrected_by(
     """The correction of passes on a stack with so many measured runs."""
     near = bool(runs) or is_near(meta, stack, passes[1].bits)
     far = 0.0 if near else meta.far[family_of(stack.engine)]
-    rows = process.residuals(stack, passes, lessons_of(runs))
+    rows = process.residuals(passes, lessons_of(runs))
     ranges = []
     for phase, (row, asked) in enumerate(zip(rows, passes, strict=True)):
-        shown = sum(any(x.prefill == asked.prefill for x in run.passes) for run in runs)
+        shown = sum(any(x.asked.prefill == asked.prefill for x in run.passes) for run in runs)
         quantiles = meta.quantiles[family_of(stack.engine)]
         half = quantiles[min(shown, len(quantiles) - 1)][phase] * row.deviation
         half = max(half, math.log(far)) if far else half
@@ -98,4 +98,4 @@ def is_near(meta: CorrectionMeta, stack: EngineStack, bits: float) -> bool:
 
 def lessons_of(runs: Sequence[RunRecord]) -> list[Lesson]:
     """All measured passes of runs."""
-    return [one.lesson() for run in runs for one in run.passes]
+    return [one for run in runs for one in run.passes]

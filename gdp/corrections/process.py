@@ -12,7 +12,7 @@ superposition gates). They make the scales of the features, and the widths of in
 import functools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Annotated, NamedTuple
 
 import msgspec
 import numpy as np
@@ -20,7 +20,7 @@ from jaxtyping import Float, Int
 
 from gdp.base import checkpoint
 from gdp.base.files.reading import Kind, convert, data_path
-from gdp.corrections.features import WIDEST, EngineStack, Pass
+from gdp.corrections.features import WIDEST, Pass
 
 NAME = "corrections"
 """Folder of the shipped process in `checkpoints/`."""
@@ -30,7 +30,7 @@ class Constants(NamedTuple):
     """Variances and lengths of the kernel."""
 
     length: float = 3.0  # in standard deviations of features
-    of_pass: float = 0.6  # weight of the features of a pass beside those of a stack
+    of_pass: float = 0.6  # weight of the features of a pass beside those of its format
     alike: float = 0.3  # variance that like passes share
     across: float = 0.3  # share of it that prefill and decode have in common
     own: float = 0.05  # variance that all passes of a phase on one stack share
@@ -42,12 +42,13 @@ CONSTANTS = Constants()
 """Constants of the shipped process."""
 
 
-class Lesson(NamedTuple):
+class Lesson(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A pass that was measured."""
 
     asked: Pass
-    residual: float  # log of measured over predicted seconds
-    shown: float = 1.0  # how far the measured times tell of this pass, at most 1
+    residual: Annotated[float, msgspec.Meta(ge=-5, le=5)]  # log of measured over predicted seconds
+    # How far the measured times tell of this pass.
+    shown: Annotated[float, msgspec.Meta(ge=0, le=1)] = 1.0
 
 
 class Residual(NamedTuple):
@@ -81,20 +82,17 @@ class CorrectionProcess:
     scales: Mapping[str, np.ndarray]
     constants: Constants = CONSTANTS
 
-    def residuals(
-        self, stack: EngineStack, passes: Sequence[Pass], lessons: Sequence[Lesson] = ()
-    ) -> list[Residual]:
-        """Residuals of passes on a stack.
+    def residuals(self, passes: Sequence[Pass], lessons: Sequence[Lesson] = ()) -> list[Residual]:
+        """Residuals of passes.
 
         Args:
-            stack: That executes them.
             passes: As they are predicted.
-            lessons: Measured passes of this stack.
+            lessons: Measured passes of the stack that executes them.
         """
-        asked = self._places(stack, passes)
+        asked = self._places(passes)
         mean, covered = np.zeros(len(passes)), self._kernel(asked, asked)
         if lessons:
-            seen = self._places(stack, [lesson.asked for lesson in lessons])
+            seen = self._places([lesson.asked for lesson in lessons])
             shown = np.array([lesson.shown for lesson in lessons])
             wanted = np.clip([lesson.residual for lesson in lessons], -MOST, MOST)
             known, shared = self._kernel(seen, seen), self._kernel(asked, seen)
@@ -105,8 +103,8 @@ class CorrectionProcess:
         deviation = np.sqrt(np.maximum(np.diag(covered), 0.0) + self.constants.floor)
         return [Residual(*row) for row in zip(mean.tolist(), deviation.tolist(), strict=True)]
 
-    def _places(self, stack: EngineStack, passes: Sequence[Pass]) -> Places:
-        return places_of(self.scales, self.constants, *features_of(stack, passes))
+    def _places(self, passes: Sequence[Pass]) -> Places:
+        return places_of(self.scales, self.constants, *features_of(passes))
 
     def _kernel(self, a: Places, b: Places) -> Float[np.ndarray, "N M"]:
         own = self.constants.own * np.equal.outer(a.prefill, b.prefill)
@@ -123,21 +121,21 @@ def kernel(constants: Constants, a: Places, b: Places) -> Float[np.ndarray, "N M
 
 def places_of(
     scales: Mapping[str, np.ndarray], constants: Constants,
-    shown: Float[np.ndarray, "N F"], told: Float[np.ndarray, "N G"],
+    shown: Float[np.ndarray, "N F"], others: Float[np.ndarray, "N G"],
 ) -> Places:  # fmt: skip
-    """Features of passes and of their stacks as places."""
-    x, e = standardised(scales, shown, told)
+    """Features of passes, and of their formats (contenders add those of stacks), as places."""
+    x, e = standardised(scales, shown, others)
     at = np.concatenate([constants.of_pass * x, e], axis=1) / constants.length
     return Places(at, (shown[:, 0] > 0.5).astype(int))
 
 
 def features_of(
-    stack: EngineStack, passes: Sequence[Pass]
+    passes: Sequence[Pass],
 ) -> tuple[Float[np.ndarray, "N F"], Float[np.ndarray, "N G"]]:
-    """Features of passes, and of the stack under each."""
+    """Features of passes, and of the formats of their weights."""
     return (
         np.array([one.features() for one in passes]),
-        np.array([stack.features(one.bits) for one in passes]),
+        np.array([one.format_features() for one in passes]),
     )
 
 
@@ -145,23 +143,23 @@ LEAST_SCALE = 0.2
 
 
 def scales_of(
-    shown: Float[np.ndarray, "N F"], told: Float[np.ndarray, "N G"]
+    shown: Float[np.ndarray, "N F"], others: Float[np.ndarray, "N G"]
 ) -> dict[str, np.ndarray]:
-    """Means and standard deviations of features."""
+    """Means and standard deviations of two kinds of features."""
     found = dict[str, np.ndarray]()
-    for name, rows in (("shown", shown), ("told", told)):
+    for name, rows in (("shown", shown), ("others", others)):
         found[f"{name}_mean"] = rows.mean(axis=0)
         found[f"{name}_scale"] = np.maximum(rows.std(axis=0), LEAST_SCALE)
     return found
 
 
 def standardised(
-    scales: Mapping[str, np.ndarray], shown: np.ndarray, told: np.ndarray
+    scales: Mapping[str, np.ndarray], shown: np.ndarray, others: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
     """Features in standard deviations from their means."""
     x, e = (
         np.clip((rows - scales[f"{name}_mean"]) / scales[f"{name}_scale"], -WIDEST, WIDEST)
-        for name, rows in (("shown", shown), ("told", told))
+        for name, rows in (("shown", shown), ("others", others))
     )
     return x, e
 

@@ -4,6 +4,7 @@
 the same form: names of devices, versions, sizes, seconds; nothing of the user, no paths.
 """
 
+import functools
 import hashlib
 import os
 from collections.abc import Sequence
@@ -14,7 +15,7 @@ import msgspec
 
 from gdp.base.files.reading import Kind, read_json
 from gdp.base.files.writing import indented_json, write_atomic
-from gdp.corrections.features import CAUSES, EngineStack, Pass
+from gdp.corrections.features import EngineStack
 from gdp.corrections.process import Lesson
 from gdp.corrections.run import MeasurementFileError
 from gdp.costs.machine import data_folder
@@ -23,47 +24,9 @@ SCHEMA = 1
 MOST_RUNS = 200
 """Newest runs of a stack that count."""
 _KIND = Kind("file of measured runs", MeasurementFileError, "write one with gdp learn --export")
-_Seconds = Annotated[float, msgspec.Meta(ge=0, le=1e6)]
 _Size = Annotated[float, msgspec.Meta(ge=0, le=1e16)]
-_Count = Annotated[int, msgspec.Meta(ge=1, le=1_000_000_000)]
 _Name = Annotated[str, msgspec.Meta(max_length=400)]
 _Told = dict[_Name, Annotated[float, msgspec.Meta(ge=0, le=1e9)]]
-
-
-class MeasuredPass(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A predicted pass, and by how much the measured one was longer."""
-
-    prefill: bool
-    parts_s: dict[str, _Seconds]
-    tokens: _Size
-    sequences: _Count
-    context: _Size
-    ops: _Count
-    weight_bytes: _Size
-    active_bytes: _Size
-    bits: Annotated[float, msgspec.Meta(gt=0, le=64)]
-    tensor: _Count
-    experts: bool
-    residual: Annotated[float, msgspec.Meta(ge=-5, le=5)]  # log of measured over predicted
-    shown: Annotated[float, msgspec.Meta(ge=0, le=1)]
-
-    def __post_init__(self) -> None:
-        """Raise `ValueError` for seconds of another cause: no feature would show them."""
-        if not self.parts_s.keys() <= set(CAUSES):
-            raise ValueError(f"parts_s has other causes than {', '.join(CAUSES)}")
-
-    def lesson(self) -> Lesson:
-        """The pass as a process learns from it."""
-        plain = msgspec.structs.asdict(self)
-        residual, shown = plain.pop("residual"), plain.pop("shown")
-        return Lesson(Pass(**plain), residual, shown)
-
-    @classmethod
-    def of(cls, lesson: Lesson) -> "MeasuredPass":
-        """The record of a lesson."""
-        asked = lesson.asked._asdict()
-        asked["parts_s"] = {k: v for k, v in asked["parts_s"].items() if k in CAUSES}
-        return cls(**asked, residual=lesson.residual, shown=lesson.shown)
 
 
 class RunRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -80,7 +43,7 @@ class RunRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     concurrency: _Size
     measured: _Told  # seconds and rates as the file told them
     predicted: _Told  # the same, before anything was learned
-    passes: Annotated[tuple[MeasuredPass, ...], msgspec.Meta(max_length=2)]
+    passes: Annotated[tuple[Lesson, ...], msgspec.Meta(max_length=2)]
 
     @property
     def subject(self) -> str:
@@ -121,8 +84,18 @@ def remember(runs: Sequence[RunRecord]) -> Path:
 def remembered() -> dict[Path, RunRecord]:
     """All runs by their files, oldest first. A damaged file is left out: it costs knowledge, no
     answer."""
-    folder, found = runs_folder(), dict[Path, RunRecord]()
-    for path in sorted(folder.glob("*.json")) if folder is not None and folder.is_dir() else ():
+    folder = runs_folder()
+    if folder is None or not folder.is_dir():
+        return {}
+    files = ((path, path.stat()) for path in sorted(folder.glob("*.json")))
+    return dict(_read(tuple((path, stat.st_mtime_ns, stat.st_size) for path, stat in files)))
+
+
+@functools.lru_cache(maxsize=1)
+def _read(files: tuple[tuple[Path, int, int], ...]) -> dict[Path, RunRecord]:
+    """Runs of files by date; a question asks for them once a plan, and reads them once."""
+    found = dict[Path, RunRecord]()
+    for path, *_ in files:
         try:
             found[path] = read_runs(path)[0]
         except (MeasurementFileError, OSError, IndexError):

@@ -35,7 +35,7 @@ def stack_of(question: Question, engine: str, version: str = "") -> EngineStack:
     host = next((device.kind for device in devices if device.is_cpu), "")
     return EngineStack(
         engine, card.kind, float(card.bytes_per_s), float(card.speed("float16")),
-        float(card.memory_bytes), version, _backend(card), host,
+        version, _backend(card), host,
     )  # fmt: skip
 
 

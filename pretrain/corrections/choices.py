@@ -76,7 +76,7 @@ def interval(values: np.ndarray, groups: Sequence[object], seed: int = 0) -> str
 def main(files: tuple[Path, ...], kept: Path | None) -> None:
     rows = [row for row in rows_of(files, kept) if row.source == "silicon"]
     samples = samples_of(rows)
-    process = CorrectionProcess(scales_of(samples.shown, samples.told))
+    process = CorrectionProcess(scales_of(samples.shown, samples.formats))
     loads = defaultdict[tuple[object, ...], list[Row]](list)
     for row in rows:
         loads[row.load].append(row)
@@ -87,7 +87,7 @@ def main(files: tuple[Path, ...], kept: Path | None) -> None:
 
     def corrected(row: Row, tried: Sequence[Row]) -> Times:
         lessons = list(itertools.chain.from_iterable(one.lessons for one in tried))
-        found = process.residuals(row.stack, row.passes, lessons)
+        found = process.residuals(row.passes, lessons)
         return row.predict(found[0].mean, found[1].mean)
 
     own, learned = (np.array([losses(x, p) for x in kept_loads]) for p in (plain, corrected))

@@ -6,8 +6,10 @@ of measured passes of its stack: residuals of prefill and decode.
 
 from collections.abc import Callable, Mapping, Sequence
 
+import msgspec
 import numpy as np
 
+from gdp.corrections.features import Pass
 from gdp.corrections.process import (
     CONSTANTS,
     LEAST_WEIGHT,
@@ -15,7 +17,6 @@ from gdp.corrections.process import (
     CorrectionProcess,
     Lesson,
     Residual,
-    features_of,
     kernel,
     places_of,
     scales_of,
@@ -64,10 +65,11 @@ def _spread(residual: np.ndarray) -> float:
     return max(0.03, 1.48 * float(np.median(np.abs(residual)))) if len(residual) else 0.3
 
 
-def _asked(row: Row) -> tuple[np.ndarray, np.ndarray]:
+def _features(row: Row, passes: Sequence[Pass]) -> tuple[np.ndarray, np.ndarray]:
+    """Features of passes on the stack of a row, and of that stack."""
     return (
-        np.array([p.features() for p in row.passes]),
-        np.array([row.stack.features(p.bits) for p in row.passes]),
+        np.array([one.features() for one in passes]),
+        np.array([row.stack_features(one) for one in passes]),
     )
 
 
@@ -88,12 +90,12 @@ def ridge(samples: Samples, train: np.ndarray) -> Predict:
     spread = _spread((samples.residual - rows @ own)[train])
 
     def predict(row: Row, lessons: Sequence[Lesson]) -> list[Residual]:
-        found = design(*_asked(row)) @ own
+        found = design(*_features(row, row.passes)) @ own
         if lessons:
-            told = np.array([row.stack.features(x.asked.bits) for x in lessons])
-            before = design(np.array([x.asked.features() for x in lessons]), told) @ own
+            before = design(*_features(row, [x.asked for x in lessons])) @ own
             off = [
-                x._replace(residual=x.residual - b) for x, b in zip(lessons, before, strict=True)
+                msgspec.structs.replace(x, residual=x.residual - b)
+                for x, b in zip(lessons, before.tolist(), strict=True)
             ]
             found = found + [_mean(off, p, OWN) for p in (True, False)]
         return [Residual(float(x), spread) for x in found]
@@ -103,9 +105,8 @@ def ridge(samples: Samples, train: np.ndarray) -> Predict:
 
 def own_runs(samples: Samples, train: np.ndarray) -> Predict:
     """The process that ships: runs of the stack alone."""
-    scales = scales_of(samples.shown[train], samples.told[train])
-    process = CorrectionProcess(scales)
-    return lambda row, lessons: process.residuals(row.stack, row.passes, lessons)
+    process = CorrectionProcess(scales_of(samples.shown[train], samples.formats[train]))
+    return lambda row, lessons: process.residuals(row.passes, lessons)
 
 
 def all_runs(samples: Samples, train: np.ndarray) -> Predict:
@@ -121,14 +122,14 @@ def all_runs(samples: Samples, train: np.ndarray) -> Predict:
     scaled = inverse @ known.residual
 
     def predict(row: Row, lessons: Sequence[Lesson]) -> list[Residual]:
-        asked = places_of(scales, c, *features_of(row.stack, row.passes))
+        asked = places_of(scales, c, *_features(row, row.passes))
         near = kernel(c, asked, points)
         mean = near @ scaled
         own = c.own * np.equal.outer(asked.prefill, asked.prefill)
         left = kernel(c, asked, asked) - near @ inverse @ near.T + own
         if lessons:
             passes = [lesson.asked for lesson in lessons]
-            seen = places_of(scales, c, *features_of(row.stack, passes))
+            seen = places_of(scales, c, *_features(row, passes))
             beside = kernel(c, seen, points)
             shown = np.array([lesson.shown for lesson in lessons])
             of_seen = kernel(c, seen, seen) - beside @ inverse @ beside.T
@@ -165,8 +166,11 @@ def network(samples: Samples, train: np.ndarray, **options: bool) -> Predict:
     nets = [trained(samples, train, seed, **options)[0] for seed in range(SEEDS)]
 
     def predict(row: Row, lessons: Sequence[Lesson]) -> list[Residual]:
-        vectors = [n.vector(row.stack, lessons) if lessons else UNKNOWN for n in nets]
-        rows = [n.residuals(row.stack, row.passes, v) for n, v in zip(nets, vectors, strict=True)]
+        vectors = [n.vector(row.stack_features, lessons) if lessons else UNKNOWN for n in nets]
+        rows = [
+            n.residuals(row.stack_features, row.passes, v)
+            for n, v in zip(nets, vectors, strict=True)
+        ]
         return [
             Residual(float(np.mean([r[i].mean for r in rows])),
                      float(np.sqrt(np.mean([r[i].deviation**2 for r in rows])

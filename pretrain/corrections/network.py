@@ -8,16 +8,18 @@ network. The vector has a standard normal prior, so that one run moves it a litt
 (maximum a posteriori, with Laplace's covariance).
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
 from jaxtyping import Float
 
-from gdp.corrections.features import EngineStack, Pass
+from gdp.corrections.features import Pass
 from gdp.corrections.process import Lesson, Residual, standardised
 
+StackFeatures = Callable[[Pass], Float[np.ndarray, "G"]]
+"""Features of a stack under a pass."""
 VECTOR = 4
 """Length of the vector of a stack."""
 HEAVY = 4.0
@@ -52,9 +54,9 @@ class CorrectionNetwork:
 
     weights: Mapping[str, np.ndarray]
 
-    def _inputs(self, stack: EngineStack, passes: Sequence[Pass]) -> _Inputs:
+    def _inputs(self, stack: StackFeatures, passes: Sequence[Pass]) -> _Inputs:
         shown = np.array([one.features() for one in passes])
-        told = np.array([stack.features(one.bits) for one in passes])
+        told = np.array([stack(one) for one in passes])
         return _Inputs(*standardised(self.weights, shown, told))
 
     def _forward(
@@ -79,7 +81,7 @@ class CorrectionNetwork:
         ]
         return np.column_stack([(above - below) / (2 * _SHIFT) for above, below in sides])
 
-    def vector(self, stack: EngineStack, lessons: Sequence[Lesson]) -> Vector:
+    def vector(self, stack: StackFeatures, lessons: Sequence[Lesson]) -> Vector:
         """The vector of a stack by its measured passes."""
         if not lessons:
             return UNKNOWN
@@ -99,7 +101,7 @@ class CorrectionNetwork:
         return Vector(mean, np.linalg.inv(np.eye(VECTOR) + slopes.T @ (weight[:, None] * slopes)))
 
     def residuals(
-        self, stack: EngineStack, passes: Sequence[Pass], vector: Vector = UNKNOWN
+        self, stack: StackFeatures, passes: Sequence[Pass], vector: Vector = UNKNOWN
     ) -> list[Residual]:
         """Residuals of passes on a stack, whose vector may be known."""
         inputs = self._inputs(stack, passes)

@@ -7,6 +7,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+from jaxtyping import Float
+
 from benchmarks.measured_world.servers import asked_of, set_up
 from benchmarks.measured_world.serving_runs import Run
 from gdp.corrections.features import CAUSES, EngineStack, Pass
@@ -15,6 +18,7 @@ from gdp.corrections.process import Lesson
 from gdp.sim.serving import ServingEngine, in_steady_state, serve
 from gdp.sim.traffic import ROUNDS, Arrival, Traffic
 from gdp.targets.vllm.scheduler import VllmScheduler
+from pretrain.corrections.stacks import stack_features
 
 LEAST_SHOWN = 0.02
 """Passes that measured times show less are not learned from."""
@@ -27,6 +31,7 @@ class Row:
     source: str
     model: str  # versions that differ in nothing that takes time are one
     stack: EngineStack
+    memory_bytes: float  # of its card
     format: str
     passes: tuple[Pass, Pass]  # prefill, decode
     measured: Times
@@ -37,8 +42,12 @@ class Row:
 
     @property
     def group(self) -> tuple[str, str, str]:
-        """EngineStack, model and format."""
+        """Stack, model and format."""
         return self.stack.key, self.model, self.format
+
+    def stack_features(self, asked: Pass) -> Float[np.ndarray, "G"]:
+        """Features of the stack under a pass."""
+        return stack_features(self.stack, self.memory_bytes, asked)
 
     @property
     def lessons(self) -> list[Lesson]:
@@ -87,11 +96,12 @@ def _row(
 ) -> Row:  # fmt: skip
     gpu = document["gpu"]
     stack = EngineStack(
-        run.engine, gpu["kind"], gpu["bytes_per_s"], gpu["flop_per_s"], gpu["memory_bytes"],
-        document["version"], "cuda", "cpu-server-ddr5",
+        run.engine, gpu["kind"], gpu["bytes_per_s"], gpu["flop_per_s"], document["version"],
+        "cuda", "cpu-server-ddr5",
     )  # fmt: skip
     return Row(
-        document["source"], model_name(run.model), stack, run.precision or "16",
+        document["source"], model_name(run.model), stack, gpu["memory_bytes"],
+        run.precision or "16",
         passes_of(document, run, weights), measured, predict, solved, run.load, run,
     )  # fmt: skip
 
@@ -100,6 +110,7 @@ def _llama_row(document: Mapping[str, Any]) -> Row:
     """A row of llama-bench, which tells one pass; the other one is never looked at."""
     one = Pass(**document["pass"])
     stack = EngineStack(**{**document["stack"], "host": document["machine"]})
+    memory_bytes = float(document["memory_bytes"])
     predicted_s, measured_s = float(document["predicted_s"]), float(document["measured_s"])
     residual, is_prefill = math.log(measured_s / predicted_s), one.prefill
     shown = (1.0, 0.0) if is_prefill else (0.0, 1.0)
@@ -111,7 +122,8 @@ def _llama_row(document: Mapping[str, Any]) -> Row:
     both = Residuals(residual * is_prefill, residual * (not is_prefill), shown)
     return Row(
         f"llama, {document['test']}, {document['kind']}", document["model"], stack,
-        document["format"], (one, one), measured, predict, both, (stack.key, document["model"]),
+        memory_bytes, document["format"], (one, one), measured, predict, both,
+        (stack.key, document["model"]),
     )  # fmt: skip
 
 

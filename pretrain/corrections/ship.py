@@ -119,7 +119,7 @@ def main(files: tuple[Path, ...], kept: Path | None, output: Path) -> None:
         t for fold in folds(rows, "group") for t in predictions(rows, samples, fold, OWN_RUNS, 1)
     ]
     meta = meta_of(rows, told)
-    tree = scales_of(samples.shown, samples.told)
+    tree = scales_of(samples.shown, samples.formats)
     shapes = {name: array.shape for name, array in tree.items()}
     document = msgspec.to_builtins(msgspec.structs.replace(meta, shapes=shapes))
     recipe = f"rows = {len(rows)}\npasses = {len(samples.row)}\n"

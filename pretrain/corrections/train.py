@@ -32,10 +32,11 @@ Weights = dict[str, jax.Array]
 
 
 class Samples(NamedTuple):
-    """Measured passes. Axes: N passes, F and G features, S stacks."""
+    """Measured passes. Axes: N passes, F, H and G features, S stacks."""
 
     shown: Float[np.ndarray, "N F"]
-    told: Float[np.ndarray, "N G"]
+    formats: Float[np.ndarray, "N H"]
+    told: Float[np.ndarray, "N G"]  # of the stack
     residual: Float[np.ndarray, "N"]
     weight: Float[np.ndarray, "N"]  # how far measured times show it
     stack: Int[np.ndarray, "N"]
@@ -50,14 +51,15 @@ def samples_of(rows: Sequence[Row]) -> Samples:
     keys = tuple(sorted({row.stack.key for row in rows}))
     groups = sorted({row.group for row in rows})
     columns = [
-        (lesson.asked.features(), row.stack.features(lesson.asked.bits),
+        (lesson.asked.features(), lesson.asked.format_features(),
+         row.stack_features(lesson.asked),
          float(np.clip(lesson.residual, -MOST, MOST)), lesson.shown,
          keys.index(row.stack.key), groups.index(row.group), i, int(lesson.asked.prefill))
         for i, row in enumerate(rows) for lesson in row.lessons
     ]  # fmt: skip
-    shown, told, *others = (np.array(column) for column in zip(*columns, strict=True))
+    shown, formats, told, *others = (np.array(column) for column in zip(*columns, strict=True))
     residual, weight, stack, group, row, prefill = others
-    return Samples(shown, told, residual, weight, stack, group, row, prefill, keys)
+    return Samples(shown, formats, told, residual, weight, stack, group, row, prefill, keys)
 
 
 class Points(NamedTuple):

@@ -2,17 +2,18 @@
 
 from typing import Any
 
+import msgspec
 import numpy as np
 
 from gdp.corrections.features import CAUSES, LLAMA, SERVED, EngineStack, Pass
-from gdp.corrections.process import CorrectionMeta, CorrectionProcess, scales_of
+from gdp.corrections.process import CorrectionMeta, CorrectionProcess, features_of, scales_of
 
-H100 = EngineStack("vllm", "h100", 3.35e12, 9.9e14, 8e10, "0.19.0", "cuda", "cpu-server-ddr5")
+H100 = EngineStack("vllm", "h100", 3.35e12, 9.9e14, "0.19.0", "cuda", "cpu-server-ddr5")
 STACKS = [
     H100,
-    EngineStack("vllm", "l40s", 8.6e11, 3.6e14, 4.8e10, "0.15.1", "cuda", "cpu-server-ddr5"),
-    EngineStack("sglang", "a100", 2e12, 3.1e14, 8e10, "0.5.5", "cuda", "cpu"),
-    EngineStack("trtllm", "b200", 8e12, 2.2e15, 1.8e11, "1.2.0", "cuda", "cpu"),
+    EngineStack("vllm", "l40s", 8.6e11, 3.6e14, "0.15.1", "cuda", "cpu-server-ddr5"),
+    EngineStack("sglang", "a100", 2e12, 3.1e14, "0.5.5", "cuda", "cpu"),
+    EngineStack("trtllm", "b200", 8e12, 2.2e15, "1.2.0", "cuda", "cpu"),
 ]
 
 
@@ -27,7 +28,7 @@ def a_pass(prefill: bool = False, **changed: Any) -> Pass:
         tokens=4096.0 if prefill else 8.0, sequences=8, context=1100.0, ops=3000,
         weight_bytes=1.6e10, active_bytes=2.0, bits=16.0,
     )  # fmt: skip
-    return own._replace(**changed)
+    return msgspec.structs.replace(own, **changed)
 
 
 BOTH = (a_pass(True), a_pass())
@@ -50,10 +51,7 @@ def drawn_process(seed: int, count: int = 12) -> CorrectionProcess:
     """A process with the scales of any passes."""
     rng = np.random.default_rng(seed)
     passes = [drawn_pass(rng, prefill=bool(i % 2)) for i in range(count)]
-    stacks = [STACKS[i % len(STACKS)] for i in range(count)]
-    shown = np.array([p.features() for p in passes])
-    told = np.array([s.features(p.bits) for s, p in zip(stacks, passes, strict=True)])
-    return CorrectionProcess(scales_of(shown, told))
+    return CorrectionProcess(scales_of(*features_of(passes)))
 
 
 def made_up_meta() -> CorrectionMeta:

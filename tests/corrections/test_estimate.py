@@ -10,11 +10,11 @@ from gdp.corrections import estimate, records
 from gdp.corrections.estimate import Range, corrected_by, correction_of, is_near, lessons_of
 from gdp.corrections.features import EngineStack
 from gdp.corrections.process import Lesson, shipped_corrections
-from gdp.corrections.records import MeasuredPass, RunRecord
+from gdp.corrections.records import RunRecord
 from tests.corrections.made_up import BOTH, H100, a_pass, drawn_process, made_up_meta
 
 META = made_up_meta()
-APPLE = EngineStack("vllm", "apple-m3-max", 4e11, 2.8e13, 1.28e11, "", "metal", "")
+APPLE = EngineStack("vllm", "apple-m3-max", 4e11, 2.8e13, "", "metal", "")
 T4 = msgspec.structs.replace(H100, card="t4", bytes_per_s=3.2e11, flop_per_s=6.5e13)
 ELSEWHERE = {
     "an engine": (msgspec.structs.replace(H100, engine="llamacpp"), 16.0),
@@ -30,7 +30,7 @@ def a_run(
     residual: float = 0.4, phases: tuple[int, ...] = (0, 1), prompt: float = 1.0
 ) -> RunRecord:
     """A run that shows passes this much longer."""
-    lessons = tuple(MeasuredPass.of(Lesson(BOTH[i], residual)) for i in phases)
+    lessons = tuple(Lesson(BOTH[i], residual) for i in phases)
     return RunRecord("2026", "x", H100, "m", "", "costs", prompt, 1.0, 1.0, {}, {}, lessons)
 
 
@@ -51,7 +51,7 @@ def test_factors_are_those_of_the_process_and_widths_those_of_the_left_out_runs(
     process = drawn_process(1)
     for runs, widths in (([], (3.0, 2.0)), ([a_run()], (2.5, 1.5)), ([a_run()] * 4, (2.0, 1.2))):
         found = corrected_by(process, META, H100, BOTH, runs)
-        rows = process.residuals(H100, BOTH, lessons_of(runs))
+        rows = process.residuals(BOTH, lessons_of(runs))
         for own, row, width in zip((found.prefill, found.decode), rows, widths, strict=True):
             assert math.log(own.factor) == pytest.approx(row.mean)
             assert math.log(own.high / own.factor) == pytest.approx(width * row.deviation)
@@ -71,7 +71,7 @@ def test_a_run_of_one_phase_leaves_the_width_of_the_other() -> None:
     none = corrected_by(process, META, H100, BOTH, [])
     found = corrected_by(process, META, H100, BOTH, [a_run(phases=(1,))] * 3)
     assert found.decode.high / found.decode.low < none.decode.high / none.decode.low
-    deviation = process.residuals(H100, BOTH, lessons_of([a_run(phases=(1,))] * 3))[0].deviation
+    deviation = process.residuals(BOTH, lessons_of([a_run(phases=(1,))] * 3))[0].deviation
     assert math.log(found.prefill.high / found.prefill.factor) == pytest.approx(3.0 * deviation)
 
 
@@ -100,7 +100,7 @@ def test_what_was_measured_is_near_and_a_run_of_ones_own_nearest() -> None:
     assert found.text == "1 measured run of this stack"
     assert corrected_by(drawn_process(3), META, APPLE, BOTH, [a_run()] * 2).text.startswith("2 me")
     near = corrected_by(drawn_process(3), META, H100, BOTH, [])
-    assert near.text.startswith("no run of this stack was learned from (gdp learn)")
+    assert near.text.startswith("no run of this stack yet (gdp learn)")
     assert near.stack == H100.key
 
 

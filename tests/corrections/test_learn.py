@@ -231,7 +231,7 @@ def test_requests_that_all_come_at_once_teach_as_a_batch(plan: Result, tmp_path:
     path = tmp_path / "latency.pytorch.json"
     path.write_text(json.dumps([vllm_offline("latency", [seconds], {})]))
     found = gdp.learn_runs([path], plan=plan.placement, keep=False)
-    (lesson,) = [x for x in found.runs[0].passes if not x.prefill]
+    (lesson,) = [x for x in found.runs[0].passes if not x.asked.prefill]
     correction = plan.of_request().correction
     assert correction is not None
     wanted = DECODE + math.log(correction.decode.factor)
@@ -249,7 +249,7 @@ def test_requests_at_a_rate_are_learned_from(
     found = gdp.learn_runs([path], plan=plan.placement, keep=False)
     assert found.runs[0].measured == {"ttft_s": 0.5, "tpot_s": 0.02}
     assert found.runs[0].concurrency == 0
-    sequences = {x.sequences for x in found.runs[0].passes}
+    sequences = {x.asked.sequences for x in found.runs[0].passes}
     assert sequences == {9 if rate == 2.0 else 50}  # caches of more have no room
 
 

@@ -33,7 +33,7 @@ def made_up_rows(seed: int, count: int = 40) -> list[Row]:
         prefill, decode = rng.normal(0.1, 0.4, 2).tolist()
         found = Residuals(prefill, decode, (0.6, float(rng.choice([0.01, 1.0]))))
         rows.append(Row(
-            "made up", model, stack, "16", (drawn_pass(rng, True), drawn_pass(rng, False)),
+            "made up", model, stack, 8e10, "16", (drawn_pass(rng, True), drawn_pass(rng, False)),
             Times(1.0, 1.0), lambda p, d: Times(math.exp(p), math.exp(d)), found, (i,), ANY_RUN,
         ))  # fmt: skip
     return rows

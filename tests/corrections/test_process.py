@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 
-from gdp.corrections.features import EngineStack, Pass
+from gdp.corrections.features import Pass
 from gdp.corrections.process import (
     CONSTANTS,
     LEAST_WEIGHT,
@@ -17,12 +17,11 @@ from gdp.corrections.process import (
     Residual,
     shipped_corrections,
 )
-from tests.corrections.made_up import BOTH, H100, STACKS, a_pass, drawn_pass, drawn_process
+from tests.corrections.made_up import BOTH, a_pass, drawn_pass, drawn_process
 
 
 def reference(
-    process: CorrectionProcess, stack: EngineStack, passes: Sequence[Pass],
-    lessons: Sequence[Lesson],
+    process: CorrectionProcess, passes: Sequence[Pass], lessons: Sequence[Lesson],
 ) -> list[Residual]:  # fmt: skip
     """The joint Gaussian of all passes, entry by entry, conditioned on the measured ones."""
     c, scales = CONSTANTS, process.scales
@@ -32,7 +31,7 @@ def reference(
         """Features in standard deviations, at most four; those of a pass weigh 0.6."""
         found = []
         for name, values, weight in (
-            ("shown", one.features(), 0.6), ("told", stack.features(one.bits), 1.0)
+            ("shown", one.features(), 0.6), ("others", one.format_features(), 1.0)
         ):  # fmt: skip
             rows = zip(values, scales[f"{name}_mean"], scales[f"{name}_scale"], strict=True)
             found += [weight * min(max((x - m) / s, -4.0), 4.0) for x, m, s in rows]
@@ -63,11 +62,11 @@ def drawn_lessons(rng: np.random.Generator, count: int) -> list[Lesson]:
 
 @pytest.mark.parametrize("seed", range(18))
 def test_the_posterior_is_the_conditional_of_the_joint_gaussian(seed: int) -> None:
-    lessons, stack = seed % 6, STACKS[seed % 4]
+    lessons = seed % 6
     rng, process = np.random.default_rng(seed), drawn_process(seed)
     seen, asked = drawn_lessons(rng, lessons), [drawn_pass(rng) for _ in range(3)]
-    found = process.residuals(stack, asked, seen)
-    wanted = reference(process, stack, asked, seen)
+    found = process.residuals(asked, seen)
+    wanted = reference(process, asked, seen)
     assert np.allclose(found, wanted, rtol=1e-7, atol=1e-9)
 
 
@@ -75,9 +74,9 @@ def test_the_posterior_is_the_conditional_of_the_joint_gaussian(seed: int) -> No
 def test_lessons_count_in_any_order_and_make_no_deviation_larger(seed: int) -> None:
     rng, process = np.random.default_rng(seed), drawn_process(seed)
     seen, asked = drawn_lessons(rng, 5), [drawn_pass(rng) for _ in range(3)]
-    found = process.residuals(H100, asked, seen)
-    assert np.allclose(found, process.residuals(H100, asked, seen[::-1]), rtol=1e-8)
-    told = [process.residuals(H100, asked, seen[:n]) for n in range(6)]
+    found = process.residuals(asked, seen)
+    assert np.allclose(found, process.residuals(asked, seen[::-1]), rtol=1e-8)
+    told = [process.residuals(asked, seen[:n]) for n in range(6)]
     for fewer, more in itertools.pairwise(told):
         assert all(b.deviation <= a.deviation + 1e-9 for a, b in zip(fewer, more, strict=True))
     assert all(row.deviation >= math.sqrt(CONSTANTS.floor) - 1e-9 for row in told[-1])
@@ -90,8 +89,7 @@ def test_a_lesson_moves_its_own_pass_towards_it_and_more_of_them_further(
 ) -> None:
     process, asked = drawn_process(seed), a_pass()
     means = [
-        process.residuals(H100, [asked], [Lesson(asked, residual)] * n)[0].mean
-        for n in (0, 1, 2, 8, 64)
+        process.residuals([asked], [Lesson(asked, residual)] * n)[0].mean for n in (0, 1, 2, 8, 64)
     ]
     way = [(mean - means[0]) * np.sign(residual - means[0]) for mean in means]
     assert all(b >= a - 1e-9 for a, b in itertools.pairwise(way))
@@ -102,7 +100,7 @@ def test_a_lesson_moves_its_own_pass_towards_it_and_more_of_them_further(
 
 
 def test_without_anything_learned_a_prediction_stays() -> None:
-    known = drawn_process(1).residuals(H100, BOTH)
+    known = drawn_process(1).residuals(BOTH)
     assert [row.mean for row in known] == [0.0, 0.0]
 
 
@@ -112,15 +110,15 @@ def test_passes_unlike_all_that_was_measured_nearly_stay() -> None:
         active_bytes=100.0, tensor=64, context=1e6,
     )  # fmt: skip
     process, near = drawn_process(1), a_pass()
-    near_row, far_row = process.residuals(H100, [near, unlike], [Lesson(near, 1.0)])
+    near_row, far_row = process.residuals([near, unlike], [Lesson(near, 1.0)])
     assert far_row.mean < 0.35 * near_row.mean
 
 
 def test_a_pass_that_times_hardly_show_teaches_less() -> None:
     process, asked = drawn_process(3), a_pass()
-    at = process.residuals(H100, [asked])[0].mean
+    at = process.residuals([asked])[0].mean
     clear, hidden = (
-        process.residuals(H100, [asked], [Lesson(asked, at + 1.0, shown)])[0].mean - at
+        process.residuals([asked], [Lesson(asked, at + 1.0, shown)])[0].mean - at
         for shown in (1.0, 0.1)
     )
     assert 0 < hidden < 0.7 * clear
@@ -128,15 +126,15 @@ def test_a_pass_that_times_hardly_show_teaches_less() -> None:
 
 def test_lessons_of_one_phase_hardly_tell_of_the_other() -> None:
     process = drawn_process(3)
-    before = process.residuals(H100, BOTH)
-    after = process.residuals(H100, BOTH, [Lesson(BOTH[1], before[1].mean + 1.0)])
+    before = process.residuals(BOTH)
+    after = process.residuals(BOTH, [Lesson(BOTH[1], before[1].mean + 1.0)])
     assert abs(after[0].mean - before[0].mean) < 0.1
     assert after[1].mean - before[1].mean > 0.8
 
 
 def test_a_residual_beyond_all_counts_as_the_largest() -> None:
     process, asked = drawn_process(5), a_pass()
-    found = [process.residuals(H100, [asked], [Lesson(asked, r)])[0] for r in (MOST, 40.0)]
+    found = [process.residuals([asked], [Lesson(asked, r)])[0] for r in (MOST, 40.0)]
     assert found[0] == found[1]
 
 
@@ -149,7 +147,7 @@ def test_the_shipped_process_is_finite_whatever_is_asked(count: int) -> None:
         *BOTH, a_pass(parts_s={}), a_pass(parts_s={"bandwidth": 1e6}, tokens=1e16, ops=10**9),
         a_pass(weight_bytes=0.0, active_bytes=0.0, bits=0.1, sequences=10**9, tensor=10**9),
     ]  # fmt: skip
-    rows = process.residuals(H100, asked, [Lesson(BOTH[1], 0.5)] * count)
+    rows = process.residuals(asked, [Lesson(BOTH[1], 0.5)] * count)
     assert np.isfinite(rows).all()
     assert all(abs(row.mean) < 3 * MOST for row in rows)
     assert all(row.deviation >= 0.09 for row in rows)

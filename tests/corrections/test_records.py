@@ -14,9 +14,9 @@ from gdp.base.errors import GdpError
 from gdp.corrections import records
 from gdp.corrections.features import EngineStack
 from gdp.corrections.process import Lesson
-from gdp.corrections.records import MeasuredPass, RunRecord
+from gdp.corrections.records import RunRecord
 from gdp.corrections.run import MeasurementFileError
-from tests.corrections.made_up import BOTH, H100, STACKS
+from tests.corrections.made_up import BOTH, H100, STACKS, a_pass
 
 COSTS = "made-up costs"
 
@@ -34,7 +34,7 @@ def a_run(stack: EngineStack = H100, **changed: Any) -> RunRecord:
         date="2026-01-01T00:00:00+00:00", tool="vllm bench serve", stack=stack, model="up-8b",
         format="", costs=COSTS, prompt=1000.0, new=200.0, concurrency=8.0,
         measured={"ttft_s": 0.2, "tpot_s": 0.01}, predicted={"ttft_s": 0.1, "tpot_s": 0.008},
-        passes=tuple(MeasuredPass.of(Lesson(one, 0.2)) for one in BOTH),
+        passes=tuple(Lesson(one, 0.2) for one in BOTH),
     )  # fmt: skip
     return msgspec.structs.replace(own, **changed)
 
@@ -78,7 +78,7 @@ def test_an_exported_file_is_imported_as_it_was(tmp_path: Path) -> None:
     records.remember(records.read_runs(path))
     found = {run.subject: run for run in records.remembered().values()}
     assert found == {run.subject: run for run in runs}
-    lesson = records.read_runs(path)[0].passes[1].lesson()
+    lesson = records.read_runs(path)[0].passes[1]
     assert lesson == Lesson(BOTH[1], 0.2)
 
 
@@ -136,20 +136,21 @@ def _changed(*path: str | int, value: Any) -> dict[str, Any]:
 
 
 RUN = ("runs", 0)
+ASKED = (*RUN, "passes", 0, "asked")
 REFUSED = {
     "a foreign key": _changed(*RUN, "user", value="me"),
     "a foreign key of a stack": _changed(*RUN, "stack", "uuid", value="GPU-1"),
-    "a foreign cause": _changed(*RUN, "passes", 0, "parts_s", "luck", value=1.0),
+    "a foreign cause": _changed(*ASKED, "parts_s", "luck", value=1.0),
     "a schema": _changed("schema", value=2),
-    "huge tokens": _changed(*RUN, "passes", 0, "tokens", value=1e300),
-    "huge seconds": _changed(*RUN, "passes", 0, "parts_s", "bandwidth", value=1e9),
-    "negative seconds": _changed(*RUN, "passes", 0, "parts_s", "bandwidth", value=-1.0),
+    "huge tokens": _changed(*ASKED, "tokens", value=1e300),
+    "huge seconds": _changed(*ASKED, "parts_s", "bandwidth", value=1e9),
+    "negative seconds": _changed(*ASKED, "parts_s", "bandwidth", value=-1.0),
     "a residual": _changed(*RUN, "passes", 0, "residual", value=99.0),
     "a share": _changed(*RUN, "passes", 0, "shown", value=1.5),
-    "no sequences": _changed(*RUN, "passes", 0, "sequences", value=0),
+    "no sequences": _changed(*ASKED, "sequences", value=0),
     "no bandwidth": _changed(*RUN, "stack", "bytes_per_s", value=0.0),
-    "huge memory": _changed(*RUN, "stack", "memory_bytes", value=1e30),
-    "bits of no weight": _changed(*RUN, "passes", 0, "bits", value=0),
+    "huge bandwidth": _changed(*RUN, "stack", "bytes_per_s", value=1e30),
+    "bits of no weight": _changed(*ASKED, "bits", value=0),
     "a huge prompt": _changed(*RUN, "prompt", value=1e300),
     "a negative concurrency": _changed(*RUN, "concurrency", value=-1.0),
     "a huge measured time": _changed(*RUN, "measured", "ttft_s", value=1e300),
@@ -198,9 +199,19 @@ def test_without_a_home_folder_nothing_is_known_and_none_is_kept(
         records.remember([a_run()])
 
 
-def test_causes_that_no_pass_has_are_not_kept() -> None:
-    asked = BOTH[1]._replace(parts_s={"bandwidth": 1e-3, "luck": 1e-3})
-    assert MeasuredPass.of(Lesson(asked, 0.1)).parts_s == {"bandwidth": 1e-3}
+def test_causes_that_no_pass_has_are_refused() -> None:
+    with pytest.raises(ValueError, match="other causes than bandwidth"):
+        a_pass(parts_s={"bandwidth": 1e-3, "luck": 1e-3})
+
+
+def test_files_are_read_again_once_they_change() -> None:
+    """What a process has read of them holds for as long as they stay the same."""
+    records.remember([a_run()])
+    (path,) = records.remembered()
+    path.write_bytes(records.exported([a_run(date="9999")]))
+    assert [run.date for run in records.remembered().values()] == ["9999"]
+    path.unlink()
+    assert records.remembered() == {}
 
 
 @pytest.mark.skipif(os.name != "posix", reason="modes of folders are those of POSIX")

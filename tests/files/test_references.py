@@ -60,7 +60,7 @@ DECISIONS = {
     "corrections.process.CorrectionMeta": dict.fromkeys(
         ("constants", "date", "far", "formats", "known", "quantiles", "shapes", "source", "stacks"),
         TEXT),  # travels with gdp
-    "corrections.records.MeasuredPass": {"parts_s": TEXT},
+    "corrections.features.Pass": {"parts_s": TEXT},
     "corrections.records.RunRecord": dict.fromkeys(
         ("costs", "date", "format", "measured", "model", "predicted", "tool"), TEXT),
     "costs.adapt.LinkSeconds": {"destination": TEXT, "source": TEXT},

@@ -13,7 +13,7 @@ from gdp.importers.spec import ModelSpec
 from gdp.question.models import is_gguf
 
 Rate = Callable[[Cluster, Sequence[BoxModel]], PackingValue | None]
-"""PackingValue of the best packing of models on a box; None where a model has no option."""
+"""Value of the best packing of models on a box; None where a model has no option."""
 MOST, SECONDS = 4, 20.0
 """Changes that are named, and seconds after which no further one is tried."""
 

@@ -22,7 +22,7 @@ from gdp.corrections.estimate import lessons_of
 from gdp.corrections.features import EngineStack
 from gdp.corrections.passes import Times, residuals, scaled, served_times
 from gdp.corrections.process import Lesson, shipped_corrections
-from gdp.corrections.records import MeasuredPass, RunRecord
+from gdp.corrections.records import RunRecord
 from gdp.corrections.run import Load, MeasuredRun, MeasurementFileError
 from gdp.costs import machine
 from gdp.costs.measured.host import HOSTS
@@ -239,7 +239,7 @@ def _record(
     plain = predict(0.0, 0.0)
     passes = passes_of(at, answer, placed)
     lessons = [
-        MeasuredPass.of(Lesson(*one))
+        Lesson(*one)
         for one in zip(passes, found[:2], found.shown, strict=True)
         if one[2] >= LEAST_SHOWN
     ]
@@ -401,6 +401,6 @@ def _taught(
     if found is None or not lessons:
         return before, before, words_of(lessons)
     process, _ = found
-    rows = process.residuals(stack, [x.asked for x in lessons], lessons_of(known))
+    rows = process.residuals([x.asked for x in lessons], lessons_of(known))
     after = float(np.mean([abs(x.residual - r.mean) for x, r in zip(lessons, rows, strict=True)]))
     return before, after, words_of(lessons)

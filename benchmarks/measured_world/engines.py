@@ -132,7 +132,7 @@ def predicted(step: Step, spec: str) -> Told:
         gpus = f"{run.tensor}x{run.system}"
     try:
         cluster = load_cluster(f"cpu-server-ddr5+{gpus}")
-        _, answer, engine = plan_of(spec, cluster, run, COSTS.get(run.engine))
+        _, _, answer, engine = plan_of(spec, cluster, run, COSTS.get(run.engine))
     except GdpError as error:
         return Told(why=str(error))
     count = run.batch

@@ -6,7 +6,8 @@
 The rows that `pretrain.corrections` learns from. `FOLDER` holds `silicon_split.csv`,
 `mlenergy_serving.csv` and `llm_pilot.csv` (see `serving`, `mlenergy` and `pilot` for what is read
 of them). Rows are appended in a shuffled order and those in the file are not made again, so that a
-run that was stopped goes on. `--part 0/2` makes every second model and lengths, for two processes.
+run that was stopped goes on. `--part 0/2` makes every second pair of a model and lengths, for two
+processes.
 """
 
 import csv
@@ -20,11 +21,13 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import click
+import msgspec
 
 from benchmarks.measured_world.engines import COSTS, mlenergy_steps, pilot_steps
 from benchmarks.measured_world.servers import set_up
 from benchmarks.measured_world.serving import (
     GET,
+    RunPlan,
     as_measured,
     asked_model,
     configuration,
@@ -40,9 +43,7 @@ from benchmarks.measured_world.serving_runs import Run, measured_runs
 from gdp.base.errors import GdpError, InfeasibleError, ModelError
 from gdp.cluster.file import load_cluster
 from gdp.cluster.types import Cluster
-from gdp.question.passes import weight_sizes
-from gdp.question.question import Question
-from gdp.question.result import GenerationAnswer
+from gdp.question.passes import passes_of, stack_of
 from gdp.sim.serving import ServingEngine
 
 
@@ -71,25 +72,17 @@ def measured(bench: Path, data: Path) -> Iterator[Measured]:
         yield Measured("pilot", step.run, "1.0", int(row["users"]), ttft_s)
 
 
-def described(
-    source: str, run: Run, question: Question, answer: GenerationAnswer, engine: ServingEngine
-) -> dict[str, Any]:
-    """What is kept of a prediction: seconds of a pass and their parts, the engine, the devices."""
+def described(source: str, run: Run, plan: RunPlan, engine: ServingEngine) -> dict[str, Any]:
+    """What is kept of a prediction: its passes, its step, the engine, the memory of a card."""
+    question, placement, answer, _ = plan
     plain = engine._asdict()
-    scheduler = plain.pop("scheduler")
-    devices = question.cluster.devices
-    gpu = max(devices, key=lambda device: (not device.is_cpu, device.bytes_per_s))
-    weights = sum(row.weights_bytes for row in answer.memory)
+    del plain["scheduler"]  # set by the run
+    gpu = max(question.cluster.devices, key=lambda d: (not d.is_cpu, d.bytes_per_s))
     return {
-        "source": source, "run": asdict(run), "first_s": answer.first_token_s,
-        "step_s": answer.token_s, "caches_s": answer.caches_s,
-        "shares": [[[p.cause, p.share, p.device] for p in phase] for phase in answer.shares],
-        "engine": plain, "scheduler": type(scheduler).__name__,
-        "batch": answer.request.batch, "weights_bytes": weights,
-        "ops": question.graph.num_ops,
-        "weights": weight_sizes(question.graph, answer.request.batch * answer.request.prompt),
-        "gpu": {"name": gpu.name, "kind": gpu.kind, "memory_bytes": gpu.memory_bytes,
-                "bytes_per_s": gpu.bytes_per_s, "flop_per_s": gpu.speed("float16")},
+        "source": source, "run": asdict(run), "step_s": answer.token_s, "engine": plain,
+        "passes": msgspec.to_builtins(passes_of(question, answer, placement)),
+        "stack": msgspec.to_builtins(stack_of(question, run.engine)),
+        "memory_bytes": gpu.memory_bytes,
     }  # fmt: skip
 
 
@@ -100,15 +93,16 @@ def row_of(source: str, run: Run, data: Path, folders: list[Path], root: Path) -
     while batch:
         try:
             now = replace(run, batch=batch)
-            question, answer, engine = plan_of(spec, cluster, now, costs)
+            plan = plan_of(spec, cluster, now, costs)
         except InfeasibleError:
             graph = load(asked_model(spec, cluster, replace(run, batch=batch)))
             batch = min(batch - 1, room(graph, cluster, batch, splits_of(run, cluster)))
             continue
+        engine = plan.engine
         if source == "silicon":
-            engine = as_measured(engine, question.graph, cluster, run, batch)
+            engine = as_measured(engine, plan.question.graph, cluster, run, batch)
             engine = set_up(engine, run)
-        return described(source, run, question, answer, engine)
+        return described(source, run, plan, engine)
     return {"source": source, "run": asdict(run), "why": "not even one request fits"}
 
 
@@ -118,6 +112,7 @@ def _asked_of(
     if source == "silicon":
         return machine(data, run.system, root, run.tensor), spec_of(run, folders), None
     spec, plain = configuration(run.model, folders), run.model.removesuffix("-FP8")
+    # Published without a configuration of its own: the scheme of its name, as a user gives it.
     if spec is None and plain != run.model and (own := configuration(plain, folders)):
         spec = f"{own}?quantize=fp8"
     if spec is None:
@@ -133,7 +128,11 @@ def _asked_of(
 @click.option("-o", "output", type=click.Path(path_type=Path), required=True)
 @click.option("--data", type=click.Path(exists=True, path_type=Path))
 @click.option("--configs", type=click.Path(exists=True, path_type=Path))
-@click.option("--part", default="0/1", help="K/N: every N-th model and lengths from the K-th on.")
+@click.option(
+    "--part",
+    default="0/1",
+    help="K/N: every N-th model and lengths, from the K-th on.",
+)
 @click.option("--of", "sources", multiple=True, help="silicon, mlenergy, pilot; default: all.")
 def main(
     names: tuple[str, ...], bench: Path, output: Path, data: Path | None, configs: Path | None,

@@ -183,20 +183,27 @@ def planned(spec: str, cluster: Cluster, run: Run, costs: str | None = None) -> 
     batch, why = run.batch, ""
     while batch:
         try:
-            question, _, engine = plan_of(spec, cluster, replace(run, batch=batch), costs)
+            plan = plan_of(spec, cluster, replace(run, batch=batch), costs)
         except InfeasibleError as error:
             graph = load(asked_model(spec, cluster, replace(run, batch=batch)))
             room_ = room(graph, cluster, batch, splits_of(run, cluster))
             why, batch = str(error), min(batch - 1, room_)
             continue
-        engine = as_measured(engine, question.graph, cluster, run, batch)
+        engine = as_measured(plan.engine, plan.question.graph, cluster, run, batch)
         return Planned(batch, engine, why)
     return Planned(0, why=why)
 
 
-def plan_of(
-    spec: str, cluster: Cluster, run: Run, costs: str | None = None
-) -> tuple[Question, GenerationAnswer, ServingEngine]:
+class RunPlan(NamedTuple):
+    """The plan of a run, and what it predicts."""
+
+    question: Question
+    placement: Placement
+    answer: GenerationAnswer
+    engine: ServingEngine
+
+
+def plan_of(spec: str, cluster: Cluster, run: Run, costs: str | None = None) -> RunPlan:
     """The best plan for a run on one GPU; on several all layers in the layout of the run.
 
     Raises:
@@ -218,7 +225,7 @@ def plan_of(
     # As gdp ships, whatever this machine remembers of runs.
     answer = generation_answer(question, placement, score, corrections=False)
     assert answer is not None
-    return question, answer, engine_of(answer, question)
+    return RunPlan(question, placement, answer, engine_of(answer, question))
 
 
 def asked_model(spec: str, cluster: Cluster, run: Run) -> Model:

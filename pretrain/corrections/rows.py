@@ -2,7 +2,7 @@
 
 import json
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,7 +12,7 @@ from jaxtyping import Float
 
 from benchmarks.measured_world.servers import asked_of, set_up
 from benchmarks.measured_world.serving_runs import Run
-from gdp.corrections.features import CAUSES, EngineStack, Pass
+from gdp.corrections.features import EngineStack, Pass
 from gdp.corrections.passes import Residuals, Times, residuals, scaled
 from gdp.corrections.process import Lesson
 from gdp.sim.serving import ServingEngine, in_steady_state, serve
@@ -62,20 +62,12 @@ def rows_of(paths: Iterable[Path], kept_in: Path | None = None) -> list[Row]:
     if kept_in is not None and kept_in.is_file():
         known = {d["key"]: d for d in map(json.loads, kept_in.open())}
     documents = [row for path in paths for row in map(json.loads, path.open()) if "why" not in row]
-    sizes = {
-        (row["run"]["model"], row["run"]["precision"]): row["weights"]
-        for row in documents
-        if "weights" in row and "run" in row
-    }
     found = []
     for document in documents:
         if document["source"] == "llama":
             found.append(_llama_row(document))
             continue
         run = Run(**document["run"])
-        weights = sizes.get((run.model, run.precision))
-        if weights is None:
-            continue
         key = f"{document['source']} {json.dumps(document['run'])}"
         predict, measured = _served(document, run)
         if key in known:
@@ -86,23 +78,19 @@ def rows_of(paths: Iterable[Path], kept_in: Path | None = None) -> list[Row]:
             if kept_in is not None:
                 with kept_in.open("a") as file:
                     file.write(json.dumps({"key": key, **solved._asdict()}) + "\n")
-        found.append(_row(document, run, weights, predict, measured, solved.under_load()))
+        found.append(_row(document, run, predict, measured, solved.under_load()))
     return found
 
 
 def _row(
-    document: Mapping[str, Any], run: Run, weights: Sequence[float],
-    predict: Callable[[float, float], Times], measured: Times, solved: Residuals,
+    document: Mapping[str, Any], run: Run, predict: Callable[[float, float], Times],
+    measured: Times, solved: Residuals,
 ) -> Row:  # fmt: skip
-    gpu = document["gpu"]
-    stack = EngineStack(
-        run.engine, gpu["kind"], gpu["bytes_per_s"], gpu["flop_per_s"], document["version"],
-        "cuda", "cpu-server-ddr5",
-    )  # fmt: skip
+    stack = EngineStack(**{**document["stack"], "version": document["version"]})
+    prefill, decode = (Pass(**own) for own in document["passes"])
     return Row(
-        document["source"], model_name(run.model), stack, gpu["memory_bytes"],
-        run.precision or "16",
-        passes_of(document, run, weights), measured, predict, solved, run.load, run,
+        document["source"], model_name(run.model), stack, float(document["memory_bytes"]),
+        run.precision or "16", (prefill, decode), measured, predict, solved, run.load, run,
     )  # fmt: skip
 
 
@@ -133,26 +121,6 @@ def model_name(name: str) -> str:
     for word in ("-Instruct", "-2507", "-Thinking", "-FP8", "-it", "Meta-"):
         last = last.replace(word, "")
     return last.replace("DeepSeek-R1", "DeepSeek-V3")
-
-
-def passes_of(document: Mapping[str, Any], run: Run, weights: Sequence[float]) -> tuple[Pass, Pass]:
-    """The passes of a document, as `gdp.question.passes` makes them of an answer."""
-    bytes_each, active = weights
-    batch, at_once = document["batch"], document["engine"]["tokens_at_once"]
-    read = batch * run.prompt
-    share = min(1.0, at_once / read)
-    phases = (True, document["first_s"] * share, read * share), (False, document["step_s"], batch)
-    made = []
-    for (prefill, seconds, tokens), shares in zip(phases, document["shares"], strict=True):
-        parts = dict.fromkeys(CAUSES, 0.0)
-        for cause, part, *_ in shares:
-            parts[cause] += part * seconds
-        made.append(Pass(
-            prefill, {k: v for k, v in parts.items() if v}, tokens, batch,
-            run.prompt + run.new / 2, document["ops"], document["weights_bytes"] / run.tensor,
-            active, 8 * bytes_each, run.tensor, run.experts,
-        ))  # fmt: skip
-    return made[0], made[1]
 
 
 def _served(document: Mapping[str, Any], run: Run) -> tuple[Callable[[float, float], Times], Times]:

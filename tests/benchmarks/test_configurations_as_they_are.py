@@ -92,7 +92,7 @@ def test_a_configuration_without_a_type_is_planned_as_it_is(tmp_path: Path) -> N
         published = _publish(tmp_path, **more)
         spec = configuration("o/m", [tmp_path])
         assert spec is not None
-        plans.append(plan_of(spec, load_cluster("cpu+h100"), RUN)[1])
+        plans.append(plan_of(spec, load_cluster("cpu+h100"), RUN).answer)
         assert Path(spec).read_bytes() == published
     assert plans[0].memory == plans[1].memory
     assert plans[0].token_s == plans[1].token_s

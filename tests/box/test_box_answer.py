@@ -213,6 +213,14 @@ def test_exports_hold_every_engine(answer: BoxAnswer, tmp_path: Path) -> None:
     assert all(line in script for m in answer.models for line in m.commands)
 
 
+def test_a_model_of_any_name_has_a_file_of_its_own(folder: Path, tmp_path: Path) -> None:
+    answer = gdp.place_models(asked(folder, {**CHAT, "name": "box"}), folder / "box.toml")
+    export_box(answer, tmp_path / "out")
+    document = json.loads((tmp_path / "out" / "box.json").read_text())
+    assert [model["name"] for model in document["models"]] == ["box"]
+    assert gdp.load_placement(tmp_path / "out" / "box.plan.json").op_names
+
+
 def test_groups_are_written_as_groups(tmp_path: Path) -> None:
     yaml = pytest.importorskip("yaml")
     two = [

@@ -59,7 +59,7 @@ def export_box(answer: BoxAnswer, output: str | os.PathLike[str], force: bool = 
                 (folder / name).write_text(text)
         for model in placed:
             if model.priced is not None and model.priced.result is not None:
-                names.append(f"{model.model.name}.json")
+                names.append(f"{model.model.name}.plan.json")
                 save_placement(model.priced.result.placement, folder / names[-1])
     return names
 

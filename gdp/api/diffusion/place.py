@@ -1,0 +1,181 @@
+"""The call `place_pipeline`: an image or video pipeline on one machine."""
+
+import itertools
+import os
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from gdp.api.diffusion.answer import PipelineAnswer, PipelinePlan, PlacedComponent
+from gdp.api.diffusion.choose import Flow, choose
+from gdp.api.diffusion.parallel import Degrees, degrees_for, exchange_s, rank_graph
+from gdp.api.diffusion.pricing import Memories, PricedComponent, priced, ways_of
+from gdp.base.errors import ArgumentError
+from gdp.cluster.file import Machine, load_cluster
+from gdp.cluster.machines import machines
+from gdp.cluster.reserve import for_runtime
+from gdp.cluster.types import Cluster
+from gdp.costs.base import CostModel
+from gdp.importers.diffusers.pipeline import DiffusionPipeline, load_pipeline
+from gdp.importers.diffusers.request import MediaRequest, parse_image, parse_video
+from gdp.question.question import Kept
+
+RUNTIME = "accelerate"
+"""Target whose reserve of memory PyTorch's is."""
+
+
+def place_pipeline(
+    model: str | os.PathLike[str] | DiffusionPipeline,
+    cluster: Machine,
+    *,
+    image: str | MediaRequest | None = None,
+    video: str | MediaRequest | None = None,
+    costs: CostModel | str | os.PathLike[str] | None = None,
+    progress: Callable[[str], None] | None = None,
+) -> PipelineAnswer:
+    """Place the components of an image or video pipeline: text encoders, the denoiser, the VAE.
+
+    Each component is priced in every way: whole on a device, moved to it while it runs, its blocks
+    sent to it one by one, split over cards, or the whole pipeline on several equal cards that
+    compute each denoising pass together. The plan with the fewest seconds that fits in each phase
+    is found exactly.
+
+    Args:
+        model: `hf:DIR` with a `model_index.json`, or `diffusers:NAME`; configurations alone.
+        cluster: As `gdp.place` takes it.
+        image: Such as "1024x1024,steps=50,guidance=3.5,batch=1".
+        video: Such as "1280x720x129,steps=50"; one of both.
+        costs: As `gdp.place` takes them.
+        progress: Called with each step of the answer.
+
+    Returns:
+        A `PipelineAnswer`; without a plan where nothing fits, with advice.
+
+    Raises:
+        ModelError: The pipeline is unknown, or its configurations are broken.
+        ArgumentError: The request has another form, or none is given.
+    """
+    say = progress or (lambda text: None)
+    began = time.perf_counter()
+    machine = for_runtime(load_cluster(cluster), RUNTIME)
+    if isinstance(model, DiffusionPipeline):
+        pipeline = model
+    else:
+        pipeline = load_pipeline(os.fspath(model), _request(image, video))
+    loaded = time.perf_counter()
+    say(f"pricing {len(pipeline.components)} components")
+    plans = sorted(_plans(pipeline, machine, costs), key=lambda plan: plan.seconds)
+    phases = {"read": loaded - began, "plan": time.perf_counter() - loaded}
+    return PipelineAnswer(
+        pipeline, machine, plans[0] if plans else None, tuple(plans[1:]),
+        notes=pipeline.notes, phases=phases,
+    )  # fmt: skip
+
+
+def _request(image: str | MediaRequest | None, video: str | MediaRequest | None) -> MediaRequest:
+    """The request of one of both; raises `ArgumentError` for both or none."""
+    if (image is None) == (video is None):
+        raise ArgumentError(
+            'a pipeline needs either image="1024x1024,steps=50" or video="1280x720x129,steps=50"'
+        )
+    if image is not None:
+        return parse_image(image) if isinstance(image, str) else image
+    assert video is not None
+    return parse_video(video) if isinstance(video, str) else video
+
+
+def _plans(pipeline: DiffusionPipeline, cluster: Cluster, costs: Any) -> Iterator[PipelinePlan]:
+    """The best plan of each kind that fits: on single cards, and for each degrees on equal ones."""
+    kept = Kept()
+    own = [priced(c, cluster, costs, kept) for c in pipeline.components]
+    if (plan := _best(own, cluster, Degrees(), ())) is not None:
+        yield plan
+    for cards in _equal_cards(cluster):
+        for count in range(2, len(cards) + 1):
+            yield from _parallel(pipeline, own, cluster, cards[:count], costs, kept)
+
+
+def _equal_cards(cluster: Cluster) -> Iterator[tuple[int, ...]]:
+    """Cards of the host's machine of one kind and one size, where there are several."""
+    at = machines(cluster)
+    groups: dict[Any, list[int]] = {}
+    for d, device in enumerate(cluster.devices):
+        if at[d] == at[cluster.host] and not device.is_cpu:
+            groups.setdefault(
+                (device.kind, device.memory_bytes, device.bytes_per_s), []
+            ).append(d)  # fmt: skip
+    yield from (tuple(group) for group in groups.values() if len(group) > 1)
+
+
+def _parallel(
+    pipeline: DiffusionPipeline, own: list[PricedComponent], cluster: Cluster,
+    cards: tuple[int, ...], costs: Any, kept: Kept,
+) -> Iterator[PipelinePlan]:  # fmt: skip
+    """Plans of sequence parallelism: each card has a process with the whole pipeline."""
+    part = cluster.part((cards[0],))
+    first = next(d for d in range(part.num_devices) if d != part.host)
+    for degrees in _possible(pipeline, len(cards)):
+        alone = []
+        for component, one in zip(pipeline.components, own, strict=True):
+            rank = component
+            waits_s = 0.0
+            if component.role == "denoise":
+                rank = replace(component, graph=rank_graph(component.graph, degrees))
+                waits_s = exchange_s(component.graph, degrees, cluster, list(cards))
+            found = priced(rank, part, costs, kept)
+            found.part_s[0, first] += waits_s
+            alone.append(replace(found, component=one.component))
+        plan = _best(alone, part, degrees, cards)
+        if plan is not None:
+            yield plan
+
+
+def _possible(pipeline: DiffusionPipeline, cards: int) -> list[Degrees]:
+    """Degrees that divide the denoiser's heads."""
+    graphs = [c.graph for c in pipeline.components if c.role == "denoise"]
+    return [
+        d for d in degrees_for(graphs[0], cards, pipeline.guided)
+        if all(d in degrees_for(g, cards, pipeline.guided) for g in graphs[1:])
+    ]  # fmt: skip
+
+
+def _best(
+    own: list[PricedComponent], cluster: Cluster, degrees: Degrees, cards: tuple[int, ...]
+) -> PipelinePlan | None:
+    """The best way for each component on single devices of a machine; None where nothing fits."""
+    memories = Memories.on(cluster)
+    room = memories.bytes.copy()
+    if cards:  # each of as many processes keeps its own weights in host memory
+        host = memories.of[cluster.host]
+        room[host] //= len(cards)
+    ways = [ways_of(c, i, len(own), cluster, memories) for i, c in enumerate(own)]
+    found = choose(ways, _flows(own, cluster), room)
+    if found.ways is None:
+        return None
+    placed = tuple(
+        PlacedComponent(c, ways[i][found.ways[i]]) for i, c in enumerate(own)
+    )  # fmt: skip
+    held = sum((p.way.held_bytes for p in placed), np.zeros_like(ways[0][0].held_bytes))
+    return PipelinePlan(
+        degrees, cards, placed, found.seconds, held, sum(map(len, ways)), found.looked_at
+    )
+
+
+def _flows(own: list[PricedComponent], cluster: Cluster) -> list[Flow]:
+    """What encoders make goes to the first denoiser, once; each denoiser's latents to the next, and
+    those of the last one to the decoder."""
+    roles = [c.component.role for c in own]
+    denoisers = [i for i, role in enumerate(roles) if role == "denoise"]
+    pairs = [(i, denoisers[0]) for i, role in enumerate(roles) if role == "encode"]
+    pairs += list(itertools.pairwise(denoisers))
+    pairs += [(denoisers[-1], i) for i, role in enumerate(roles) if role == "decode"]
+    flows = []
+    for sender, receiver in pairs:
+        size = own[sender].component.output_bytes
+        seconds = cluster.link_latency_s + size / cluster.link_bytes_per_s
+        np.fill_diagonal(seconds, 0.0)
+        flows.append(Flow(sender, receiver, seconds))
+    return flows

@@ -10,10 +10,11 @@ from gdp.cli.text import shown, table
 if TYPE_CHECKING:
     from gdp.api.diffusion.answer import PipelineAnswer, PlacedComponent
     from gdp.cluster.types import Cluster
+    from gdp.importers.diffusers.request import MediaRequest
 
 
 def place_media(
-    spec: str, cluster: "Cluster", request: dict[str, str], costs: str | None,
+    spec: str, cluster: "Cluster", request: dict[str, str | None], costs: str | None,
     output: str | None, force: bool,
 ) -> None:  # fmt: skip
     """Answer about a pipeline, and write the files that run it to a folder."""
@@ -35,12 +36,12 @@ def place_media(
 def pipeline_text(answer: "PipelineAnswer", output: str | None = None) -> str:
     """Text of an answer: seconds, how each component runs, memory by phase, other plans."""
     pipeline, plan = answer.pipeline, answer.plan
-    lines = [f"{pipeline.name}: {pipeline.request.text} on {answer.cluster.name}"]
+    lines = [f"{pipeline.name}: {_request(pipeline.request)} on {answer.cluster.name}"]
     if plan is None:
         lines += ["nothing fits: no way to run its components leaves each of them enough memory"]
         lines += [f"advice   {text}" for text in answer.advice]
         return shown([*lines, *(f"note     {text}" for text in answer.notes)])
-    item = "video" if pipeline.request.frames > 1 else "image"
+    item = "video" if pipeline.request.is_video else "image"
     lines += [
         f"time     {format_seconds(answer.item_s)} for each {item}: {_phases(plan.placed)}",
         f"plan     {plan.text} (the quickest of {plan.options} ways to run the components)",
@@ -61,9 +62,17 @@ def pipeline_text(answer: "PipelineAnswer", output: str | None = None) -> str:
     return shown(lines)
 
 
+def _request(request: "MediaRequest") -> str:
+    """A request in words."""
+    size = f"{request.width}x{request.height}"
+    what = f"video {size}, {request.frames} frames" if request.is_video else f"image {size}"
+    many = f"{request.batch} of them, " if request.batch > 1 else ""
+    return f"{what}, {many}{request.steps} steps, guidance {request.guidance or 0:g}"
+
+
 def _phases(placed: "tuple[PlacedComponent, ...]") -> str:
     words = {"encode": "prompt", "denoise": "denoising", "decode": "decoding"}
-    seconds = {word: 0.0 for word in words.values()}
+    seconds = dict.fromkeys(words.values(), 0.0)
     for p in placed:
         seconds[words[p.role]] += p.way.seconds
     return ", ".join(f"{word} {format_seconds(s)}" for word, s in seconds.items())
@@ -71,12 +80,14 @@ def _phases(placed: "tuple[PlacedComponent, ...]") -> str:
 
 def _row(answer: "PipelineAnswer", placed: "PlacedComponent") -> tuple[str, ...]:
     way, names = placed.way, answer.cluster.device_names
+    component = placed.priced.component
     plan = answer.plan
     devices = plan.cards if plan is not None and plan.cards else way.devices
     return (
         placed.name, format_bytes(placed.priced.weight_bytes),
-        " + ".join(names[d] for d in devices), way.text, format_seconds(way.call_s * placed.priced.component.calls),
-        str(placed.priced.component.passes), format_seconds(way.seconds),
+        " + ".join(names[d] for d in devices), way.text,
+        format_seconds(way.call_s * component.calls), str(component.passes),
+        format_seconds(way.seconds),
     )  # fmt: skip
 
 

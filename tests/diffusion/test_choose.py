@@ -37,7 +37,9 @@ def every(
     for chosen in itertools.product(*ways):
         held = np.sum([w.held_bytes for w in chosen], axis=0)
         if all(held[p, m] <= memory[m] for p in range(len(held)) for m in range(len(memory))):
-            crossing = sum(f.seconds[chosen[f.sender].last][chosen[f.receiver].first] for f in flows)
+            crossing = sum(
+                f.seconds[chosen[f.sender].last][chosen[f.receiver].first] for f in flows
+            )
             values.append((
                 sum(w.seconds for w in chosen) + crossing, sum(w.moved_bytes for w in chosen),
                 int(held.sum()),

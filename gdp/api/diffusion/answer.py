@@ -26,7 +26,7 @@ class PlacedComponent:
 
     @property
     def role(self) -> str:
-        """ "encode", "denoise" or "decode"."""
+        """Part of the request: "encode", "denoise" or "decode"."""
         return self.priced.component.role
 
 
@@ -126,6 +126,7 @@ class PipelineAnswer:
             "parameters": component.parameters, "weight_bytes": placed.priced.weight_bytes,
             "residence": way.residence, "devices": self._names(way.devices),
             "blocks": list(way.blocks), "sent_blocks": way.sent_blocks,
-            "passes": component.passes, "calls": component.calls, "seconds_per_call": way.call_s, "seconds": way.seconds,
+            "passes": component.passes, "calls": component.calls,
+            "seconds_per_call": way.call_s, "seconds": way.seconds,
             "moved_bytes": way.moved_bytes,
         }  # fmt: skip

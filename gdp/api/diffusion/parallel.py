@@ -19,9 +19,17 @@ from gdp.graph.op_graph import OpDetail, OpGraph
 from gdp.ops.rule import ATTENTION
 from gdp.ops.table import kernel_of
 
-A2A_HOST_S, RING_HOST_S, JOIN_HOST_S = 200e-6, 400e-6, 0.0
-"""Host seconds of an all-to-all, of a step of a ring, and of the joined result of a pass. See
-`benchmarks/measured_world/media.py`."""
+HOST = 1.5
+"""Times that launches take the processes of several GPUs on one host, to those of one process."""
+EXCHANGE_HOST_S, RING_HOST_S, RING_STEP_HOST_S = 400e-6, 100e-6, 200e-6
+"""Host seconds of a layer's four all-to-alls, of its ring, and of each step of the ring. Fitted with
+`HOST` to passes of eight GPUs, which wait for the host, of five image models on H100 and B200
+(ML.ENERGY; `benchmarks.measured_world media`)."""
+COPIES, MERGES = 16, 12
+"""Bytes read and written for each byte of queries of a card: by the permutations around the
+all-to-alls of queries, keys, values and results, and to merge the results of a step of a ring."""
+COPY_SHARE = 0.6
+"""Of its bandwidth that a device reaches at such copies."""
 
 
 class Degrees(NamedTuple):
@@ -116,31 +124,40 @@ def _part(size: int, count: int) -> int:
     return max(1, math.ceil(size / count))
 
 
-def exchange_s(graph: OpGraph, degrees: Degrees, cluster: Cluster, cards: list[int]) -> float:
-    """Seconds of one pass in which cards wait for tensors of each other.
+class Exchange(NamedTuple):
+    """Seconds of one call that cards spend for each other, beside their own kernels and launches."""
+
+    card_s: float
+    host_s: float
+
+
+def exchange(graph: OpGraph, degrees: Degrees, cluster: Cluster, cards: list[int]) -> Exchange:
+    """Seconds of all-to-alls, of rings and of their copies in all layers of one call.
 
     Args:
-        graph: Of the whole pass, on one card.
+        graph: Of the whole call, on one card.
         degrees: Of parallelism.
         cluster: The machine as it was named.
         cards: Its devices, as many as the degrees; neighbours share a group of Ulysses.
     """
-    seconds = 0.0
-    for detail in attentions(graph):
-        queries, keys = detail.input_shapes[0], detail.input_shapes[1]
-        item = 2.0
-        rows = item * math.prod(queries) / degrees.guidance / degrees.ring
-        other = item * math.prod(keys) / degrees.guidance / degrees.ring
+    if degrees.ulysses * degrees.ring == 1:
+        return Exchange(0.0, 0.0)
+    card_s = 0.0
+    copied = COPY_SHARE * cluster.devices[cards[0]].bytes_per_s
+    layers = attentions(graph)
+    for detail in layers:
+        # Bytes of a card's tokens in 16 bits.
+        queries, keys = (2.0 * math.prod(s) / degrees.cards for s in detail.input_shapes[:2])
         if degrees.ulysses > 1:
             group = cards[: degrees.ulysses]
-            for size in (rows, other, other, rows):
-                seconds += float(collective_s(cluster, group, "all_to_all", size / degrees.ulysses))
-            seconds += 4 * A2A_HOST_S
+            for size in (queries, keys, keys, queries):
+                card_s += float(collective_s(cluster, group, "all_to_all", size))
+            card_s += COPIES * queries / copied
         if degrees.ring > 1:
-            group = [cards[i * degrees.ulysses] for i in range(degrees.ring)]
-            share = 2 * other / degrees.ulysses
-            pair = group[:2]
-            seconds += (degrees.ring - 1) * max(
-                float(collective_s(cluster, pair, "send", share)), RING_HOST_S
+            pair = [cards[0], cards[degrees.ulysses]]
+            card_s += (degrees.ring - 1) * (
+                float(collective_s(cluster, pair, "send", 2 * keys)) + MERGES * queries / copied
             )
-    return seconds
+    own_s = EXCHANGE_HOST_S * (degrees.ulysses > 1)
+    own_s += (RING_HOST_S + RING_STEP_HOST_S * (degrees.ring - 1)) * (degrees.ring > 1)
+    return Exchange(card_s, own_s * len(layers))

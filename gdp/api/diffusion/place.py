@@ -11,8 +11,14 @@ import numpy as np
 
 from gdp.api.diffusion.answer import PipelineAnswer, PipelinePlan, PlacedComponent
 from gdp.api.diffusion.choose import Flow, choose
-from gdp.api.diffusion.parallel import Degrees, degrees_for, exchange_s, rank_graph
-from gdp.api.diffusion.pricing import Memories, PricedComponent, priced, ways_of
+from gdp.api.diffusion.parallel import HOST, Degrees, degrees_for, exchange, rank_graph
+from gdp.api.diffusion.pricing import (
+    Memories,
+    PricedComponent,
+    card_class,
+    priced,
+    ways_of,
+)
 from gdp.base.errors import ArgumentError
 from gdp.cluster.file import Machine, load_cluster
 from gdp.cluster.machines import machines
@@ -95,7 +101,7 @@ def _plans(pipeline: DiffusionPipeline, cluster: Cluster, costs: Any) -> Iterato
         yield plan
     for cards in _equal_cards(cluster):
         for count in range(2, len(cards) + 1):
-            yield from _parallel(pipeline, own, cluster, cards[:count], costs, kept)
+            yield from _parallel(pipeline, cluster, cards[:count], costs, kept)
 
 
 def _equal_cards(cluster: Cluster) -> Iterator[tuple[int, ...]]:
@@ -104,31 +110,32 @@ def _equal_cards(cluster: Cluster) -> Iterator[tuple[int, ...]]:
     groups: dict[Any, list[int]] = {}
     for d, device in enumerate(cluster.devices):
         if at[d] == at[cluster.host] and not device.is_cpu:
-            groups.setdefault(
-                (device.kind, device.memory_bytes, device.bytes_per_s), []
-            ).append(d)  # fmt: skip
+            groups.setdefault(card_class(cluster, d), []).append(d)
     yield from (tuple(group) for group in groups.values() if len(group) > 1)
 
 
 def _parallel(
-    pipeline: DiffusionPipeline, own: list[PricedComponent], cluster: Cluster,
-    cards: tuple[int, ...], costs: Any, kept: Kept,
+    pipeline: DiffusionPipeline, cluster: Cluster, cards: tuple[int, ...], costs: Any, kept: Kept,
 ) -> Iterator[PipelinePlan]:  # fmt: skip
     """Plans of sequence parallelism: each card has a process with the whole pipeline."""
     part = cluster.part((cards[0],))
-    first = next(d for d in range(part.num_devices) if d != part.host)
+    card = next(d for d in range(part.num_devices) if d != part.host)
+    alone = [
+        None if c.role == "denoise" else priced(c, part, costs, kept) for c in pipeline.components
+    ]
     for degrees in _possible(pipeline, len(cards)):
-        alone = []
-        for component, one in zip(pipeline.components, own, strict=True):
-            rank = component
-            waits_s = 0.0
-            if component.role == "denoise":
-                rank = replace(component, graph=rank_graph(component.graph, degrees))
-                waits_s = exchange_s(component.graph, degrees, cluster, list(cards))
-            found = priced(rank, part, costs, kept)
-            found.part_s[0, first] += waits_s
-            alone.append(replace(found, component=one.component))
-        plan = _best(alone, part, degrees, cards)
+        ranks = []
+        for component, known in zip(pipeline.components, alone, strict=True):
+            rank = known
+            if rank is None:
+                graph = rank_graph(component.graph, degrees)
+                rank = priced(replace(component, graph=graph), part, costs, kept)
+                waits = exchange(component.graph, degrees, cluster, list(cards))
+                own_s = rank.call_s(card)
+                host_s = HOST * rank.launch_s + waits.host_s + rank.step_s
+                rank.part_s[0, card] += max(own_s + waits.card_s, host_s) - own_s
+            ranks.append(rank)
+        plan = _best(ranks, part, degrees, cards)
         if plan is not None:
             yield plan
 

@@ -8,14 +8,14 @@
 | split | blocks one after the other on several devices, or some in host memory | on accelerators |
 
 Of a group offload with a stream, the next block is sent while one computes; of blocks that
-accelerate's hooks send, nothing overlaps. Moved weights go back, too, as `enable_model_cpu_offload`
-of diffusers does.
+the exported program sends when they run, nothing overlaps. Weights at rest stay in host memory, so
+that nothing goes back.
 """
 
 import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 from jaxtyping import Float, Int
@@ -23,14 +23,19 @@ from jaxtyping import Float, Int
 from gdp.api.diffusion.choose import Way
 from gdp.cluster.machines import machines
 from gdp.cluster.types import Cluster
+from gdp.costs.default import resolve_costs
 from gdp.costs.offload import unpinned_bytes_per_s
+from gdp.costs.sustained import call_seconds
+from gdp.graph.op_graph import OpGraph
 from gdp.importers.diffusers.pipeline import Component
-from gdp.problem.problem import Problem
 from gdp.question.prepare import problem_of
 from gdp.question.question import Kept, Question
 from gdp.sim.objectives import OBJECTIVES
 
 Residence = Literal["whole", "moved", "blocks sent", "split"]
+STEP_S = 3.8e-3
+"""Host seconds between two passes of a denoiser: scheduler, copies of latents, Python. Fitted to
+single-GPU seconds of ML.ENERGY's develop models."""
 AHEAD = 2
 """Blocks on the device of a group offload: one that computes and one that arrives."""
 SPLIT_OVER = 4
@@ -87,11 +92,17 @@ class PricedComponent:
     """
 
     component: Component
-    problem: Problem
     part_s: Float[np.ndarray, "K+1 D"]  # of one call; inf where a device cannot compute it
     part_bytes: Int[np.ndarray, "K+1"]  # weights
     activation_bytes: Int[np.ndarray, "D"]  # at most, beside the weights
     reads: Int[np.ndarray, "R 3"]  # (part that makes, part that reads, bytes), each tensor once
+    launch_s: float = 0.0  # of the host in one call, on accelerators
+
+    @property
+    def step_s(self) -> float:
+        """Host seconds beside each call, which are in those of the part outside of blocks."""
+        component = self.component
+        return STEP_S / component.calls if component.role == "denoise" else 0.0
 
     @property
     def weight_bytes(self) -> int:
@@ -115,38 +126,44 @@ class PricedComponent:
         )
 
 
-def priced(component: Component, cluster: Cluster, costs: object, kept: Kept) -> PricedComponent:
+def priced(component: Component, cluster: Cluster, costs: Any, kept: Kept) -> PricedComponent:
     """Predicted seconds and bytes of a component on each device of a machine."""
-    question = Question(component.graph, cluster, costs=costs, kept=kept)  # pyright: ignore[reportArgumentType]
-    problem = problem_of(question)
-    graph = problem.graph
-    part = part_of_ops(problem, [name for name, _ in component.blocks])
+    graph = component.graph
+    model, _ = resolve_costs(costs, cluster, graph)
+    part = part_of_ops(graph, [name for name, _ in component.blocks])
     count = len(component.blocks) + 1
-    seconds = problem.compute_s + problem.cluster.op_dispatch_s
-    seconds[graph.is_io] = 0.0
-    by_device = [np.bincount(part, seconds[:, d], count) for d in range(cluster.num_devices)]
-    part_s = np.stack(by_device, axis=1)
     holders = graph.weight_holders()
     part_bytes = np.bincount(part[holders], graph.weight_bytes[holders], count).astype(np.int64)
     read = int(part_bytes.sum())
     part_bytes[0] += max(component.weight_bytes - read, 0)  # such as the encoder of a VAE
     returned = component.output_bytes if component.calls > 1 else 0
+    call = call_seconds(graph, cluster, model)
+    part_s = np.zeros((count, cluster.num_devices))
     activations = np.zeros(cluster.num_devices, np.int64)
-    for d in np.flatnonzero(np.isfinite(part_s).all(axis=0)).tolist():
-        own = np.where(graph.is_io, cluster.host, d)
-        peak = int(OBJECTIVES["latency"].score(problem, own, None).peak_bytes[d])
-        activations[d] = max(peak - read, 0) + returned
-    return PricedComponent(
-        component, problem, part_s, part_bytes, activations, _reads(problem, part)
-    )
+    problem = problem_of(Question(graph, cluster, costs=model, kept=kept))
+    for d in range(cluster.num_devices):
+        kernels, launches = call.kernel_s[:, d], call.launch_s[:, d]
+        part_s[:, d] = np.bincount(
+            part, launches if launches.sum() > kernels.sum() else kernels, count
+        )
+        if np.isfinite(part_s[:, d]).all():
+            own = np.where(problem.graph.is_io, cluster.host, d)
+            peak = int(OBJECTIVES["latency"].score(problem, own, None).peak_bytes[d])
+            activations[d] = max(peak - read, 0) + returned
+    own = PricedComponent(
+        component, part_s, part_bytes, activations, _reads(graph, part),
+        float(call.launch_s.sum(axis=0).max()),
+    )  # fmt: skip
+    part_s[0] += own.step_s
+    return own
 
 
-def part_of_ops(problem: Problem, blocks: list[str]) -> Int[np.ndarray, "N"]:
-    """Part of each fused op: 1 + the block whose module it is of, 0 outside of blocks."""
+def part_of_ops(graph: OpGraph, blocks: list[str]) -> Int[np.ndarray, "N"]:
+    """Part of each op: 1 + the block whose module it is of, 0 outside of blocks."""
     index = {name: i + 1 for i, name in enumerate(blocks)}
     of_scope: dict[str, int] = {}
-    part = np.zeros(problem.graph.num_ops, np.int64)
-    for op, scope in enumerate(problem.graph.scope):
+    part = np.zeros(graph.num_ops, np.int64)
+    for op, scope in enumerate(graph.scope):
         if scope not in of_scope:
             words = scope.split(".")
             inside = (".".join(words[:n]) for n in range(len(words), 0, -1))
@@ -155,10 +172,9 @@ def part_of_ops(problem: Problem, blocks: list[str]) -> Int[np.ndarray, "N"]:
     return part
 
 
-def _reads(problem: Problem, part: Int[np.ndarray, "N"]) -> Int[np.ndarray, "R 3"]:
+def _reads(graph: OpGraph, part: Int[np.ndarray, "N"]) -> Int[np.ndarray, "R 3"]:
     """Tensors that one part makes and another one reads: once for each part, as a runtime's hooks
     bring them to each module that is called."""
-    graph = problem.graph
     sender, receiver = part[graph.producer[graph.use_tensor]], part[graph.use_op]
     outside = graph.is_io[graph.producer[graph.use_tensor]] | graph.is_io[graph.use_op]
     crosses = (sender != receiver) & ~outside
@@ -186,8 +202,26 @@ def ways_of(
     cards = [d for d in devices if not cluster.devices[d].is_cpu]
     for count in range(2, min(len(cards), SPLIT_OVER) + 1):
         for group in itertools.permutations(cards, count):
-            ways += builder.split(group)
+            if _is_first(group, cards, cluster):
+                ways += builder.split(group)
     return ways
+
+
+def _is_first(group: tuple[int, ...], cards: list[int], cluster: Cluster) -> bool:
+    """True for the first of all groups that differ by interchangeable cards alone."""
+    taken: dict[Any, list[int]] = {}
+    for d in group:
+        taken.setdefault(card_class(cluster, d), []).append(d)
+    return all(
+        own == [d for d in cards if card_class(cluster, d) == key][: len(own)]
+        for key, own in taken.items()
+    )
+
+
+def card_class(cluster: Cluster, d: int) -> tuple[str, int, float]:
+    """Kind, memory and bandwidth of a device: equal ones are interchangeable."""
+    device = cluster.devices[d]
+    return device.kind, device.memory_bytes, device.bytes_per_s
 
 
 @dataclass(frozen=True, eq=False)
@@ -222,14 +256,14 @@ class _Ways:
         )
 
     def moved(self, d: int) -> PricedWay:
-        """Weights in host memory that move to the device for all passes, and back."""
+        """Weights in host memory that move to the device for all passes."""
         host, weights = self.cluster.host, self.own.weight_bytes
         rate = unpinned_bytes_per_s(self.cluster, host, d)
         call_s = self.own.call_s(d)
         activations = int(self.own.activation_bytes[d])
         rows = {host: (weights, 0), d: (0, weights + activations)}
-        seconds = self._calls * call_s + 2 * weights / rate
-        return PricedWay(seconds, self._held(rows), d, d, 2 * weights, "moved", (d,), call_s=call_s)
+        seconds = self._calls * call_s + weights / rate
+        return PricedWay(seconds, self._held(rows), d, d, weights, "moved", (d,), call_s=call_s)
 
     def sent(self, d: int) -> Iterator[PricedWay]:
         """Group offload: the next block is sent while one computes."""
@@ -251,7 +285,7 @@ class _Ways:
         )  # fmt: skip
 
     def partly_sent(self, d: int) -> Iterator[PricedWay]:
-        """The first blocks on the device, the others sent by accelerate's hooks when they run."""
+        """The first blocks on the device, the others sent when they run."""
         own, host = self.own, self.cluster.host
         blocks = own.part_bytes[1:]
         rate = unpinned_bytes_per_s(self.cluster, host, d)

@@ -63,7 +63,7 @@ def place(
 
 _OF_A_BOX = {"spec", "cluster", "max_memory", "reserve", "costs", "output", "force"}
 """Options that a file of several models takes; it says all else itself."""
-_OF_MEDIA = _OF_A_BOX | {"image", "video"}
+_OF_MEDIA = _OF_A_BOX | {"image", "video", "quantize"}
 
 
 def _place_models(asking: Asking, output: str | None, force: bool) -> None:
@@ -80,7 +80,7 @@ def _place_media(asking: Asking, video: str | None, output: str | None, force: b
 
     _require_options(_OF_MEDIA, f"{{}} is not for {asking.spec}, which makes images or videos")
     image = None if asking.image is None else str(asking.image)
-    request = {"image": image, "video": video}
+    request = {"image": image, "video": video, "quantize": asking.quantize or ""}
     place_media(asking.spec, asking.machine(), request, asking.costs, output, force)
 
 

@@ -1,9 +1,9 @@
 """Files that run the plan of a pipeline: Python for diffusers, and options of other programs.
 
-diffusers computes sequence parallelism of models that say how (`_cp_plan`); of others xDiT does, whose
-`xdit` of xfuser 0.7 takes the degrees as arguments (`xfuser/config/args.py`). stable-diffusion.cpp takes a
-device for each module (docs/backend.md: `--backend te=cpu,vae=cuda0`), and ComfyUI's loaders of
-ComfyUI-MultiGPU one each (`device`).
+diffusers computes sequence parallelism of models that say how (`_cp_plan`); of others xDiT does,
+whose `xdit` of xfuser 0.7 takes the degrees as arguments (`xfuser/config/args.py`).
+stable-diffusion.cpp takes a device for each module (docs/backend.md: `--backend te=cpu,vae=cuda0`),
+and ComfyUI's loaders of ComfyUI-MultiGPU one each (`device`).
 """
 
 import os

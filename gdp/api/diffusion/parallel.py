@@ -22,8 +22,8 @@ from gdp.ops.table import kernel_of
 HOST = 1.5
 """Times that launches take the processes of several GPUs on one host, to those of one process."""
 EXCHANGE_HOST_S, RING_HOST_S, RING_STEP_HOST_S = 400e-6, 100e-6, 200e-6
-"""Host seconds of a layer's four all-to-alls, of its ring, and of each step of the ring. Fitted with
-`HOST` to passes of eight GPUs, which wait for the host, of five image models on H100 and B200
+"""Host seconds of a layer's four all-to-alls, of its ring, and of each step of the ring. Fitted
+with `HOST` to passes of eight GPUs, which wait for the host, of five image models on H100 and B200
 (ML.ENERGY; `benchmarks.measured_world media`)."""
 COPIES, MERGES = 16, 12
 """Bytes read and written for each byte of queries of a card: by the permutations around the
@@ -125,7 +125,7 @@ def _part(size: int, count: int) -> int:
 
 
 class Exchange(NamedTuple):
-    """Seconds of one call that cards spend for each other, beside their own kernels and launches."""
+    """Seconds of one call for each other, beside the cards' own kernels and launches."""
 
     card_s: float
     host_s: float

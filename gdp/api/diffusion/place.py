@@ -1,10 +1,11 @@
 """The call `place_pipeline`: an image or video pipeline on one machine."""
 
+import functools
 import itertools
 import os
 import time
-from collections.abc import Callable, Iterator
-from dataclasses import replace
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -19,18 +20,23 @@ from gdp.api.diffusion.pricing import (
     priced,
     ways_of,
 )
+from gdp.api.diffusion.quantise import BITS, quantised
 from gdp.base.errors import ArgumentError
+from gdp.base.units import format_seconds
 from gdp.cluster.file import Machine, load_cluster
 from gdp.cluster.machines import machines
 from gdp.cluster.reserve import for_runtime
 from gdp.cluster.types import Cluster
 from gdp.costs.base import CostModel
-from gdp.importers.diffusers.pipeline import DiffusionPipeline, load_pipeline
+from gdp.costs.default import resolve_costs
+from gdp.importers.diffusers.pipeline import Component, DiffusionPipeline, load_pipeline
 from gdp.importers.diffusers.request import MediaRequest, parse_image, parse_video
 from gdp.question.question import Kept
 
 RUNTIME = "accelerate"
 """Target whose reserve of memory PyTorch's is."""
+ADVISED, BETTER = ("fp8", "nf4"), 0.9
+"""Schemes that are tried for advice, and the share of the seconds below which one is named."""
 
 
 def place_pipeline(
@@ -39,6 +45,7 @@ def place_pipeline(
     *,
     image: str | MediaRequest | None = None,
     video: str | MediaRequest | None = None,
+    quantize: str = "",
     costs: CostModel | str | os.PathLike[str] | None = None,
     progress: Callable[[str], None] | None = None,
 ) -> PipelineAnswer:
@@ -54,6 +61,8 @@ def place_pipeline(
         cluster: As `gdp.place` takes it.
         image: Such as "1024x1024,steps=50,guidance=3.5,batch=1".
         video: Such as "1280x720x129,steps=50"; one of both.
+        quantize: Storage of weights, "nf4" of the denoiser or "transformer=fp8,text_encoder_2=nf4";
+            schemes are those of `gdp.api.diffusion.quantise.BITS`.
         costs: As `gdp.place` takes them.
         progress: Called with each step of the answer.
 
@@ -62,7 +71,14 @@ def place_pipeline(
 
     Raises:
         ModelError: The pipeline is unknown, or its configurations are broken.
-        ArgumentError: The request has another form, or none is given.
+        ArgumentError: The request has another form, none is given, or a scheme is unknown.
+
+    Example:
+        >>> import gdp
+        >>> request = "1024x1024,steps=50"
+        >>> answer = gdp.place_pipeline("diffusers:FLUX.1-dev", "cpu+rtx3090+rtx3060",
+        ...                             image=request)  # doctest: +SKIP
+        >>> answer.item_s  # doctest: +SKIP
     """
     say = progress or (lambda text: None)
     began = time.perf_counter()
@@ -73,11 +89,13 @@ def place_pipeline(
         pipeline = load_pipeline(os.fspath(model), _request(image, video))
     loaded = time.perf_counter()
     say(f"pricing {len(pipeline.components)} components")
-    plans = sorted(_plans(pipeline, machine, costs), key=lambda plan: plan.seconds)
+    planner = Planner(pipeline, machine, costs, schemes_of(quantize, pipeline))
+    plans = sorted(planner.plans(), key=lambda plan: plan.seconds)
+    best = plans[0] if plans else None
     phases = {"read": loaded - began, "plan": time.perf_counter() - loaded}
     return PipelineAnswer(
-        pipeline, machine, plans[0] if plans else None, tuple(plans[1:]),
-        notes=pipeline.notes, phases=phases,
+        pipeline, machine, best, tuple(plans[1:]), advice=tuple(advice(planner, best)),
+        costs=planner.label, notes=pipeline.notes, phases=phases,
     )  # fmt: skip
 
 
@@ -93,15 +111,124 @@ def _request(image: str | MediaRequest | None, video: str | MediaRequest | None)
     return parse_video(video) if isinstance(video, str) else video
 
 
-def _plans(pipeline: DiffusionPipeline, cluster: Cluster, costs: Any) -> Iterator[PipelinePlan]:
-    """The best plan of each kind that fits: on single cards, and for each degrees on equal ones."""
-    kept = Kept()
-    own = [priced(c, cluster, costs, kept) for c in pipeline.components]
-    if (plan := _best(own, cluster, Degrees(), ())) is not None:
-        yield plan
-    for cards in _equal_cards(cluster):
-        for count in range(2, len(cards) + 1):
-            yield from _parallel(pipeline, cluster, cards[:count], costs, kept)
+@dataclass(frozen=True, eq=False)
+class Planner:
+    """Plans of a pipeline on a machine, with some components stored in fewer bits."""
+
+    pipeline: DiffusionPipeline
+    cluster: Cluster
+    costs: Any = None
+    schemes: Mapping[str, str] = field(default_factory=dict)  # by component
+    kept: Kept = field(default_factory=Kept)
+
+    @functools.cached_property
+    def label(self) -> str:
+        """The cost model of the denoiser, and its source."""
+        graph = next(c.graph for c in self.pipeline.components if c.role == "denoise")
+        return resolve_costs(self.costs, self.cluster, graph)[1]
+
+    @functools.cached_property
+    def alone(self) -> list[PricedComponent]:
+        """The components on every device, each by itself."""
+        return [self._priced(c, self.cluster) for c in self.pipeline.components]
+
+    def _priced(self, component: Component, cluster: Cluster) -> PricedComponent:
+        own = priced(component, cluster, self.costs, self.kept)
+        scheme = self.schemes.get(component.name)
+        return quantised(own, scheme, cluster) if scheme else own
+
+    def plans(self) -> Iterator[PipelinePlan]:
+        """The best plan of each kind that fits: on single cards, and for all degrees on equal
+        ones."""
+        if (plan := self.on_single_cards()) is not None:
+            yield plan
+        for cards in _equal_cards(self.cluster):
+            for count in range(2, len(cards) + 1):
+                yield from self._parallel(cards[:count])
+
+    def on_single_cards(self, schemes: Mapping[str, str] | None = None) -> PipelinePlan | None:
+        """The best plan whose components have devices of their own, with further components stored
+        in fewer bits."""
+        own = [
+            quantised(c, schemes[c.component.name], self.cluster)
+            if schemes and c.component.name in schemes and not c.scheme else c
+            for c in self.alone
+        ]  # fmt: skip
+        return _best(own, self.cluster, Degrees(), ())
+
+    def _parallel(self, cards: tuple[int, ...]) -> Iterator[PipelinePlan]:
+        """Plans of sequence parallelism: each card has a process with the whole pipeline."""
+        part = self.cluster.part((cards[0],))
+        card = next(d for d in range(part.num_devices) if d != part.host)
+        components = self.pipeline.components
+        alone = [None if c.role == "denoise" else self._priced(c, part) for c in components]
+        for degrees in _possible(self.pipeline, len(cards)):
+            ranks = []
+            for component, known in zip(components, alone, strict=True):
+                rank = known
+                if rank is None:
+                    graph = rank_graph(component.graph, degrees)
+                    rank = self._priced(replace(component, graph=graph), part)
+                    waits = exchange(component.graph, degrees, self.cluster, list(cards))
+                    own_s = rank.call_s(card)
+                    host_s = HOST * rank.launch_s + waits.host_s + rank.step_s
+                    rank.part_s[0, card] += max(own_s + waits.card_s, host_s) - own_s
+                ranks.append(rank)
+            plan = _best(ranks, part, degrees, cards)
+            if plan is not None:
+                yield plan
+
+
+def schemes_of(text: str, pipeline: DiffusionPipeline) -> dict[str, str]:
+    """Schemes by component: `nf4` of all denoisers, or `transformer=fp8,text_encoder_2=nf4`.
+
+    Raises:
+        ArgumentError: There is no such component or scheme.
+    """
+    names = [c.name for c in pipeline.components]
+    denoisers = [c.name for c in pipeline.components if c.role == "denoise"]
+    found: dict[str, str] = {}
+    for part in filter(None, text.split(",")):
+        name, equals, scheme = part.partition("=")
+        chosen, scheme = ([name], scheme) if equals else (denoisers, name)
+        if chosen[0] not in names:
+            raise ArgumentError(
+                f"quantize: {pipeline.name} has no component {name!r}; it has {', '.join(names)}"
+            )
+        if scheme not in BITS:
+            raise ArgumentError(
+                f"quantize: no scheme {scheme!r} to store weights in; there are {', '.join(BITS)}"
+            )
+        found |= dict.fromkeys(chosen, scheme)
+    return found
+
+
+def advice(planner: Planner, best: PipelinePlan | None) -> Iterator[str]:
+    """Storage in fewer bits that makes a plan possible, or one at least a tenth quicker where
+    weights move or blocks are apart."""
+    whole = best is not None and (
+        bool(best.cards) or all(p.way.residence == "whole" for p in best.placed)
+    )
+    if whole:
+        return
+    components = planner.pipeline.components
+    largest = max(components, key=lambda c: c.weight_bytes * (c.role == "encode"))
+    denoisers = [c.name for c in components if c.role == "denoise"]
+    least = np.inf if best is None else best.seconds
+    for scheme in ADVISED:
+        for names in (denoisers, [*denoisers, largest.name]):
+            plan = planner.on_single_cards(dict.fromkeys(names, scheme))
+            if plan is not None and plan.seconds < BETTER * least:
+                least = plan.seconds
+                yield (
+                    f"--quantize {','.join(f'{name}={scheme}' for name in names)}: "
+                    f"{format_seconds(plan.seconds)}"
+                )
+    request = planner.pipeline.request
+    if best is None and not request.tiling:
+        yield "tiling in the request: the decoder works tile by tile, in less memory"
+    if best is None and least == np.inf:
+        yield "a smaller image, fewer frames, or a card with more memory"
 
 
 def _equal_cards(cluster: Cluster) -> Iterator[tuple[int, ...]]:
@@ -112,32 +239,6 @@ def _equal_cards(cluster: Cluster) -> Iterator[tuple[int, ...]]:
         if at[d] == at[cluster.host] and not device.is_cpu:
             groups.setdefault(card_class(cluster, d), []).append(d)
     yield from (tuple(group) for group in groups.values() if len(group) > 1)
-
-
-def _parallel(
-    pipeline: DiffusionPipeline, cluster: Cluster, cards: tuple[int, ...], costs: Any, kept: Kept,
-) -> Iterator[PipelinePlan]:  # fmt: skip
-    """Plans of sequence parallelism: each card has a process with the whole pipeline."""
-    part = cluster.part((cards[0],))
-    card = next(d for d in range(part.num_devices) if d != part.host)
-    alone = [
-        None if c.role == "denoise" else priced(c, part, costs, kept) for c in pipeline.components
-    ]
-    for degrees in _possible(pipeline, len(cards)):
-        ranks = []
-        for component, known in zip(pipeline.components, alone, strict=True):
-            rank = known
-            if rank is None:
-                graph = rank_graph(component.graph, degrees)
-                rank = priced(replace(component, graph=graph), part, costs, kept)
-                waits = exchange(component.graph, degrees, cluster, list(cards))
-                own_s = rank.call_s(card)
-                host_s = HOST * rank.launch_s + waits.host_s + rank.step_s
-                rank.part_s[0, card] += max(own_s + waits.card_s, host_s) - own_s
-            ranks.append(rank)
-        plan = _best(ranks, part, degrees, cards)
-        if plan is not None:
-            yield plan
 
 
 def _possible(pipeline: DiffusionPipeline, cards: int) -> list[Degrees]:

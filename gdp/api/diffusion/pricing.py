@@ -86,17 +86,19 @@ class Memories:
 
 @dataclass(frozen=True, eq=False)
 class PricedComponent:
-    """Seconds and bytes of a component, whole and by block. K blocks; part 0 is all outside them.
+    """Seconds and bytes of a component, whole and by part: part 0 is all outside of blocks,
+    each other one a block. Q parts, D devices, R reads.
 
     The part outside is computed where the first block is.
     """
 
     component: Component
-    part_s: Float[np.ndarray, "K+1 D"]  # of one call; inf where a device cannot compute it
-    part_bytes: Int[np.ndarray, "K+1"]  # weights
+    part_s: Float[np.ndarray, "Q D"]  # of one call; inf where a device cannot compute it
+    part_bytes: Int[np.ndarray, "Q"]  # weights
     activation_bytes: Int[np.ndarray, "D"]  # at most, beside the weights
     reads: Int[np.ndarray, "R 3"]  # (part that makes, part that reads, bytes), each tensor once
     launch_s: float = 0.0  # of the host in one call, on accelerators
+    scheme: str = ""  # that weights are stored in; "": 16 bits
 
     @property
     def step_s(self) -> float:
@@ -113,7 +115,7 @@ class PricedComponent:
         """Seconds of one call whole on a device."""
         return float(self.part_s[:, device].sum())
 
-    def crossing_s(self, at: Int[np.ndarray, "K+1"], cluster: Cluster) -> float:
+    def crossing_s(self, at: Int[np.ndarray, "Q"], cluster: Cluster) -> float:
         """Seconds of one call in which tensors go from part to part on other devices."""
         if not len(self.reads):
             return 0.0
@@ -296,9 +298,10 @@ class _Ways:
             always = own.weight_bytes - rest
             beside = int(blocks[stay:].max()) + int(own.activation_bytes[d])
             rows = {host: (rest, 0), d: (always, beside)}
+            sent = int(self._calls * rest)
             yield PricedWay(
-                self._calls * call_s, self._held(rows), d, d, int(self._calls * rest), "split", (d,),
-                (stay,), len(blocks) - stay, call_s,
+                self._calls * call_s, self._held(rows), d, d, sent, "split", (d,), (stay,),
+                len(blocks) - stay, call_s,
             )  # fmt: skip
 
     def split(self, group: tuple[int, ...]) -> Iterator[PricedWay]:

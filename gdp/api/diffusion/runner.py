@@ -1,4 +1,4 @@
-"""Runs a pipeline of diffusers as a plan says: each component on its devices, weights where they rest.
+"""Runs a pipeline of diffusers as a plan says, each component on its devices.
 
     python run.py MODEL --prompt "a lighthouse at dusk" [-o image.png] [--seed 0]
 

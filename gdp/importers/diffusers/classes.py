@@ -1,7 +1,7 @@
 """Classes of pipelines: their denoiser, the tokens of their prompts, steps and guidance.
 
-Defaults are those of `__call__` in diffusers 0.42 (`diffusers/pipelines/*/pipeline_*.py`), which the
-tests compare.
+Defaults are those of `__call__` in diffusers 0.42 (`diffusers/pipelines/*/pipeline_*.py`), which
+the tests compare.
 """
 
 from typing import Literal, NamedTuple

@@ -85,6 +85,7 @@ def _tile(vae: Any, axis: str, ratio: int) -> _Tile:
 
 
 def _whole(vae: Any, shape: Shape, dtype: Any) -> Call:
+    """All frames at once."""
     import torch
 
     class Decode(torch.nn.Module):
@@ -93,22 +94,8 @@ def _whole(vae: Any, shape: Shape, dtype: Any) -> Call:
             self.model = vae
 
         def forward(self, latent: Any) -> Any:
-            return self.model._decode(latent, return_dict=False)[0]  # noqa: SLF001
-
-    return Call(Decode().eval(), {"latent": torch.empty(shape, dtype=dtype)}, 1.0)
-
-
-def _direct(vae: Any, shape: Shape, dtype: Any) -> Call:
-    """A decoder whose method has no choice of form."""
-    import torch
-
-    class Decode(torch.nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.model = vae
-
-        def forward(self, latent: Any) -> Any:
-            return self.model.decoder(latent)
+            convolved = getattr(self.model, "post_quant_conv", None)
+            return self.model.decoder(latent if convolved is None else convolved(latent))
 
     return Call(Decode().eval(), {"latent": torch.empty(shape, dtype=dtype)}, 1.0)
 
@@ -162,7 +149,7 @@ def _tiles_of_time(vae: Any, shape: Shape, dtype: Any) -> Call:
     stride = vae.tile_sample_stride_num_frames // ratio
     total = sum(min(most + 1, frames - i) for i in range(0, frames, stride))
     at_once = min(most + 1, frames)
-    call = _direct(vae, (batch, channels, at_once, *area), dtype)
+    call = _whole(vae, (batch, channels, at_once, *area), dtype)
     return call._replace(calls=total / at_once)
 
 
@@ -203,7 +190,7 @@ DECODERS = {
         _whole, (("block_out_channels", 1), _NO_TIME, ("latent_channels", 4))
     ),
     "AutoencoderDC": Decoder(
-        _direct, (("encoder_block_out_channels", 32), _NO_TIME, ("latent_channels", 32))
+        _whole, (("encoder_block_out_channels", 32), _NO_TIME, ("latent_channels", 32))
     ),
     "AutoencoderKLWan": Decoder(
         _frame_by_frame, (("scale_factor_spatial", 8), ("scale_factor_temporal", 4), ("z_dim", 16))

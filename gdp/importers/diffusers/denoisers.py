@@ -5,7 +5,7 @@ from typing import Any, NamedTuple
 
 
 class Latent(NamedTuple):
-    """Sizes of what a denoiser reads."""
+    """Sizes of the inputs of a denoiser."""
 
     batch: int  # samples of the call
     frames: int  # of the latent

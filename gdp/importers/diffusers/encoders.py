@@ -27,6 +27,12 @@ def encoder_call(model: Any, batch: int, tokens: int) -> tuple[Any, dict[str, An
 
         def forward(self, input_ids: Any) -> Any:
             result = self.model(input_ids=input_ids, **more)
-            return result.hidden_states[-1] if of_decoder else result[0]
+            if of_decoder:
+                return result.hidden_states[-1]
+            # Pipelines read the states of a CLIP model and its pooled or projected vector.
+            pooled = getattr(result, "text_embeds", getattr(result, "pooler_output", None))
+            return (
+                result.last_hidden_state if pooled is None else (result.last_hidden_state, pooled)
+            )
 
     return Encode().eval(), {"input_ids": torch.zeros(batch, tokens, dtype=torch.long)}

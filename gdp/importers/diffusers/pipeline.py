@@ -15,7 +15,7 @@ from gdp.importers.diffusers.denoisers import DENOISERS
 from gdp.importers.diffusers.encoders import ENCODERS
 from gdp.importers.diffusers.request import MediaRequest
 from gdp.importers.diffusers.spec import PipelineConfig, pipeline_config
-from gdp.importers.diffusers.tracing import Asked, trace_component
+from gdp.importers.diffusers.tracing import ComponentCall, trace_component
 
 Role = Literal["encode", "denoise", "decode"]
 _BLOCK = re.compile(r"^(?:.*?\.)?\d+(?=\.|$)")
@@ -28,7 +28,7 @@ class Component:
     The work of a pass is `calls` times the graph: two calls where guidance calls a denoiser twice
     or encodes a second prompt, as many as there are tiles and chunks of frames where a decoder
     works part by part (smaller ones count in proportion). Memory beside weights is that of one
-    call, and of what the calls return.
+    call and of the results of all.
     """
 
     name: str  # in the pipeline: "text_encoder_2", "transformer", "vae"
@@ -138,8 +138,8 @@ def _latent_shape(
     if (request.frames - 1) % factors.temporal:
         near = (request.frames - 1) // factors.temporal * factors.temporal + 1
         raise ModelError(
-            f"{config.name}: frames must be one more than a multiple of {factors.temporal}, such as "
-            f"{near} or {near + factors.temporal}, got {request.frames}"
+            f"{config.name}: frames must be one more than a multiple of {factors.temporal}, such "
+            f"as {near} or {near + factors.temporal}, got {request.frames}"
         )
     frames = (request.frames - 1) // factors.temporal + 1
     has_time = factors.temporal > 1
@@ -180,7 +180,7 @@ class _About(NamedTuple):
         else:
             dtype = request.decoder_dtype or dtype
         shape = (batch, *self.latent[1:]) if role != "encode" else (batch, 1, 1)
-        traced, parts = trace_component(Asked(
+        traced, parts = trace_component(ComponentCall(
             f"{self.config.name}: {name}", own.class_name, own.document, dtype, shape, prompts,
             request if role == "decode" else None,
         ))  # fmt: skip
@@ -208,6 +208,13 @@ class _About(NamedTuple):
             notes.append(
                 f"prompts of a {self.config.class_name} are not padded: {longest} tokens, its "
                 "longest, are assumed; prompt=N says another number"
+            )
+        if all(name in self.config.components for name in self.row.denoisers[1:]) and (
+            len(self.row.denoisers) > 1
+        ):
+            notes.append(
+                "each of the two denoisers is assumed to take half of the steps: where they change "
+                "depends on the scheduler's shift"
             )
         return tuple(notes)
 

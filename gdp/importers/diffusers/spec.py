@@ -1,4 +1,4 @@
-"""Configurations of a pipeline: a folder of diffusers, one in the cache of the hub, or public facts.
+"""Configurations of a pipeline: a folder of diffusers, the hub's cache, or public facts.
 
 `hf:DIR` holds `model_index.json`, as `DiffusionPipeline.save_pretrained` writes it; `hf:ORG/NAME`
 is a pipeline in the cache of the Hugging Face hub; `diffusers:NAME` is one of `data/pipelines`.
@@ -16,9 +16,10 @@ from gdp.base.errors import ModelError
 from gdp.base.files.reading import Kind, data_path, is_file, is_folder, read_bytes, read_toml
 from gdp.importers.diffusers.classes import PIPELINES
 from gdp.importers.huggingface.check import LARGEST, MOST_BYTES, check_config, without_code
+from gdp.importers.huggingface.spec import PIPELINE
 from gdp.importers.spec import HF_PREFIX
 
-PREFIX, INDEX = "diffusers:", "model_index.json"
+PREFIX, INDEX = "diffusers:", PIPELINE
 MOST_VALUES = 4096
 """Of one list in a configuration; the longest known has 77 numbers."""
 _INDEX_KIND = Kind("model index of diffusers", ModelError)
@@ -120,7 +121,7 @@ def _index_file(name: str) -> Path | None:
 def _of_folder(path: Path, name: str) -> PipelineConfig:
     index = _read_index(path)
     class_name = index.get("_class_name")
-    if class_name not in PIPELINES:
+    if not isinstance(class_name, str) or class_name not in PIPELINES:
         raise ModelError(
             f"{path}: gdp does not know the pipeline {str(class_name)[:60]!r}; it knows "
             f"{', '.join(PIPELINES)}"
@@ -134,7 +135,7 @@ def _of_folder(path: Path, name: str) -> PipelineConfig:
         elif not key.startswith(_UNPLACED) and value[:1] != [None]:
             components[key] = _component(path, key, value)
     label = Path(name).name if is_folder(name) else name
-    return PipelineConfig(label, str(class_name), components, fields)
+    return PipelineConfig(label, class_name, components, fields)
 
 
 def _component(path: Path, key: str, value: list[Any]) -> ComponentConfig:
@@ -146,8 +147,8 @@ def _component(path: Path, key: str, value: list[Any]) -> ComponentConfig:
     file = path.parent / key / "config.json"
     if not is_file(file):
         raise ModelError(
-            f"{path} names the component {key} ({value[1][:60]}), and there is no {key}/config.json "
-            "beside it; download it, too (weights are not needed)"
+            f"{path} names the component {key} ({value[1][:60]}), and there is no "
+            f"{key}/config.json beside it; download it, too (weights are not needed)"
         )
     return ComponentConfig(value[1], checked(check_config(file), str(file)))
 

@@ -1,4 +1,4 @@
-"""Traces of components: built without weights, traced block by block, kept by their configuration."""
+"""Traces of components: built without weights, traced block by block, and kept."""
 
 import functools
 import inspect
@@ -23,7 +23,7 @@ from gdp.importers.pytorch.export import import_torch
 from gdp.importers.pytorch.trace_cache import TRACES, find_trace, keeps_traces, key_of
 
 
-class Asked(NamedTuple):
+class ComponentCall(NamedTuple):
     """One call of a component."""
 
     where: str  # the component, in messages
@@ -35,7 +35,7 @@ class Asked(NamedTuple):
     request: MediaRequest | None = None  # of a decoder
 
 
-def trace_component(asked: Asked) -> tuple[Traced, float]:
+def trace_component(asked: ComponentCall) -> tuple[Traced, float]:
     """(trace of one call, calls in a pass): kept, or traced now.
 
     Raises:
@@ -78,7 +78,7 @@ def _kept_calls(key: str) -> float | None:
         return None
 
 
-def _call(model: Any, asked: Asked) -> tuple[Any, dict[str, Any], float]:
+def _call(model: Any, asked: ComponentCall) -> tuple[Any, dict[str, Any], float]:
     """Module, inputs and number of the calls of a component."""
     import torch
 
@@ -102,7 +102,7 @@ def _call(model: Any, asked: Asked) -> tuple[Any, dict[str, Any], float]:
     return Denoise().eval(), DENOISERS[asked.class_name](model.config, latent), 1.0
 
 
-def build_component(asked: Asked) -> Any:
+def build_component(asked: ComponentCall) -> Any:
     """The module of a component on torch's default device, in the type it is loaded in."""
     try:
         if asked.class_name in ENCODERS:
@@ -118,7 +118,7 @@ def build_component(asked: Asked) -> Any:
     return _in_type(model.eval(), asked.dtype)
 
 
-def _of_transformers(asked: Asked) -> Any:
+def _of_transformers(asked: ComponentCall) -> Any:
     transformers = import_transformers()
     kept = {
         k: v for k, v in asked.document.items()
@@ -128,7 +128,7 @@ def _of_transformers(asked: Asked) -> Any:
     return getattr(transformers, asked.class_name)(config)
 
 
-def _of_diffusers(asked: Asked) -> Any:
+def _of_diffusers(asked: ComponentCall) -> Any:
     try:
         import diffusers
     except ModuleNotFoundError:

@@ -130,8 +130,8 @@ def _entries(configs: Sequence[Any], layer: int, count: int) -> tuple[str, ...]:
     found = []
     for config in configs:
         for key, value in getattr(config, "__dict__", {}).items():
-            if not isinstance(value, list | tuple):
-                continue
+            if not isinstance(value, list | tuple) or key.startswith("_"):
+                continue  # private ones are about the configuration itself
             if len(value) == count:
                 found.append(f"{key}={value[layer]!r}")
             if _INDEX.search(key) and all(isinstance(i, int) for i in value):
@@ -463,12 +463,15 @@ def _refine(stack: Stack, seen: _Seen) -> None:
         return
     # The first layer reads what the model made before: in the place of the result of a layer.
     first, second = calls[0][1], calls[1][1]
-    read_as: dict[Hashable, Hashable] = {}  # sources of the first layer, by those of the second
+    # Sources of the first layer by those of the second, and back: two tensors in the place of one
+    # that the next layers read twice make another kind, and one in the place of two.
+    pairs: tuple[dict[Hashable, Hashable], dict[Hashable, Hashable]] = ({}, {})
     for path, value in second.items():
         own = first.get(path)
         if isinstance(value, tuple) and isinstance(own, tuple) and _is_before(value[0]):
-            # Two tensors in the place of one that the next layers read twice make another kind.
-            if read_as.setdefault(value[0], own[0]) == own[0]:
+            forth = pairs[0].setdefault(value[0], own[0]) == own[0]
+            back = pairs[1].setdefault(own[0], value[0]) == value[0]
+            if forth and back:
                 first[path] = (value[0], *own[1:])
     stack.wanted |= seen.wanted[stack.path]
     stack.kinds = _numbered(

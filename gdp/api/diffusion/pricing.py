@@ -276,7 +276,8 @@ class _Ways:
         rate = float(self.cluster.link_bytes_per_s[host, d])  # pinned, as diffusers makes it
         way_s = np.append(blocks / rate, 0.0)
         outside_s = float(own.part_bytes[0]) / rate + float(own.part_s[0, d])
-        call_s = outside_s + way_s[0] + float(np.maximum(own.part_s[1:, d], way_s[1:]).sum())
+        waits_s = np.maximum(own.part_s[1:, d], way_s[1:])
+        call_s = float(outside_s + way_s[0] + waits_s.sum())
         inside = int(own.part_bytes[0]) + AHEAD * int(blocks.max())
         rows = {
             host: (own.weight_bytes, 0), d: (0, inside + int(own.activation_bytes[d]))
@@ -294,7 +295,7 @@ class _Ways:
         for stay in range(1, len(blocks)):
             rest = int(blocks[stay:].sum())
             latency_s = (len(blocks) - stay) * float(self.cluster.link_latency_s[host, d])
-            call_s = own.call_s(d) + rest / rate + latency_s
+            call_s = float(own.call_s(d) + rest / rate + latency_s)
             always = own.weight_bytes - rest
             beside = int(blocks[stay:].max()) + int(own.activation_bytes[d])
             rows = {host: (rest, 0), d: (always, beside)}

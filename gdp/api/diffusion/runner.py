@@ -45,7 +45,7 @@ class Resting:
     def bring(self, device: str) -> None:
         """The weights on the device."""
         for tensor, data in zip(self.tensors, self.rest, strict=True):
-            tensor.data = data.to(device)
+            tensor.data = data.to(device, copy=True)
 
     def leave(self) -> None:
         """The weights at rest again."""

@@ -24,16 +24,17 @@ if TYPE_CHECKING:
 @click.command()
 @options.stack(
     *options.asking(options.PLACE_OBJECTIVE), *options.METHOD, *options.DESTINATION,
-    *options.SERVING, options.output("P", "Write the placement (JSON)."), options.REPORT,
-    options.TRACE, options.FORCE, options.AS_JSON,
+    *options.SERVING, options.PRICE, options.output("P", "Write the placement (JSON)."),
+    options.REPORT, options.TRACE, options.FORCE, options.AS_JSON,
 )  # fmt: skip
 def place(
     output: str | None, report: str | None, trace: str | None, force: bool, traffic: Any,
-    within: Any, disaggregated: bool, draft: Any, **values: Any,
+    within: Any, disaggregated: bool, draft: Any, price: Any, **values: Any,
 ) -> None:  # fmt: skip
     """Place a model on a cluster."""
     from gdp.api.place import placed
     from gdp.api.run import start_commands
+    from gdp.cli.energy_text import price_json
     from gdp.cli.text import result_text
 
     phases, asking = Phases(STARTED_S), Asking(**values)
@@ -55,7 +56,8 @@ def place(
     _write(result, output, report, trace, overwrite)
     starts = start_commands(result)
     plain = result.to_json() | ({"start": [s._asdict() for s in starts]} if starts else {})
-    show(plain, lambda: result_text(result, output, starts))
+    plain |= price_json(result, price)
+    show(plain, lambda: result_text(result, output, starts, price))
 
 
 _OF_A_BOX = {"spec", "cluster", "max_memory", "reserve", "costs", "output", "force"}

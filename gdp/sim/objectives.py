@@ -72,6 +72,8 @@ class Objective:
     # By method, in its place: an `ExactProgram` of `exact`, a method of `pipeline_dp`.
     programs: Mapping[str, str] = field(default_factory=dict)
     sent_s: str = ""  # (graph, cluster) -> `Problem.sent_s`; "": transfers take the cluster's links
+    # (problem, assignment, score) -> value with replica groups or splits; "": one of the times.
+    assigned: str = ""
 
     @property
     def copies(self) -> float:
@@ -150,6 +152,11 @@ OBJECTIVES: dict[str, Objective] = {
         bounds="gdp.bounds.best:load_bounds",
         annealer="gdp.methods.annealing.annealer:PeriodAnnealer",
         programs={"exact": "gdp.methods.exact.method:LEAST_PERIOD"},
+    ),
+    "energy": Objective(
+        values=later("gdp.sim.energy:values"), score=later("gdp.sim.energy:score"),
+        quantity="energy", unit="J", ordered=True, bounds="gdp.bounds.energy:energy_bounds",
+        assigned="gdp.sim.energy:value_of",
     ),
     # Tarnawski et al. 2020: devices meet in host memory.
     "max_load": Objective(

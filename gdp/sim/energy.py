@@ -112,4 +112,4 @@ def score(problem: Problem, device: Int[np.ndarray, "N"], rank: Rank = None) -> 
 def value_of(problem: Problem, assignment: Assignment, scored: Score) -> float:
     """Joules of one run with replica groups or splits."""
     require_power(problem.cluster)
-    return run_power(problem, assignment).joules(scored.latency_s)
+    return run_power(problem, assignment).joules(scored.latency_s * problem.unit.seconds)

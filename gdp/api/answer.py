@@ -9,9 +9,9 @@ from jaxtyping import Float, Int
 from msgspec import structs
 
 from gdp.api import first_run
-from gdp.api.generation import generation_answer, phases_s, run_energy
+from gdp.api.generation import generation_answer, phases_s, with_energy
 from gdp.base.clock import COMPILE, Phases, waiting_for
-from gdp.base.errors import ArgumentError, PlacementError
+from gdp.base.errors import PlacementError
 from gdp.base.terminal import stage
 from gdp.base.units import format_bytes, format_seconds
 from gdp.cluster.reserve import for_runtime
@@ -60,12 +60,7 @@ def answer(question: Question, phases: Phases | None = None) -> Result:
         model = ModelSpec.of(model).having(context=request.context or None)
     notes = *result.notes, *_notes(question, result)
     generation = generation_answer(asked, result.placement, result.score)
-    energy, no_energy = None, ""
-    if generation is None:
-        try:
-            energy = run_energy(asked, result.placement, result.score)
-        except ArgumentError as error:
-            no_energy = str(error)
+    result = result if generation else with_energy(result)
     kept_whole = set(asked.constraints.whole) - set(question.constraints.whole)
     record = replace(question, model=model).record()
     record = structs.replace(record, whole=tuple(sorted(kept_whole)))
@@ -75,7 +70,6 @@ def answer(question: Question, phases: Phases | None = None) -> Result:
         placement=replace(result.placement, question=record),
         bound_over=_pieces(result, question.target, question.granularity), notes=notes,
         phases=phases.seconds, seconds=sum(phases.seconds.values()),
-        energy=energy, no_energy=no_energy,
     )  # fmt: skip
 
 

@@ -24,6 +24,7 @@ from gdp.question.result import (
     DeviceMemory,
     GenerationAnswer,
     MeanPower,
+    Result,
     RunEnergy,
     TimePart,
 )
@@ -147,17 +148,19 @@ def _mean_power(
     )  # fmt: skip
 
 
-def run_energy(question: Question, placement: Placement, score: Score) -> RunEnergy:
-    """Energy of one run of a placement, or of a sample of its full pipeline.
-
-    Raises:
-        ArgumentError: Watts of devices that compute are unknown.
-    """
-    power = run_power(*prepare_placement(question, placement))
+def with_energy(result: Result) -> Result:
+    """The result with the energy of one run, or of a sample of its full pipeline."""
+    question, score = result.question, result.score
+    power = run_power(*prepare_placement(question, result.placement))
     pipelined = find_objective(question.objective).pipelined
     seconds = score.period_s if pipelined else score.latency_s
-    devices, joules = power.devices(question.cluster), power.joules(seconds)
-    return RunEnergy(devices, joules, joules / seconds if seconds > 0 else power.idle_w)
+    try:
+        devices = power.devices(question.cluster)
+    except ArgumentError as error:
+        return replace(result, no_energy=str(error))
+    joules = power.joules(seconds)
+    watts = joules / seconds if seconds > 0 else power.idle_w
+    return replace(result, energy=RunEnergy(devices, joules, watts))
 
 
 def _full_tokens_per_s(graph: OpGraph, token_s: float, caches_s: float) -> float | None:

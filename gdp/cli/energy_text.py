@@ -5,9 +5,10 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from gdp.base.errors import ArgumentError
+from gdp.sim.objectives import find_objective
 
 if TYPE_CHECKING:
-    from gdp.question.result import Result
+    from gdp.question.result import GenerationAnswer, Result, ServedPlan
 
 JOULES_PER_KWH = 3.6e6
 _PRICE = re.compile(r"([$€£]?)([0-9]*\.?[0-9]+)\s*([A-Za-z$€£]{0,3})/kWh", re.IGNORECASE)
@@ -44,27 +45,33 @@ def parse_price(text: str) -> Price:
     return Price(float(match[2]), match[1] or match[3])
 
 
-def energy_lines(result: "Result", price: Price | None, *, verbose: bool) -> list[str]:
+def energy_lines(
+    result: "Result", price: Price | None = None, *, verbose: bool = False
+) -> list[str]:
     """The line of an answer on joules, watts and money; where watts are unknown, the reason for
     users who want to know more."""
-    from gdp.sim.objectives import find_objective
-
-    generation, served, run = result.generation, result.traffic, result.energy
+    generation, run = result.generation, result.energy
     if generation is not None:
-        tokens = generation if served is None else served
-        joules, watts, power = tokens.joules_per_token, tokens.watts, generation.power
-        if joules is None or watts is None or power is None:
-            return [f"energy   unknown: {generation.no_power}"] if verbose else []
-        per_request = tokens.joules_per_request
-        text = f"{joules:.3g} J per token, {per_request:.4g} J per request"
-        money = "" if price is None else f"; {price.text(1e6 * joules)} per million tokens"
-        return [f"energy   {text}; {watts:.0f} W on average ({power.devices}){money}"]
+        return tokens_lines(generation, result.traffic or generation, price, verbose=verbose)
     if run is None:
         return [f"energy   unknown: {result.no_energy}"] if verbose and result.no_energy else []
     each = "sample" if find_objective(result.objective).pipelined else "run"
     money = "" if price is None else f"; {price.text(1e6 * run.joules)} per million {each}s"
     joules = f"{run.joules:.4g} J per {each}"
     return [f"energy   {joules}; {run.watts:.0f} W on average ({run.devices}){money}"]
+
+
+def tokens_lines(
+    generation: "GenerationAnswer", tokens: "GenerationAnswer | ServedPlan",
+    price: Price | None = None, *, verbose: bool = False,
+) -> list[str]:  # fmt: skip
+    """The line on the joules of tokens, of a request alone or under traffic."""
+    joules, watts, power = tokens.joules_per_token, tokens.watts, generation.power
+    if joules is None or watts is None or power is None:
+        return [f"energy   unknown: {generation.no_power}"] if verbose else []
+    text = f"{joules:.3g} J per token, {tokens.joules_per_request:.4g} J per request"
+    money = "" if price is None else f"; {price.text(1e6 * joules)} per million tokens"
+    return [f"energy   {text}; {watts:.0f} W on average ({power.devices}){money}"]
 
 
 def price_json(result: "Result", price: Price | None) -> Mapping[str, Any]:

@@ -152,8 +152,9 @@ def simulate(placement: str | None, trace: str | None, force: bool, **values: An
     A placement that remembers its model is enough: gdp simulate PLACEMENT.
     """
     from gdp.api import report as reporting
-    from gdp.api.generation import generation_answer
-    from gdp.cli.text import generation_lines
+    from gdp.api.generation import generation_answer, with_energy
+    from gdp.cli.energy_text import energy_lines
+    from gdp.cli.text import generation_lines, is_verbose
     from gdp.question import solve
     from gdp.sim.objectives import find_objective
 
@@ -161,7 +162,8 @@ def simulate(placement: str | None, trace: str | None, force: bool, **values: An
     spec, placement = asking.beside(placement)
     require_writable(force, spec, placement, asking.cluster, asking.costs, trace=trace)
     question, placed = asking.about(placement, spec)
-    score = solve.simulate(question, placed)
+    result = solve.evaluate(question, placed, solve.UNPROVEN)
+    score = result.score
     if trace:
         reporting.trace(question, placed, trace)
     row = find_objective(question.objective)
@@ -176,10 +178,13 @@ def simulate(placement: str | None, trace: str | None, force: bool, **values: An
         "peak_bytes": dict(zip(placed.device_names, score.peak_bytes.tolist(), strict=True)),
     }
     answer = generation_answer(question, placed, score)
+    result = replace(result, generation=answer) if answer else with_energy(result)
+    prediction |= {name: result.to_json()[name] for name in ("joules", "watts")}
     if answer is not None:
         prediction["generation"] = answer.to_json()
     lines = [] if row.unit == "s" else [f"{row.quantity:8} {row.text(score.value_s)}"]
     lines += [str(score), *([] if answer is None else generation_lines(answer))]
+    lines += energy_lines(result, verbose=is_verbose())
     show(prediction, lambda: printable_lines(lines))
     if not score.feasible:
         sys.exit(1)

@@ -278,6 +278,8 @@ def generation_text(
     answer: GenerationAnswer, cluster: Cluster, faster: "Sequence[Faster]" = ()
 ) -> Shown:  # fmt: skip
     """Text of `gdp explain` for a whole request."""
+    from gdp.cli.energy_text import tokens_lines
+
     parts = {
         part.text: [
             next((s.share for s in rows if s.text == part.text), 0) for rows in answer.shares
@@ -289,7 +291,8 @@ def generation_text(
         for text, both in parts.items() if max(both) >= 0.005
     ]  # fmt: skip
     shares = table(["time goes to", "prompt", "decode"], rows)
-    lines = [*links_lines(cluster), *generation_lines(answer), "", shares, ""]
+    energy = tokens_lines(answer, answer, verbose=is_verbose())
+    lines = [*links_lines(cluster), *generation_lines(answer), *energy, "", shares, ""]
     if faster:
         gains = [
             [

@@ -11,6 +11,7 @@ import numpy as np
 from jaxtyping import Int
 
 from gdp.base.errors import ArgumentError
+from gdp.base.rows import imported
 from gdp.base.terminal import html_table
 from gdp.base.units import format_bytes
 from gdp.cluster.links import links_line
@@ -481,8 +482,11 @@ class ServedPlan:
 
     @property
     def value(self) -> tuple[float, float]:
-        """Smaller is better: by how much it exceeds its limits, then mean seconds of a request."""
-        return self.within.excess(self.served), self.served.request.mean_s
+        """Smaller is better: by how much it exceeds its limits, then mean seconds of a request, or
+        the value that the row of the objective states."""
+        served = find_objective(self.result.objective).served
+        value = imported(served)(self.served) if served else self.served.request.mean_s
+        return self.within.excess(self.served), value
 
     def compared(self) -> ComparedPlan:
         """Its row among the plans that are compared."""

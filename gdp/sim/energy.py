@@ -19,6 +19,7 @@ from gdp.placement.placement import Assignment
 from gdp.problem.problem import Problem, cached_on_problem
 from gdp.sim.latency import latencies
 from gdp.sim.objectives import OBJECTIVES, Rank, Score, Values
+from gdp.sim.traffic import ServedTraffic
 
 
 class RunPower(NamedTuple):
@@ -107,6 +108,13 @@ def score(problem: Problem, device: Int[np.ndarray, "N"], rank: Rank = None) -> 
     """Times and memory of one run, and its joules."""
     run = OBJECTIVES["latency"].score(problem, device, rank)
     return replace(run, value_s=float(values(problem, device[None], rank)[0][0]))
+
+
+def value_under_traffic(served: ServedTraffic) -> float:
+    """Joules of each token that is written; raises `ArgumentError` where watts are unknown."""
+    if served.joules_per_token is None:
+        raise ArgumentError("no watts are known of a GPU: give `watts` of it in a cluster file")
+    return served.joules_per_token
 
 
 def value_of(problem: Problem, assignment: Assignment, scored: Score) -> float:

@@ -184,12 +184,17 @@ BACKEND = click.option(
     "--backend", metavar="cuda|rocm|vulkan|sycl|metal",
     help="Backend of llama.cpp on all GPUs; default: cuda, rocm, sycl or metal, by the maker.",
 )  # fmt: skip
+POWER_LIMIT = click.option(
+    "--power-limit", metavar="250W|0=250W", multiple=True,
+    type=ParsedValue("gdp.cluster.file:parse_power_limit"),
+    help="Watts that accelerators, or a device, draw at most; times are predicted without it.",
+)  # fmt: skip
 CLUSTER = [
     click.option(
         "--cluster", metavar="CLUSTER",
         help="TOML file, or preset such as cpu+2xt4-pcie4 or 2xcpu-core; default: this machine.",
     ),
-    MAX_MEMORY, RESERVE, BACKEND,
+    MAX_MEMORY, RESERVE, BACKEND, POWER_LIMIT,
 ]  # fmt: skip
 ENGINE = [
     click.option(
@@ -324,6 +329,11 @@ SERVING = [
         help="All GPUs prefill and decode the requests of --traffic: no disaggregated serving.",
     ),
 ]  # fmt: skip
+
+PRICE = click.option(
+    "--price", metavar="0.30/kWh", type=ParsedValue("gdp.cli.energy_text:parse_price"),
+    help="Price of electricity, such as 0.30EUR/kWh: adds money per million tokens or runs.",
+)  # fmt: skip
 
 # Files that are written, and the output of a command.
 

@@ -40,11 +40,16 @@ class PipelinePlan:
     seconds: float  # of one request
     held_bytes: Int[np.ndarray, "P M"]
     options: int  # ways of all components
-    looked_at: int
+    joules: float | None = None  # of one request, of its accelerators; None: unknown
+
+    @property
+    def watts(self) -> float | None:
+        """Mean power of its accelerators; None: unknown."""
+        return None if self.joules is None or self.seconds <= 0 else self.joules / self.seconds
 
     @property
     def text(self) -> str:
-        """What is parallel, in words."""
+        """Cards that work together, in words."""
         if self.cards:
             return f"{self.degrees} on {len(self.cards)} cards"
         return "each component on devices of its own"
@@ -78,6 +83,12 @@ class PipelineAnswer:
         """Seconds for each image or video."""
         return self.seconds / self.pipeline.request.batch
 
+    @property
+    def item_j(self) -> float | None:
+        """Joules of the accelerators for each image or video; None: unknown."""
+        joules = None if self.plan is None else self.plan.joules
+        return None if joules is None else joules / self.pipeline.request.batch
+
     def memory(self) -> list[dict[str, Any]]:
         """Bytes on each memory in each phase, and its limit; `None` where it has none."""
         plan = self.plan
@@ -109,10 +120,13 @@ class PipelineAnswer:
         if plan is None:
             return found
         return found | {
-            "seconds": plan.seconds, "seconds_per_item": self.item_s,
+            "seconds": plan.seconds, "seconds_per_item": self.item_s, "joules": plan.joules,
+            "joules_per_item": self.item_j, "watts": plan.watts,
             "parallel": plan.degrees._asdict() | {"cards": self._names(plan.cards)},
             "components": [self._component(p) for p in plan.placed], "memory": self.memory(),
-            "others": [{"plan": o.text, "seconds": o.seconds} for o in self.others],
+            "others": [
+                {"plan": o.text, "seconds": o.seconds, "joules": o.joules} for o in self.others
+            ],
             "options": plan.options,
         }  # fmt: skip
 

@@ -271,6 +271,7 @@ def _best(
     return PipelinePlan(
         degrees,
         cards,
+        cluster,
         placed,
         found.seconds,
         held,

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from gdp.api.diffusion.parallel import Degrees, degrees_for, exchange, rank_graph
-from gdp.api.diffusion.place import place_pipeline, schemes_of
+from gdp.api.diffusion.place import dtype_on, place_pipeline, schemes_of
 from gdp.api.diffusion.pricing import (
     STEP_S,
     Memories,
@@ -267,3 +267,10 @@ def test_memory_of_a_parallel_plan_is_of_all_cards() -> None:
     assert row["devices"] == ["gpu:0", "gpu:1"]
     assert row["held_bytes"]["transformer"] >= 3 * size
     assert answer.to_json()["components"][1]["devices"] == ["gpu:0", "gpu:1"]
+
+
+@pytest.mark.parametrize(
+    ("cluster", "dtype"), [("cpu+t4", "float16"), ("cpu+h100", "bfloat16"), ("m1-max", "bfloat16")]
+)
+def test_types_that_a_card_computes_slowly_are_avoided(cluster: str, dtype: str) -> None:
+    assert dtype_on(Cluster.load(cluster)) == dtype

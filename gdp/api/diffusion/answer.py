@@ -66,6 +66,7 @@ class PipelineAnswer:
     others: tuple[PipelinePlan, ...] = ()  # best of each other kind, the quickest first
     advice: tuple[str, ...] = ()
     costs: str = ""
+    dtype: str = "bfloat16"  # of weights and activations
     notes: tuple[str, ...] = ()
     phases: dict[str, float] = field(default_factory=dict)  # seconds of each part of the answer
 
@@ -130,6 +131,7 @@ class PipelineAnswer:
             "pipeline": self.pipeline.name, "class": self.pipeline.class_name,
             "request": asdict(self.pipeline.request), "feasible": self.feasible,
             "advice": list(self.advice), "notes": list(self.notes), "costs": self.costs,
+            "dtype": self.dtype,
         }  # fmt: skip
         if plan is None:
             return found

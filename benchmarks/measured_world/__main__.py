@@ -11,6 +11,7 @@ from benchmarks.measured_world import (
     layouts,
     llama,
     llama_passes,
+    media,
     models,
     muxserve,
     passes,
@@ -40,6 +41,7 @@ for _command in (
     box.main,
     sailor.main,
     muxserve.main,
+    media.main,
 ):
     main.add_command(_command)
 

@@ -59,6 +59,9 @@ class FitRow:
     costs: str = ""  # where the seconds come from, and how far off they may be
     links: str = ""  # of the machine's accelerators, by kind
     layout: str = ""  # of a plan that divides ops, such as "tensor 4"
+    joules_per_token: float | None = None  # None where watts are unknown
+    joules_per_request: float | None = None
+    watts: float | None = None  # mean, of the devices that compute
 
     @property
     def label(self) -> str:
@@ -95,6 +98,9 @@ class TrafficRow:
     costs: str = ""  # where the seconds come from, and how far off they may be
     model: str = ""
     links: str = ""  # of the machine's accelerators, by kind
+    joules_per_token: float | None = None  # None where watts are unknown
+    joules_per_request: float | None = None
+    watts: float | None = None  # mean, of the devices that compute
 
     @property
     def label(self) -> str:
@@ -236,7 +242,8 @@ def fit_traffic(
             row, fits=True, tokens_per_s=served.tokens_per_s, first_token=served.first_token,
             token=served.token, running=served.running, room=plan.room, layout=plan.layout,
             limit=plan.generation.limits[1], costs=result.costs, links=result.links,
-            note=loading_note(request, result.question.graph),
+            note=loading_note(request, result.question.graph), watts=plan.watts,
+            joules_per_token=plan.joules_per_token, joules_per_request=plan.joules_per_request,
         )  # fmt: skip
         rows.append(row)
     return rows
@@ -312,7 +319,8 @@ def _with_answer(row: FitRow, question: Question, result: Result) -> FitRow:
         longest_context=found.longest_context,
         full_tokens_per_s=found.full_tokens_per_s, gap=result.gap if result.bound_by else None,
         note="; ".join(filter(None, notes)), costs=result.costs, links=links_line(question.cluster),
-        layout=_layout(result.placement, found.stages),
+        layout=_layout(result.placement, found.stages), watts=found.watts,
+        joules_per_token=found.joules_per_token, joules_per_request=found.joules_per_request,
     )  # fmt: skip
 
 

@@ -7,22 +7,18 @@ Rows of ML.ENERGY as `mlenergy --help` says, with its columns joules_per_token a
 alone, as NVML counts them.
 """
 
-import json
-from collections.abc import Iterable
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-import click
 import numpy as np
 
-from benchmarks.measured_world.engines import COSTS, Step, mlenergy_steps
+from benchmarks.measured_world.engines import Step
 from benchmarks.measured_world.passes import asked_of
-from benchmarks.measured_world.serving import GET, RunPlan, installed, plan_of
+from benchmarks.measured_world.serving import RunPlan, plan_of
 from gdp.base.errors import GdpError
 from gdp.costs.power import Power, work_seconds
 from gdp.question.prepare import once_of, prepare_placement
-from dataclasses import replace
 
 
 def work_of(plan: RunPlan) -> list[list[float]]:

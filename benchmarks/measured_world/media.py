@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 
 import click
 
-from gdp.api.diffusion.answer import PipelineAnswer
+from gdp.api.diffusion.answer import PipelineAnswer, PipelinePlan
 from gdp.api.diffusion.parallel import Degrees
 from gdp.api.diffusion.place import place_pipeline
 from gdp.cluster.file import load_cluster, with_max_memory
@@ -69,10 +69,10 @@ def measured(bench: Path, kind: str) -> Iterator[Row]:
             )  # fmt: skip
 
 
-def predicted(answer: PipelineAnswer, degrees: Degrees) -> float | None:
-    """Seconds of the plan of some degrees; None where there is none."""
+def predicted(answer: PipelineAnswer, degrees: Degrees) -> PipelinePlan | None:
+    """The plan of some degrees; None where there is none."""
     plans = [*([answer.plan] if answer.plan else []), *answer.others]
-    return next((p.seconds for p in plans if p.degrees == degrees), None)
+    return next((p for p in plans if p.degrees == degrees), None)
 
 
 @click.command("media", help=__doc__)
@@ -114,12 +114,15 @@ def answered(kind: str, pipeline: Any, gpu: str, own: list[Row]) -> Iterator[dic
         answer = place_pipeline(pipeline, machine)
         for row in own:
             if row.degrees.cards == cards:
+                plan = predicted(answer, row.degrees)
+                joules = None if plan is None else plan.joules
                 yield {
                     "kind": kind, "model": row.model, "gpu": gpu, "gpus": cards,
                     "ulysses": row.degrees.ulysses, "ring": row.degrees.ring,
                     "batch": row.request.batch, "measured_s": row.seconds,
-                    "predicted_s": predicted(answer, row.degrees), "watts": row.watts,
+                    "predicted_s": None if plan is None else plan.seconds, "watts": row.watts,
                     "joules_per_item": row.joules_per_item,
+                    "predicted_j": None if joules is None else joules / row.request.batch,
                 }  # fmt: skip
 
 
@@ -130,17 +133,20 @@ def report(rows: list[dict[str, Any]]) -> None:
         if row["predicted_s"] is None:
             click.echo(f"no plan: {row}")
             continue
-        error = row["predicted_s"] / row["measured_s"] - 1
         cards = "1 GPU" if row["gpus"] == 1 else "2 to 8 GPUs"
-        for key in (
-            (row["kind"], cards, "all", ""),
-            (row["kind"], cards, row["model"], row["gpu"]),
-        ):
-            by_model[key].append(error)
+        found = {"seconds": row["predicted_s"] / row["measured_s"] - 1}
+        if row["predicted_j"] is not None:
+            found["joules"] = row["predicted_j"] / row["joules_per_item"] - 1
+            # Of the watts alone, as if the seconds were known.
+            watts = row["predicted_j"] * row["batch"] / row["predicted_s"]
+            found["watts"] = watts / row["watts"] - 1
+        for what, error in found.items():
+            by_model[what, row["kind"], cards, "all", ""].append(error)
+            by_model[what, row["kind"], cards, row["model"], row["gpu"]].append(error)
     for key, errors in sorted(by_model.items()):
         sizes = [abs(e) for e in errors]
         click.echo(
-            f"{' '.join(key):50s} n {len(errors):3d}  off {statistics.median(sizes):6.1%} median, "
+            f"{' '.join(key):58s} n {len(errors):3d}  off {statistics.median(sizes):6.1%} median, "
             f"{statistics.mean(sizes):6.1%} mean; signed {statistics.median(errors):+6.1%}"
         )
     losses: list[float] = []

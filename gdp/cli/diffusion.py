@@ -9,13 +9,14 @@ from gdp.cli.text import shown, table
 
 if TYPE_CHECKING:
     from gdp.api.diffusion.answer import PipelineAnswer, PlacedComponent
+    from gdp.cli.energy_text import Price
     from gdp.cluster.types import Cluster
     from gdp.importers.diffusers.request import MediaRequest
 
 
 def place_media(
     spec: str, cluster: "Cluster", request: dict[str, str | None], costs: str | None,
-    output: str | None, force: bool,
+    output: str | None, force: bool, price: "Price | None" = None,
 ) -> None:  # fmt: skip
     """Answer about a pipeline, and write the files that run it to a folder."""
     from gdp.api.diffusion.export import KIND, export_pipeline
@@ -28,12 +29,20 @@ def place_media(
         answer = place_pipeline(spec, cluster, costs=costs, progress=say, **request)
     if output and answer.feasible:
         export_pipeline(answer, output, force)
-    show(answer.to_json(), lambda: pipeline_text(answer, output))
+    plain = answer.to_json()
+    if price is not None and answer.item_j is not None:
+        plain |= {
+            "price_per_kwh": price.per_kwh, "currency": price.currency or None,
+            "price_per_thousand_items": price.of(1000 * answer.item_j),
+        }  # fmt: skip
+    show(plain, lambda: pipeline_text(answer, output, price))
     if not answer.feasible:
         sys.exit(1)
 
 
-def pipeline_text(answer: "PipelineAnswer", output: str | None = None) -> str:
+def pipeline_text(
+    answer: "PipelineAnswer", output: str | None = None, price: "Price | None" = None
+) -> str:
     """Text of an answer: seconds, how each component runs, memory by phase, other plans."""
     pipeline, plan = answer.pipeline, answer.plan
     lines = [f"{pipeline.name}: {_request(pipeline.request)} on {answer.cluster.name}"]
@@ -44,6 +53,7 @@ def pipeline_text(answer: "PipelineAnswer", output: str | None = None) -> str:
     item = "video" if pipeline.request.is_video else "image"
     lines += [
         f"time     {format_seconds(answer.item_s)} for each {item}: {_phases(plan.placed)}",
+        *_energy(answer, item, price),
         f"plan     {plan.text} (the quickest of {plan.options} ways to run the components)",
         "",
         table(
@@ -60,6 +70,15 @@ def pipeline_text(answer: "PipelineAnswer", output: str | None = None) -> str:
     if output:
         lines += [f"written  {output}"]
     return shown(lines)
+
+
+def _energy(answer: "PipelineAnswer", item: str, price: "Price | None") -> list[str]:
+    """The line on joules, watts and money; none where the watts of a device are unknown."""
+    joules, plan = answer.item_j, answer.plan
+    if joules is None or plan is None or plan.watts is None:
+        return []
+    money = "" if price is None else f"; {price.text(1000 * joules)} per thousand {item}s"
+    return [f"energy   {joules:.4g} J for each {item}; {plan.watts:.0f} W on average (GPUs){money}"]
 
 
 def _request(request: "MediaRequest") -> str:
@@ -79,13 +98,10 @@ def _phases(placed: "tuple[PlacedComponent, ...]") -> str:
 
 
 def _row(answer: "PipelineAnswer", placed: "PlacedComponent") -> tuple[str, ...]:
-    way, names = placed.way, answer.cluster.device_names
-    component = placed.priced.component
-    plan = answer.plan
-    devices = plan.cards if plan is not None and plan.cards else way.devices
+    way, component = placed.way, placed.priced.component
     return (
         placed.name, format_bytes(placed.priced.weight_bytes),
-        " + ".join(names[d] for d in devices), way.text,
+        " + ".join(answer.names(way.devices)), way.text,
         format_seconds(way.call_s * component.calls), str(component.passes),
         format_seconds(way.seconds),
     )  # fmt: skip

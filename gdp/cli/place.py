@@ -44,7 +44,7 @@ def place(
         _place_models(asking, output, force)
         return
     if asking.makes_media or video is not None:
-        _place_media(asking, video, output, force)
+        _place_media(asking, video, output, force, price)
         return
     model, parts = asking.model, asking.parts()
     asking.search()  # refuses bad values before files are looked at
@@ -66,7 +66,7 @@ def place(
 
 _OF_A_BOX = {"spec", "cluster", "max_memory", "reserve", "costs", "output", "force"}
 """Options that a file of several models takes; it says all else itself."""
-_OF_MEDIA = _OF_A_BOX | {"image", "video", "quantize"}
+_OF_MEDIA = _OF_A_BOX | {"image", "video", "quantize", "price", "power_limit"}
 
 
 def _place_models(asking: Asking, output: str | None, force: bool) -> None:
@@ -77,14 +77,16 @@ def _place_models(asking: Asking, output: str | None, force: bool) -> None:
     place_box(asking.spec, asking.machine(), asking.costs, output, force)
 
 
-def _place_media(asking: Asking, video: str | None, output: str | None, force: bool) -> None:
+def _place_media(
+    asking: Asking, video: str | None, output: str | None, force: bool, price: Any
+) -> None:
     """Place a pipeline that makes images or videos."""
     from gdp.cli.diffusion import place_media
 
     _require_options(_OF_MEDIA, f"{{}} is not for {asking.spec}, which makes images or videos")
     image = None if asking.image is None else str(asking.image)
     request = {"image": image, "video": video, "quantize": asking.quantize or ""}
-    place_media(asking.spec, asking.machine(), request, asking.costs, output, force)
+    place_media(asking.spec, asking.machine(), request, asking.costs, output, force, price)
 
 
 def _require_options(known: set[str], message: str) -> None:

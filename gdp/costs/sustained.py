@@ -24,6 +24,7 @@ from gdp.costs.default import CrossingCosts
 from gdp.costs.measured.costs import MeasuredCosts, launches_s
 from gdp.costs.measured.graph import GraphKernels, graph_kernels
 from gdp.costs.measured.kernels import KINDS, descriptor_of
+from gdp.costs.power import Power, joules_above_idle
 from gdp.graph.op_graph import OpGraph
 from gdp.ops.rule import CONVOLUTION
 from gdp.ops.table import kernel_of
@@ -42,6 +43,11 @@ NARROW_HEAD, NARROW = 64, 0.85
 PRODUCTS = [KINDS.index("product"), KINDS.index("batched product")]
 HEAD_STEP = 32
 """Heads are padded to a multiple of this."""
+
+EFFORT = 1.25
+"""Joules of such kernels, to those of their FLOP and bytes in servers of language models, of which
+the power model (`gdp.costs.power`) is: they read and write more often, and multiply with older
+instructions."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -108,3 +114,14 @@ def _is_volume(op_type: str, shapes: tuple[tuple[int, ...], ...]) -> bool:
         and [len(shape) for shape in shapes[:2]] == [5, 5]
         and max(shapes[1][2:]) > 1
     )
+
+
+def call_joules(
+    graph: OpGraph, cluster: Cluster, kernel_s: Float[np.ndarray, "N D"]
+) -> Float[np.ndarray, "N D"]:
+    """Joules of the ops of one call above those of an idle device; 0 where they cannot run."""
+    joules = EFFORT * joules_above_idle(graph, cluster, kernel_s)
+    power = Power.of(cluster)
+    runs = np.isfinite(joules) & np.isfinite(kernel_s)
+    most = (power.limit - power.idle) * np.where(runs, kernel_s, 0.0)
+    return np.where(runs, np.minimum(joules, most), 0.0)

@@ -4,7 +4,7 @@ import functools
 import itertools
 import os
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -29,6 +29,7 @@ from gdp.cluster.reserve import for_runtime
 from gdp.cluster.types import Cluster
 from gdp.costs.base import CostModel
 from gdp.costs.default import resolve_costs
+from gdp.costs.power import Power
 from gdp.importers.diffusers.pipeline import Component, DiffusionPipeline, load_pipeline
 from gdp.importers.diffusers.request import MediaRequest, parse_image, parse_video
 from gdp.question.question import Kept
@@ -268,8 +269,31 @@ def _best(
     )  # fmt: skip
     held = sum((p.way.held_bytes for p in placed), np.zeros_like(ways[0][0].held_bytes))
     return PipelinePlan(
-        degrees, cards, placed, found.seconds, held, sum(map(len, ways)), found.looked_at
+        degrees,
+        cards,
+        cluster,
+        placed,
+        found.seconds,
+        held,
+        sum(map(len, ways)),
+        _joules(placed, cluster, found.seconds, max(len(cards), 1)),
     )
+
+
+def _joules(
+    placed: Sequence[PlacedComponent], cluster: Cluster, seconds: float, copies: int
+) -> float | None:
+    """Joules of the accelerators that a plan uses, while the others of them wait, too; None where
+    the watts of one are unknown."""
+    power, used = Power.of(cluster), {d for p in placed for d in p.way.devices}
+    cards = sorted(d for d in used if not cluster.devices[d].is_cpu)
+    if any(power.watts[d] == 0 for d in cards) or not cards:
+        return None
+    worked = sum(
+        p.priced.joules(p.way) for p in placed if not cluster.devices[p.way.devices[0]].is_cpu
+    )
+    joules = worked + float(power.idle[cards].sum()) * seconds
+    return copies * min(joules, float(power.limit[cards].sum()) * seconds)
 
 
 def _flows(own: list[PricedComponent], cluster: Cluster) -> list[Flow]:

@@ -25,7 +25,7 @@ from gdp.cluster.machines import machines
 from gdp.cluster.types import Cluster
 from gdp.costs.default import resolve_costs
 from gdp.costs.offload import unpinned_bytes_per_s
-from gdp.costs.sustained import call_seconds
+from gdp.costs.sustained import call_joules, call_seconds
 from gdp.graph.op_graph import OpGraph
 from gdp.importers.diffusers.pipeline import Component
 from gdp.question.prepare import problem_of
@@ -97,6 +97,7 @@ class PricedComponent:
     part_bytes: Int[np.ndarray, "Q"]  # weights
     activation_bytes: Int[np.ndarray, "D"]  # at most, beside the weights
     reads: Int[np.ndarray, "R 3"]  # (part that makes, part that reads, bytes), each tensor once
+    part_j: Float[np.ndarray, "Q D"]  # joules of one call, above those of an idle device
     launch_s: float = 0.0  # of the host in one call, on accelerators
     scheme: str = ""  # that weights are stored in; "": 16 bits
 
@@ -114,6 +115,14 @@ class PricedComponent:
     def call_s(self, device: int) -> float:
         """Seconds of one call whole on a device."""
         return float(self.part_s[:, device].sum())
+
+    def joules(self, way: "PricedWay") -> float:
+        """Joules of one request above those of idle devices."""
+        at = np.full(len(self.part_bytes), way.devices[0])
+        if way.residence == "split" and not way.sent_blocks:
+            at[1:] = np.repeat(way.devices, way.blocks)
+        call_j = float(self.part_j[np.arange(len(at)), at].sum())
+        return self.component.passes * self.component.calls * call_j
 
     def crossing_s(self, at: Int[np.ndarray, "Q"], cluster: Cluster) -> float:
         """Seconds of one call in which tensors go from part to part on other devices."""
@@ -141,6 +150,8 @@ def priced(component: Component, cluster: Cluster, costs: Any, kept: Kept) -> Pr
     returned = component.output_bytes if component.calls > 1 else 0
     call = call_seconds(graph, cluster, model)
     part_s = np.zeros((count, cluster.num_devices))
+    joules = call_joules(graph, cluster, call.kernel_s)
+    part_j = np.stack([np.bincount(part, of, count) for of in joules.T], axis=1)
     activations = np.zeros(cluster.num_devices, np.int64)
     problem = problem_of(Question(graph, cluster, costs=model, kept=kept))
     for d in range(cluster.num_devices):
@@ -153,7 +164,7 @@ def priced(component: Component, cluster: Cluster, costs: Any, kept: Kept) -> Pr
             peak = int(OBJECTIVES["latency"].score(problem, own, None).peak_bytes[d])
             activations[d] = max(peak - read, 0) + returned
     own = PricedComponent(
-        component, part_s, part_bytes, activations, _reads(graph, part),
+        component, part_s, part_bytes, activations, _reads(graph, part), part_j,
         float(call.launch_s.sum(axis=0).max()),
     )  # fmt: skip
     part_s[0] += own.step_s

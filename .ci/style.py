@@ -34,7 +34,7 @@ RUNTIMES = {"accelerate": "accelerate", "llama.cpp": "llama_?cpp", "OpenVINO": "
 MAX_PARAMETERS = 12
 MAX_FUNCTION_LINES = 60
 MAX_FILES = 18
-MAX_LINES = 85_800
+MAX_LINES = 91_000  # images and videos, joules: 4,000 of them
 """Of gdp. More lines need a reason that outweighs a longer way for every reader: raise the budget
 with that reason, or remove as much elsewhere."""
 SHORT_LINES = 150

@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 import click
 
 from gdp.api.diffusion.answer import PipelineAnswer, PipelinePlan
-from gdp.api.diffusion.parallel import Degrees
+from gdp.api.diffusion.parallel import ParallelDegrees
 from gdp.api.diffusion.place import place_pipeline
 from gdp.cluster.file import load_cluster, with_max_memory
 from gdp.importers.diffusers.pipeline import load_pipeline
@@ -47,7 +47,7 @@ class Row(NamedTuple):
 
     model: str
     gpu: str
-    degrees: Degrees
+    degrees: ParallelDegrees
     request: MediaRequest
     seconds: float
     joules_per_item: float
@@ -64,12 +64,12 @@ def measured(bench: Path, kind: str) -> Iterator[Row]:
             )  # fmt: skip
             name = NAMES.get(row["model"], row["model"].rpartition("/")[2])
             yield Row(
-                name, row["gpu"].lower(), Degrees(int(row["ulysses"]), int(row["ring"])), request,
+                name, row["gpu"].lower(), ParallelDegrees(int(row["ulysses"]), int(row["ring"])), request,
                 float(row["batch_latency_s"]), float(row["joules_per_item"]), float(row["watts"]),
             )  # fmt: skip
 
 
-def predicted(answer: PipelineAnswer, degrees: Degrees) -> PipelinePlan | None:
+def predicted(answer: PipelineAnswer, degrees: ParallelDegrees) -> PipelinePlan | None:
     """The plan of some degrees; None where there is none."""
     plans = [*([answer.plan] if answer.plan else []), *answer.others]
     return next((p for p in plans if p.degrees == degrees), None)

@@ -34,7 +34,7 @@ PACE = {"product": 1.4, "batched product": 1.4, "prompt attention": 1.0, "convol
 MOVES, VOLUMES = 1.6, 9.5
 """Factors of ops that are no products, and of 3-D convolutions."""
 NEW_FAMILY, NEW_PRODUCTS, NEW_MOVES = "Blackwell", 1.3, 1.25
-"""Family whose libraries reach less of what single kernels do, and factors beside those above."""
+"""Family whose libraries are further from its fastest kernels, and factors beside those above."""
 ATTENTION_FLOP = 1600.0
 """FLOP a clock of a multiprocessor that attention reaches with heads of 128. 225 TFLOP/s on an A100
 of 108 multiprocessors at 1.41 GHz are 1,480 (Dao 2023, arXiv 2307.08691)."""

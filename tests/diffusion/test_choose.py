@@ -5,12 +5,12 @@ import itertools
 import numpy as np
 import pytest
 
-from gdp.api.diffusion.choose import Flow, Way, choose, undominated
+from gdp.api.diffusion.choose import HandOver, Way, choose, undominated
 
 
 def problem(
     seed: int,
-) -> tuple[list[list[Way]], list[Flow], np.ndarray]:
+) -> tuple[list[list[Way]], list[HandOver], np.ndarray]:
     """Random ways of up to four components on up to three devices, each with a memory."""
     draw = np.random.default_rng(seed)
     count, devices = int(draw.integers(1, 5)), int(draw.integers(1, 4))
@@ -25,12 +25,14 @@ def problem(
         for _ in range(count)
     ]  # fmt: skip
     pairs = [p for p in itertools.combinations(range(count), 2) if draw.random() < 0.6]
-    flows = [Flow(i, j, draw.integers(0, 5, (devices, devices)).astype(float)) for i, j in pairs]
+    flows = [
+        HandOver(i, j, draw.integers(0, 5, (devices, devices)).astype(float)) for i, j in pairs
+    ]
     return ways, flows, draw.integers(8, 30, devices)
 
 
 def every(
-    ways: list[list[Way]], flows: list[Flow], memory: np.ndarray
+    ways: list[list[Way]], flows: list[HandOver], memory: np.ndarray
 ) -> tuple[float, int, int] | None:
     """The least (seconds, bytes moved, bytes held) of all combinations that fit."""
     values = []

@@ -5,7 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from gdp.api.diffusion.parallel import Degrees, degrees_for, exchange, rank_graph
+from gdp.api.diffusion.parallel import ParallelDegrees, degrees_for, exchange, rank_graph
 from gdp.api.diffusion.place import dtype_on, place_pipeline, schemes_of
 from gdp.api.diffusion.pricing import (
     STEP_S,
@@ -227,13 +227,13 @@ def test_one_request_is_needed(request_: dict[str, str]) -> None:
 def test_degrees_divide_the_heads() -> None:
     found = degrees_for(graph(heads=6), 4, guided=True)
     assert set(found) == {
-        Degrees(1, 4), Degrees(2, 2), Degrees(1, 2, 2), Degrees(2, 1, 2)
+        ParallelDegrees(1, 4), ParallelDegrees(2, 2), ParallelDegrees(1, 2, 2), ParallelDegrees(2, 1, 2)
     }  # fmt: skip
 
 
 def test_a_rank_computes_its_share_with_all_weights() -> None:
     whole = graph(heads=6)
-    rank = rank_graph(whole, Degrees(2, 2))
+    rank = rank_graph(whole, ParallelDegrees(2, 2))
     assert rank.flop.sum() == pytest.approx(whole.flop.sum() / 4)
     assert (rank.weight_bytes == whole.weight_bytes).all()
     attention = rank.detail[1]
@@ -245,11 +245,11 @@ def test_exchanges_grow_with_steps_of_the_ring() -> None:
     cluster = machine(*[1 << 30] * 4)
     seconds = [
         exchange(graph(heads=8), degrees, cluster, [1, 2, 3, 4])
-        for degrees in (Degrees(), Degrees(1, 2), Degrees(1, 4))
+        for degrees in (ParallelDegrees(), ParallelDegrees(1, 2), ParallelDegrees(1, 4))
     ]
     assert seconds[0] == (0.0, 0.0)
     assert 0 < seconds[1].host_s < seconds[2].host_s
-    halves = exchange(graph(heads=8), Degrees(1, 1, 2), cluster, [1, 2])
+    halves = exchange(graph(heads=8), ParallelDegrees(1, 1, 2), cluster, [1, 2])
     assert halves == (0.0, 0.0)  # each half is whole by itself
 
 

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 from jaxtyping import Int
 
-from gdp.api.diffusion.parallel import Degrees
+from gdp.api.diffusion.parallel import ParallelDegrees
 from gdp.api.diffusion.pricing import Memories, PricedComponent, PricedWay
 from gdp.cluster.types import UNLIMITED_BYTES, Cluster
 from gdp.importers.diffusers.pipeline import DiffusionPipeline
@@ -34,7 +34,7 @@ class PlacedComponent:
 class PipelinePlan:
     """A way for every component, on all cards in parallel or on single ones."""
 
-    degrees: Degrees
+    degrees: ParallelDegrees
     cards: tuple[int, ...]  # that each hold the whole pipeline; () where each component has its own
     cluster: Cluster  # of the devices of ways: the machine, or of it the host and the first card
     placed: tuple[PlacedComponent, ...]

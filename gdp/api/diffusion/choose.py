@@ -26,7 +26,7 @@ class Way:
     moved_bytes: int = 0  # weights over links in one request
 
 
-class Flow(NamedTuple):
+class HandOver(NamedTuple):
     """A tensor from one component to another."""
 
     sender: int
@@ -56,7 +56,7 @@ def undominated(ways: Sequence[Way]) -> list[Way]:
 
 
 def choose(
-    ways: Sequence[Sequence[Way]], flows: Sequence[Flow], memory_bytes: Int[np.ndarray, "M"]
+    ways: Sequence[Sequence[Way]], flows: Sequence[HandOver], memory_bytes: Int[np.ndarray, "M"]
 ) -> Choice:
     """The ways with the fewest seconds whose bytes fit in every phase; of equally quick ones, that
     which moves the fewest bytes, then holds the fewest.

@@ -32,7 +32,7 @@ COPY_SHARE = 0.6
 """Of its bandwidth that a device reaches at such copies."""
 
 
-class Degrees(NamedTuple):
+class ParallelDegrees(NamedTuple):
     """Cards of each kind of sequence parallelism; their product is the number of cards."""
 
     ulysses: int = 1
@@ -51,7 +51,7 @@ class Degrees(NamedTuple):
         return " x ".join(words) or "one card"
 
 
-def degrees_for(graph: OpGraph, cards: int, guided: bool) -> list[Degrees]:
+def degrees_for(graph: OpGraph, cards: int, guided: bool) -> list[ParallelDegrees]:
     """All degrees for a number of cards: Ulysses divides the heads of every attention."""
     heads = [d.input_shapes[0][1] for d in attentions(graph)]
     found = []
@@ -61,7 +61,7 @@ def degrees_for(graph: OpGraph, cards: int, guided: bool) -> list[Degrees]:
             continue
         for ulysses in (n for n in range(1, rest + 1) if rest % n == 0):
             if all(h % ulysses == 0 for h in heads):
-                found.append(Degrees(ulysses, rest // ulysses, guidance))
+                found.append(ParallelDegrees(ulysses, rest // ulysses, guidance))
     return found
 
 
@@ -77,7 +77,7 @@ def attentions(graph: OpGraph) -> list[OpDetail]:
     return found
 
 
-def rank_graph(graph: OpGraph, degrees: Degrees) -> OpGraph:
+def rank_graph(graph: OpGraph, degrees: ParallelDegrees) -> OpGraph:
     """The graph as one card computes it: its share of the tokens, all weights."""
     tokens, batch = degrees.ulysses * degrees.ring, degrees.guidance
     n = degrees.cards
@@ -94,7 +94,9 @@ def rank_graph(graph: OpGraph, degrees: Degrees) -> OpGraph:
     )  # fmt: skip
 
 
-def _shared(op_type: str, detail: OpDetail, own: Degrees, tokens: int, batch: int) -> OpDetail:
+def _shared(
+    op_type: str, detail: OpDetail, own: ParallelDegrees, tokens: int, batch: int
+) -> OpDetail:
     def shared(shape: tuple[int, ...]) -> tuple[int, ...]:
         if len(shape) < 3:
             return shape
@@ -124,14 +126,16 @@ def _part(size: int, count: int) -> int:
     return max(1, math.ceil(size / count))
 
 
-class Exchange(NamedTuple):
+class ExchangeSeconds(NamedTuple):
     """Seconds of one call for each other, beside the cards' own kernels and launches."""
 
     card_s: float
     host_s: float
 
 
-def exchange(graph: OpGraph, degrees: Degrees, cluster: Cluster, cards: list[int]) -> Exchange:
+def exchange(
+    graph: OpGraph, degrees: ParallelDegrees, cluster: Cluster, cards: list[int]
+) -> ExchangeSeconds:
     """Seconds of all-to-alls, of rings and of their copies in all layers of one call.
 
     Args:
@@ -141,7 +145,7 @@ def exchange(graph: OpGraph, degrees: Degrees, cluster: Cluster, cards: list[int
         cards: Its devices, as many as the degrees; neighbours share a group of Ulysses.
     """
     if degrees.ulysses * degrees.ring == 1:
-        return Exchange(0.0, 0.0)
+        return ExchangeSeconds(0.0, 0.0)
     card_s = 0.0
     copied = COPY_SHARE * cluster.devices[cards[0]].bytes_per_s
     layers = attentions(graph)
@@ -160,4 +164,4 @@ def exchange(graph: OpGraph, degrees: Degrees, cluster: Cluster, cards: list[int
             )
     own_s = EXCHANGE_HOST_S * (degrees.ulysses > 1)
     own_s += (RING_HOST_S + RING_STEP_HOST_S * (degrees.ring - 1)) * (degrees.ring > 1)
-    return Exchange(card_s, own_s * len(layers))
+    return ExchangeSeconds(card_s, own_s * len(layers))

@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 
 from gdp.api.diffusion.answer import PipelineAnswer, PipelinePlan, PlacedComponent
-from gdp.api.diffusion.choose import Flow, choose
-from gdp.api.diffusion.parallel import HOST, Degrees, degrees_for, exchange, rank_graph
+from gdp.api.diffusion.choose import HandOver, choose
+from gdp.api.diffusion.parallel import HOST, ParallelDegrees, degrees_for, exchange, rank_graph
 from gdp.api.diffusion.pricing import (
     Memories,
     PricedComponent,
@@ -92,7 +92,7 @@ def place_pipeline(
         pipeline = load_pipeline(os.fspath(model), _request(image, video), dtype_on(machine))
     loaded = time.perf_counter()
     say(f"pricing {len(pipeline.components)} components")
-    planner = Planner(pipeline, machine, costs, schemes_of(quantize, pipeline))
+    planner = PipelinePlanner(pipeline, machine, costs, schemes_of(quantize, pipeline))
     plans = sorted(planner.plans(), key=lambda plan: plan.seconds)
     best = plans[0] if plans else None
     phases = {"read": loaded - began, "plan": time.perf_counter() - loaded}
@@ -123,7 +123,7 @@ def _request(image: str | MediaRequest | None, video: str | MediaRequest | None)
 
 
 @dataclass(frozen=True, eq=False)
-class Planner:
+class PipelinePlanner:
     """Plans of a pipeline on a machine, with some components stored in fewer bits."""
 
     pipeline: DiffusionPipeline
@@ -165,7 +165,7 @@ class Planner:
             if schemes and c.component.name in schemes and not c.scheme else c
             for c in self.alone
         ]  # fmt: skip
-        return _best(own, self.cluster, Degrees(), ())
+        return _best(own, self.cluster, ParallelDegrees(), ())
 
     def _parallel(self, cards: tuple[int, ...]) -> Iterator[PipelinePlan]:
         """Plans of sequence parallelism: each card has a process with the whole pipeline."""
@@ -214,7 +214,7 @@ def schemes_of(text: str, pipeline: DiffusionPipeline) -> dict[str, str]:
     return found
 
 
-def advice(planner: Planner, best: PipelinePlan | None) -> Iterator[str]:
+def advice(planner: PipelinePlanner, best: PipelinePlan | None) -> Iterator[str]:
     """Storage in fewer bits that makes a plan possible, or one at least a tenth quicker where
     weights move or blocks are apart."""
     whole = best is not None and (
@@ -252,8 +252,8 @@ def _equal_cards(cluster: Cluster) -> Iterator[tuple[int, ...]]:
     yield from (tuple(group) for group in groups.values() if len(group) > 1)
 
 
-def _possible(pipeline: DiffusionPipeline, cards: int) -> list[Degrees]:
-    """Degrees that divide the denoiser's heads."""
+def _possible(pipeline: DiffusionPipeline, cards: int) -> list[ParallelDegrees]:
+    """ParallelDegrees that divide the denoiser's heads."""
     graphs = [c.graph for c in pipeline.components if c.role == "denoise"]
     return [
         d for d in degrees_for(graphs[0], cards, pipeline.guided)
@@ -262,7 +262,7 @@ def _possible(pipeline: DiffusionPipeline, cards: int) -> list[Degrees]:
 
 
 def _best(
-    own: list[PricedComponent], cluster: Cluster, degrees: Degrees, cards: tuple[int, ...]
+    own: list[PricedComponent], cluster: Cluster, degrees: ParallelDegrees, cards: tuple[int, ...]
 ) -> PipelinePlan | None:
     """The best way for each component on single devices of a machine; None where nothing fits."""
     memories = Memories.on(cluster)
@@ -306,9 +306,9 @@ def _joules(
     return copies * min(joules, float(power.limit[cards].sum()) * seconds)
 
 
-def _flows(own: list[PricedComponent], cluster: Cluster) -> list[Flow]:
-    """What encoders make goes to the first denoiser, once; each denoiser's latents to the next, and
-    those of the last one to the decoder."""
+def _flows(own: list[PricedComponent], cluster: Cluster) -> list[HandOver]:
+    """Tensors between components: encoders' results to the first denoiser, once; each denoiser's
+    latents to the next, and those of the last one to the decoder."""
     roles = [c.component.role for c in own]
     denoisers = [i for i, role in enumerate(roles) if role == "denoise"]
     pairs = [(i, denoisers[0]) for i, role in enumerate(roles) if role == "encode"]
@@ -319,5 +319,5 @@ def _flows(own: list[PricedComponent], cluster: Cluster) -> list[Flow]:
         size = own[sender].component.output_bytes
         seconds = cluster.link_latency_s + size / cluster.link_bytes_per_s
         np.fill_diagonal(seconds, 0.0)
-        flows.append(Flow(sender, receiver, seconds))
+        flows.append(HandOver(sender, receiver, seconds))
     return flows

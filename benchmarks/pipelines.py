@@ -7,12 +7,14 @@ arithmetic beside the answers stands in docs/how-to/image-video.md.
 """
 
 import time
+from collections.abc import Mapping
 from typing import NamedTuple
 
 import click
 
 from gdp.api.diffusion.place import place_pipeline
 from gdp.cli.diffusion import pipeline_text
+from gdp.cluster.file import load_cluster, with_max_memory
 
 
 class Question(NamedTuple):
@@ -24,6 +26,7 @@ class Question(NamedTuple):
     image: str | None = None
     video: str | None = None
     quantize: str = ""
+    memory: Mapping[str, int] = {}  # --max-memory
 
 
 QUESTIONS = (
@@ -39,7 +42,8 @@ QUESTIONS = (
              quantize="q8_0"),
     Question("huggingface/diffusers#6857", "stable-diffusion-xl-base-1.0", "cpu+2xrtx3070",
              "1024x1024,steps=50"),
-    Question("Comfy-Org/ComfyUI#4165", "FLUX.1-dev", "m1-max", "1024x1024,steps=20"),
+    Question("Comfy-Org/ComfyUI#4165", "FLUX.1-dev", "m1-max", "1024x1024,steps=20",
+             memory={"m1-max": 2 * 32 * 2**30 // 3}, quantize="nf4"),
     Question("kijai/ComfyUI-WanVideoWrapper#562", "Wan2.1-T2V-14B", "cpu+rtx4090",
              video="832x480x81,steps=50,tiling"),
     Question("kijai/ComfyUI-CogVideoXWrapper#18", "CogVideoX1.5-5B", "cpu+rtx4090",
@@ -57,8 +61,9 @@ def main(only: tuple[int, ...]) -> None:
         if only and number not in only:
             continue
         began = time.perf_counter()
+        machine = with_max_memory(load_cluster(question.cluster), question.memory)
         answer = place_pipeline(
-            f"diffusers:{question.pipeline}", question.cluster, image=question.image,
+            f"diffusers:{question.pipeline}", machine, image=question.image,
             video=question.video, quantize=question.quantize,
         )  # fmt: skip
         click.echo(f"{number}. {question.thread} ({time.perf_counter() - began:.1f} s)")

@@ -50,7 +50,10 @@ def export_pipeline(
     if plan.cards:
         denoisers = {p.priced.component.class_name for p in plan.placed if p.role == "denoise"}
         if denoisers <= DIFFUSERS_PARALLEL and plan.degrees.guidance == 1:
-            files["run.py"] = source("parallel_runner.py")
+            # The two programs lie in one folder.
+            inside = (b"from gdp.api.diffusion.runner import", b"from runner import")
+            files["run.py"] = source("parallel_runner.py").replace(*inside)
+            files["runner.py"] = source("runner.py")
         files["xdit.sh"] = xdit_command(answer).encode()
     else:
         files["run.py"] = source("runner.py")
@@ -80,7 +83,7 @@ def plan_of(answer: PipelineAnswer) -> dict[str, Any]:
         "ulysses": plan.degrees.ulysses, "ring": plan.degrees.ring,
         "guidance": plan.degrees.guidance, "tiling": request.tiling, "slicing": request.slicing,
         "denoisers": [p.name for p in plan.placed if p.role == "denoise"],
-        "components": [] if plan.cards else [_entry(p, names) for p in plan.placed],
+        "components": [_entry(p, names) for p in plan.placed],
         "call": {
             "width": request.width, "height": request.height, "num_frames": request.frames,
             "num_inference_steps": request.steps, "guidance_scale": request.guidance,

@@ -2,17 +2,19 @@
 
     torchrun --nproc-per-node N run.py MODEL --prompt "a lighthouse at dusk" [-o image.png]
 
-The degrees lie beside this file (plan.json). Needs torch and diffusers alone.
+The plan lies beside this file (plan.json), with the program that places components on each GPU.
+Needs torch and diffusers alone.
 """
 
 import argparse
-import inspect
 import json
 import time
 from pathlib import Path
 
 import torch
 import torch.distributed as dist
+
+from gdp.api.diffusion.runner import arguments, place
 
 
 def main() -> None:
@@ -31,7 +33,8 @@ def main() -> None:
     torch.cuda.set_device(rank)
     kind = getattr(diffusers, plan["class"])
     pipe = kind.from_pretrained(given.model, torch_dtype=getattr(torch, plan["dtype"]))
-    pipe.to(f"cuda:{rank}")
+    own = [c | {"devices": [f"cuda:{rank}"]} for c in plan["components"]]
+    place(pipe, plan | {"home": f"cuda:{rank}", "components": own})
     degrees = diffusers.ContextParallelConfig(
         ring_degree=plan["ring"], ulysses_degree=plan["ulysses"]
     )
@@ -39,13 +42,9 @@ def main() -> None:
         denoiser = getattr(pipe, name)
         denoiser.set_attention_backend("flash" if plan["ring"] > 1 else "native")
         denoiser.enable_parallelism(config=degrees)
-    if plan["tiling"]:
-        pipe.vae.enable_tiling()
-    known = inspect.signature(pipe.__call__).parameters
-    call = {name: value for name, value in plan["call"].items() if name in known}
     began = time.perf_counter()
     generator = torch.Generator("cpu").manual_seed(given.seed)
-    result = pipe(given.prompt, generator=generator, **call)
+    result = pipe(given.prompt, generator=generator, **arguments(pipe, plan))
     if rank == 0:
         print(f"{time.perf_counter() - began:.2f} s; predicted {plan['seconds']:.2f} s")
         if hasattr(result, "images"):

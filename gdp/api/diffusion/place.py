@@ -36,6 +36,10 @@ from gdp.question.question import Kept
 
 RUNTIME = "accelerate"
 """Target whose reserve of memory PyTorch's is."""
+ALIKE = ("whole", "moved", "blocks sent")
+DENOISER_ALIKE = ("whole", "moved")
+"""Ways of components where several cards compute each pass together: their exchanges hook into the
+blocks of the denoiser, which so stay whole."""
 SLOW = 0.75
 """Share of the FLOP/s in float16 below which bfloat16 is avoided."""
 ADVISED, BETTER = ("fp8", "nf4"), 0.9
@@ -271,6 +275,11 @@ def _best(
         host = memories.of[cluster.host]
         room[host] //= len(cards)
     ways = [ways_of(c, i, len(own), cluster, memories) for i, c in enumerate(own)]
+    if cards:
+        kept = {c: DENOISER_ALIKE if c.component.role == "denoise" else ALIKE for c in own}
+        ways = [
+            [w for w in of if w.residence in kept[c]] for c, of in zip(own, ways, strict=True)
+        ]  # fmt: skip
     found = choose(ways, _flows(own, cluster), room)
     if found.ways is None:
         return None

@@ -13,6 +13,7 @@ from benchmarks.measured_world import (
     layouts,
     llama,
     llama_passes,
+    media,
     models,
     muxserve,
     passes,
@@ -44,6 +45,7 @@ for _command in (
     energy_systems.main,
     sailor.main,
     muxserve.main,
+    media.main,
 ):
     main.add_command(_command)
 

@@ -52,7 +52,7 @@ class Asking:
     context: int | str | None = None
     quantize: str | None = None
     mmproj: str | None = None
-    image: int | None = None
+    image: int | str | None = None
 
     cluster: str | None = None
     max_memory: tuple[Mapping[str, int], ...] = ()
@@ -132,6 +132,15 @@ class Asking:
         from gdp.api.box.models import holds_models
 
         return holds_models(self.spec)
+
+    @property
+    def makes_media(self) -> bool:
+        """True where the argument is a pipeline that makes images or videos."""
+        if not self.spec.startswith(("hf:", "diffusers:")):
+            return False
+        from gdp.importers.diffusers.spec import is_pipeline
+
+        return is_pipeline(self.spec)
 
     def beside(self, placement: str | None) -> tuple[str | None, str]:
         """Spec and placement of a verb with the arguments MODEL PLACEMENT, of which the first may

@@ -60,6 +60,22 @@ class Context(click.ParamType):
         return tokens
 
 
+class ImageSize(click.ParamType):
+    """A number of pixels, or the text of a request for images."""
+
+    name = "image"
+
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> int | str:
+        pixels = whole_number(str(value))
+        if pixels is None and "x" not in str(value):
+            self.fail(
+                f"{value!r} must be a number of pixels, or a size such as 1024x1024", param, ctx
+            )
+        return str(value) if pixels is None else pixels
+
+
 class ObjectiveChoice(click.Choice):
     """Objectives of the table, which is imported at the first use."""
 
@@ -133,10 +149,15 @@ _OF_MODEL = [
         help="llama.cpp's image encoder, which gets a device of its own; .gguf models.",
     ),
     click.option(
-        "--image", type=_COUNT, metavar="PIXELS",
-        help="Side of the image that it reads; default: as its file says.",
+        "--image", type=ImageSize(), metavar="PIXELS|REQUEST",
+        help="Side of the image that it reads; default: as its file says. Of pipelines the images "
+        "that they make, such as 1024x1024,steps=50,guidance=3.5,batch=1.",
     ),
 ]  # fmt: skip
+VIDEO = click.option(
+    "--video", metavar="REQUEST",
+    help="Videos that a pipeline makes, such as 1280x720x129,steps=50.",
+)  # fmt: skip
 MODEL = [click.argument("spec", metavar="MODEL"), *_OF_MODEL]
 NAMED_MODEL = [
     click.option(

@@ -24,12 +24,13 @@ if TYPE_CHECKING:
 @click.command()
 @options.stack(
     *options.asking(options.PLACE_OBJECTIVE), *options.METHOD, *options.DESTINATION,
-    *options.SERVING, options.PRICE, options.output("P", "Write the placement (JSON)."),
+    *options.SERVING, options.VIDEO, options.PRICE,
+    options.output("P", "Write the placement (JSON)."),
     options.REPORT, options.TRACE, options.FORCE, options.AS_JSON,
 )  # fmt: skip
 def place(
     output: str | None, report: str | None, trace: str | None, force: bool, traffic: Any,
-    within: Any, disaggregated: bool, draft: Any, price: Any, **values: Any,
+    within: Any, disaggregated: bool, draft: Any, video: str | None, price: Any, **values: Any,
 ) -> None:  # fmt: skip
     """Place a model on a cluster."""
     from gdp.api.place import placed
@@ -41,6 +42,9 @@ def place(
     phases.ended("import")
     if asking.holds_models:
         _place_models(asking, output, force)
+        return
+    if asking.makes_media or video is not None:
+        _place_media(asking, video, output, force, price)
         return
     model, parts = asking.model, asking.parts()
     asking.search()  # refuses bad values before files are looked at
@@ -62,22 +66,37 @@ def place(
 
 _OF_A_BOX = {"spec", "cluster", "max_memory", "reserve", "costs", "output", "force"}
 """Options that a file of several models takes; it says all else itself."""
+_OF_MEDIA = _OF_A_BOX | {"image", "video", "quantize", "price", "power_limit"}
 
 
 def _place_models(asking: Asking, output: str | None, force: bool) -> None:
     """Place the models of a file."""
     from gdp.cli.box import place_box
 
+    _require_options(_OF_A_BOX, f"{asking.spec} holds several models and says {{}} of each itself")
+    place_box(asking.spec, asking.machine(), asking.costs, output, force)
+
+
+def _place_media(
+    asking: Asking, video: str | None, output: str | None, force: bool, price: Any
+) -> None:
+    """Place a pipeline that makes images or videos."""
+    from gdp.cli.diffusion import place_media
+
+    _require_options(_OF_MEDIA, f"{{}} is not for {asking.spec}, which makes images or videos")
+    image = None if asking.image is None else str(asking.image)
+    request = {"image": image, "video": video, "quantize": asking.quantize or ""}
+    place_media(asking.spec, asking.machine(), request, asking.costs, output, force, price)
+
+
+def _require_options(known: set[str], message: str) -> None:
+    """Raise `UsageError` with the first option of the command line that is not known here."""
     context = click.get_current_context()
     for parameter in context.command.params:
         name = parameter.name or ""
         given = context.get_parameter_source(name) is ParameterSource.COMMANDLINE
-        if given and parameter.expose_value and name not in _OF_A_BOX:
-            raise click.UsageError(
-                f"{asking.spec} holds several models and says {parameter.opts[0]} of each itself: "
-                "leave it out"
-            )
-    place_box(asking.spec, asking.machine(), asking.costs, output, force)
+        if given and parameter.expose_value and name not in known:
+            raise click.UsageError(f"{message.format(parameter.opts[0])}: leave it out")
 
 
 def beside(path: str) -> str:

@@ -51,7 +51,7 @@ DECISIONS = {
     "cluster.table": {"*": TEXT},  # travels with gdp
     "cluster.table.Preset": dict.fromkeys(
         ("dispatch_per", "family", "flop_per_s", "kind", "maker", "memory", "memory_bytes",
-         "product", "source"), TEXT),
+         "power_source", "product", "source"), TEXT),
     "placement.constraints.Constraints": {"together": TEXT, "whole": TEXT},
     "placement.constraints.Pin": {"devices": TEXT, "match": TEXT},
     "placement.constraints._File": {"together": TEXT, "whole": TEXT},

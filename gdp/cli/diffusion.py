@@ -98,13 +98,10 @@ def _phases(placed: "tuple[PlacedComponent, ...]") -> str:
 
 
 def _row(answer: "PipelineAnswer", placed: "PlacedComponent") -> tuple[str, ...]:
-    way, names = placed.way, answer.cluster.device_names
-    component = placed.priced.component
-    plan = answer.plan
-    devices = plan.cards if plan is not None and plan.cards else way.devices
+    way, component = placed.way, placed.priced.component
     return (
         placed.name, format_bytes(placed.priced.weight_bytes),
-        " + ".join(names[d] for d in devices), way.text,
+        " + ".join(answer.names(way.devices)), way.text,
         format_seconds(way.call_s * component.calls), str(component.passes),
         format_seconds(way.seconds),
     )  # fmt: skip

@@ -21,7 +21,7 @@ from gdp.cluster.presets import presets
 from gdp.cluster.types import Cluster, Device
 from gdp.costs.base import CostModel, roofline
 from gdp.costs.default import CrossingCosts
-from gdp.costs.measured.costs import MeasuredCosts, launches_s
+from gdp.costs.measured.costs import MeasuredCosts, launches_s, slower_types
 from gdp.costs.measured.graph import GraphKernels, graph_kernels
 from gdp.costs.measured.kernels import KINDS, descriptor_of
 from gdp.costs.power import Power, joules_above_idle
@@ -76,7 +76,8 @@ def call_seconds(graph: OpGraph, cluster: Cluster, costs: CostModel) -> CallSeco
         if key not in alike:
             kernel_s = plain[:, d]
             if isinstance(own, MeasuredCosts) and own.predicts(device):
-                kernel_s = np.where(found.known, own.kernel_seconds(found, device), kernel_s)
+                learned = found.known & ~slower_types(graph, device)
+                kernel_s = np.where(learned, own.kernel_seconds(found, device), kernel_s)
             alike[key] = _at_pace(graph, found, kernel_s, device)
         seconds[:, d] = np.where(np.isfinite(seconds[:, d]), alike[key], np.inf)
         launch_s[:, d] = launches_s(found)

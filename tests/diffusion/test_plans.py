@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from gdp.api.diffusion.parallel import Degrees, degrees_for, exchange, rank_graph
-from gdp.api.diffusion.place import place_pipeline, schemes_of
+from gdp.api.diffusion.place import dtype_on, place_pipeline, schemes_of
 from gdp.api.diffusion.pricing import (
     STEP_S,
     Memories,
@@ -251,3 +251,26 @@ def test_exchanges_grow_with_steps_of_the_ring() -> None:
     assert 0 < seconds[1].host_s < seconds[2].host_s
     halves = exchange(graph(heads=8), Degrees(1, 1, 2), cluster, [1, 2])
     assert halves == (0.0, 0.0)  # each half is whole by itself
+
+
+def test_memory_of_a_parallel_plan_is_of_all_cards() -> None:
+    """Two equal cards halve the denoising; each holds the pipeline, the host nothing."""
+    size = BLOCKS * BLOCK_BYTES
+    cluster = machine(4 * size, 4 * size, link=1e12)
+    made = pipeline()
+    parts = tuple(replace(c, graph=graph(heads=8)) for c in made.components)
+    answer = place_pipeline(replace(made, components=parts), cluster, costs="datasheet")
+    assert answer.plan is not None
+    assert answer.plan.cards == (1, 2)
+    assert answer.others[-1].seconds > answer.seconds
+    (row,) = answer.memory()
+    assert row["devices"] == ["gpu:0", "gpu:1"]
+    assert row["held_bytes"]["transformer"] >= 3 * size
+    assert answer.to_json()["components"][1]["devices"] == ["gpu:0", "gpu:1"]
+
+
+@pytest.mark.parametrize(
+    ("cluster", "dtype"), [("cpu+t4", "float16"), ("cpu+h100", "bfloat16"), ("m1-max", "bfloat16")]
+)
+def test_types_that_a_card_computes_slowly_are_avoided(cluster: str, dtype: str) -> None:
+    assert dtype_on(Cluster.load(cluster)) == dtype

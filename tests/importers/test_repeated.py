@@ -62,6 +62,36 @@ class Pair(Block):
         return self.down(self.up(x)) + y, y * mask
 
 
+class Joined(Pair):
+    """Hands on two parts of one tensor, as single blocks of FLUX do."""
+
+    def forward(self, x: Any, mask: Any, shared: dict[str, Any]) -> Any:
+        joined = torch.cat(super().forward(x, mask, shared))
+        return joined[:2], joined[2:]
+
+
+class Writing(Pair):
+    """Writes in place, so that a trace leaves out ops that nothing reads."""
+
+    def forward(self, x: Any, mask: Any, shared: dict[str, Any]) -> Any:
+        x, y = super().forward(x, mask, shared)
+        return x.mul(2).add_(1), y.sigmoid()
+
+
+class FirstOfPair(nn.Module):
+    """The first result of the last of its blocks."""
+
+    def __init__(self, blocks: list[nn.Module]) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList(blocks)
+
+    def forward(self, x: Any) -> Any:
+        pair = (x.tanh(), x.exp())
+        for block in self.blocks:
+            pair = block(pair, x, {})
+        return pair[0]
+
+
 class Tiny(nn.Module):
     """Blocks between a first and a last layer."""
 
@@ -111,6 +141,8 @@ REPEATED: dict[str, Callable[[], nn.Module]] = {
     "tied weights": lambda: Tiny(tied()),
     "a result that all read": lambda: Tiny(sharing()),
     "two results": lambda: Tiny([Pair(i) for i in range(7)]),
+    "two parts of one tensor": lambda: Tiny([Joined(i) for i in range(30)]),
+    "a last layer that makes too much": lambda: FirstOfPair([Writing(i) for i in range(7)]),
     "a result read from afar": lambda: Tiny([Block(i) for i in range(12)], third_last),
 }
 WHOLE: dict[str, Callable[[], nn.Module]] = {

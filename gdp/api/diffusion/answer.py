@@ -7,7 +7,7 @@ import numpy as np
 from jaxtyping import Int
 
 from gdp.api.diffusion.parallel import Degrees
-from gdp.api.diffusion.pricing import PricedComponent, PricedWay
+from gdp.api.diffusion.pricing import Memories, PricedComponent, PricedWay
 from gdp.cluster.types import UNLIMITED_BYTES, Cluster
 from gdp.importers.diffusers.pipeline import DiffusionPipeline
 
@@ -36,6 +36,7 @@ class PipelinePlan:
 
     degrees: Degrees
     cards: tuple[int, ...]  # that each hold the whole pipeline; () where each component has its own
+    cluster: Cluster  # of the devices of ways: the machine, or of it the host and the first card
     placed: tuple[PlacedComponent, ...]
     seconds: float  # of one request
     held_bytes: Int[np.ndarray, "P M"]
@@ -65,6 +66,7 @@ class PipelineAnswer:
     others: tuple[PipelinePlan, ...] = ()  # best of each other kind, the quickest first
     advice: tuple[str, ...] = ()
     costs: str = ""
+    dtype: str = "bfloat16"  # of weights and activations
     notes: tuple[str, ...] = ()
     phases: dict[str, float] = field(default_factory=dict)  # seconds of each part of the answer
 
@@ -94,20 +96,33 @@ class PipelineAnswer:
         plan = self.plan
         if plan is None:
             return []
-        from gdp.api.diffusion.pricing import Memories
-
-        memories = Memories.on(self.cluster)
+        memories = Memories.on(plan.cluster)
+        host = memories.of[plan.cluster.host]
         rows = []
         for m, room in enumerate(memories.bytes.tolist()):
-            names = [n for n, of in zip(self.cluster.device_names, memories.of, strict=True)
-                     if of == m]  # fmt: skip
-            held = {p.name: int(plan.held_bytes[i, m]) for i, p in enumerate(plan.placed)}
+            # Processes on several cards each have their own weights in host memory.
+            copies = len(plan.cards) if plan.cards and m == host else 1
+            held = {
+                p.name: copies * int(plan.held_bytes[i, m]) for i, p in enumerate(plan.placed)
+            }  # fmt: skip
             if max(held.values()) > 0:
+                devices = [d for d in range(plan.cluster.num_devices) if memories.of[d] == m]
                 rows.append({
-                    "devices": names, "held_bytes": held,
+                    "devices": self.names(tuple(devices)), "held_bytes": held,
                     "room_bytes": room if room < UNLIMITED_BYTES else None,
                 })  # fmt: skip
         return rows
+
+    def names(self, devices: tuple[int, ...]) -> list[str]:
+        """Names of devices of the plan: the first card of a parallel plan stands for all."""
+        plan = self.plan
+        assert plan is not None
+        found: list[str] = []
+        for d in devices:
+            alike = plan.cards if plan.cards and d != plan.cluster.host else ()
+            names = plan.cluster.device_names
+            found += [self.cluster.device_names[c] for c in alike] or [names[d]]
+        return found
 
     def to_json(self) -> dict[str, Any]:
         """Plain data, with units in the names."""
@@ -116,13 +131,16 @@ class PipelineAnswer:
             "pipeline": self.pipeline.name, "class": self.pipeline.class_name,
             "request": asdict(self.pipeline.request), "feasible": self.feasible,
             "advice": list(self.advice), "notes": list(self.notes), "costs": self.costs,
+            "dtype": self.dtype,
         }  # fmt: skip
         if plan is None:
             return found
         return found | {
             "seconds": plan.seconds, "seconds_per_item": self.item_s, "joules": plan.joules,
             "joules_per_item": self.item_j, "watts": plan.watts,
-            "parallel": plan.degrees._asdict() | {"cards": self._names(plan.cards)},
+            "parallel": plan.degrees._asdict() | {"cards": [
+                self.cluster.device_names[d] for d in plan.cards
+            ]},
             "components": [self._component(p) for p in plan.placed], "memory": self.memory(),
             "others": [
                 {"plan": o.text, "seconds": o.seconds, "joules": o.joules} for o in self.others
@@ -130,15 +148,12 @@ class PipelineAnswer:
             "options": plan.options,
         }  # fmt: skip
 
-    def _names(self, devices: tuple[int, ...]) -> list[str]:
-        return [self.cluster.device_names[d] for d in devices]
-
     def _component(self, placed: PlacedComponent) -> dict[str, Any]:
         way, component = placed.way, placed.priced.component
         return {
             "name": component.name, "class": component.class_name, "role": component.role,
             "parameters": component.parameters, "weight_bytes": placed.priced.weight_bytes,
-            "residence": way.residence, "devices": self._names(way.devices),
+            "residence": way.residence, "devices": self.names(way.devices),
             "blocks": list(way.blocks), "sent_blocks": way.sent_blocks,
             "passes": component.passes, "calls": component.calls,
             "seconds_per_call": way.call_s, "seconds": way.seconds,

@@ -75,7 +75,7 @@ def plan_of(answer: PipelineAnswer) -> dict[str, Any]:
     names = torch_names(answer.cluster)
     denoiser = next(p for p in plan.placed if p.role == "denoise")
     return {
-        "class": answer.pipeline.class_name, "dtype": "bfloat16", "seconds": plan.seconds,
+        "class": answer.pipeline.class_name, "dtype": answer.dtype, "seconds": plan.seconds,
         "home": names[denoiser.way.devices[0]] if not plan.cards else "cuda:0",
         "ulysses": plan.degrees.ulysses, "ring": plan.degrees.ring,
         "guidance": plan.degrees.guidance, "tiling": request.tiling, "slicing": request.slicing,

@@ -36,6 +36,8 @@ from gdp.question.question import Kept
 
 RUNTIME = "accelerate"
 """Target whose reserve of memory PyTorch's is."""
+SLOW = 0.75
+"""Share of the FLOP/s in float16 below which bfloat16 is avoided."""
 ADVISED, BETTER = ("fp8", "nf4"), 0.9
 """Schemes that are tried for advice, and the share of the seconds below which one is named."""
 
@@ -87,7 +89,7 @@ def place_pipeline(
     if isinstance(model, DiffusionPipeline):
         pipeline = model
     else:
-        pipeline = load_pipeline(os.fspath(model), _request(image, video))
+        pipeline = load_pipeline(os.fspath(model), _request(image, video), dtype_on(machine))
     loaded = time.perf_counter()
     say(f"pricing {len(pipeline.components)} components")
     planner = Planner(pipeline, machine, costs, schemes_of(quantize, pipeline))
@@ -96,8 +98,16 @@ def place_pipeline(
     phases = {"read": loaded - began, "plan": time.perf_counter() - loaded}
     return PipelineAnswer(
         pipeline, machine, best, tuple(plans[1:]), advice=tuple(advice(planner, best)),
-        costs=planner.label, notes=pipeline.notes, phases=phases,
+        costs=planner.label, dtype=dtype_on(machine), notes=pipeline.notes, phases=phases,
     )  # fmt: skip
+
+
+def dtype_on(cluster: Cluster) -> str:
+    """Type of weights and activations: bfloat16, and float16 where an accelerator computes the
+    other one more slowly, as GPUs before Ampere do."""
+    cards = [device for device in cluster.devices if not device.is_cpu]
+    slow = any(d.speed("bfloat16") < SLOW * d.speed("float16") for d in cards)
+    return "float16" if slow else "bfloat16"
 
 
 def _request(image: str | MediaRequest | None, video: str | MediaRequest | None) -> MediaRequest:
@@ -271,6 +281,7 @@ def _best(
     return PipelinePlan(
         degrees,
         cards,
+        cluster,
         placed,
         found.seconds,
         held,

@@ -131,7 +131,7 @@ class MeasuredCosts:
             key = device.kind, descriptor_of(device)
             if key not in alike:
                 alike[key] = self.kernel_seconds(found, device)
-            learned = found.known & ~_slower_types(graph, device)
+            learned = found.known & ~slower_types(graph, device)
             own = np.where(learned, alike[key], plain[:, d])
             if not self.served and cluster.launches_ops[d]:
                 launched = np.maximum(own, device.dispatch_s)
@@ -330,7 +330,7 @@ def _more_dispatches_s(
     return share[:, None] * cluster.op_dispatch_s
 
 
-def _slower_types(graph: OpGraph, device: Device) -> Bool[np.ndarray, "N"]:
+def slower_types(graph: OpGraph, device: Device) -> Bool[np.ndarray, "N"]:
     """Ops in a type that the device computes more slowly than the one of that width which was
     learned: float64 everywhere, bfloat16 on a V100. Their roofline is nearer."""
     single, half, *_ = descriptor_of(device).flop_per_s

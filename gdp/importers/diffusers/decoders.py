@@ -55,7 +55,7 @@ def decoder_call(vae: Any, request: MediaRequest, latent: Shape, dtype: Any) -> 
     if request.tiling:
         high, wide = (_tile(vae, axis, ratio.spatial) for axis in ("height", "width"))
         if rows > high.size or columns > wide.size:
-            calls *= high.count(rows) * wide.count(columns)
+            calls *= high.number(rows) * wide.number(columns)
             rows, columns = min(rows, high.size), min(columns, wide.size)
     shape = (batch, channels, *frames, rows, columns)
     call = DECODERS[type(vae).__name__].call(vae, shape, dtype)
@@ -66,7 +66,7 @@ class _Tile(NamedTuple):
     size: int  # rows or columns of the latent
     stride: int
 
-    def count(self, length: int) -> float:
+    def number(self, length: int) -> float:
         """Tiles of a length, of which those at the end are smaller."""
         return sum(min(self.size, length - i) for i in range(0, length, self.stride)) / min(
             self.size, length

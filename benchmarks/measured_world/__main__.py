@@ -7,6 +7,8 @@ import click
 
 from benchmarks.measured_world import (
     box,
+    energy,
+    energy_systems,
     engines,
     layouts,
     llama,
@@ -39,6 +41,8 @@ for _command in (
     layouts.main,
     traffic.main,
     box.main,
+    energy.main,
+    energy_systems.main,
     sailor.main,
     muxserve.main,
     media.main,

@@ -34,6 +34,7 @@ def energy_bounds(problem: Problem, budget: WorkBudget, found: float) -> list[Bo
     least_j = np.where(problem.allowed, joules, np.inf).min(axis=1).sum()
     may_use = problem.allowed[works].any(axis=0)
     idle_w = float(power.idle[may_use].min()) if works.any() else 0.0
+    idle_w += problem.cluster.base_watts
     times = bounds_of_latency(replace(problem, objective="latency"), budget, np.inf)
     latency = max(times, key=lambda bound: bound.value_s)
     latency_s = latency.value_s * problem.unit.seconds

@@ -84,6 +84,7 @@ class ClusterEntry(msgspec.Struct, forbid_unknown_fields=True):
     default_latency_s: float | None = None
     disk_bytes_per_s: float | None = None  # of the disk that weights are loaded from
     contention: bool = True
+    base_watts: float = 0.0  # of all that is no device, at the wall
 
 
 def read_cluster(path: str | os.PathLike[str]) -> Cluster:
@@ -107,7 +108,7 @@ def cluster_of(entry: ClusterEntry, name: str) -> Cluster:
     given = [_link(link, entry.contention) for link in entry.link]
     pairs = {(x.src, x.dst) for x in given} | {(x.dst, x.src) for x in given if not x.one_way}
     assumed = [] if defaults else _preset_links(devices, entry.contention)
-    return make_cluster(
+    cluster = make_cluster(
         entry.name or name,
         devices,
         [*given, *(link for link in assumed if (link.src, link.dst) not in pairs)],
@@ -116,6 +117,7 @@ def cluster_of(entry: ClusterEntry, name: str) -> Cluster:
         host=entry.host,
         disk_bytes_per_s=entry.disk_bytes_per_s or 0.0,
     )
+    return replace(cluster, base_watts=entry.base_watts) if entry.base_watts else cluster
 
 
 def _preset_links(devices: Sequence[Device], contention: bool) -> list[Link]:
@@ -186,6 +188,8 @@ def cluster_toml(cluster: Cluster) -> str:
     lines = [f"name = {_toml(cluster.name)}", f"host = {_toml(host)}"]
     if cluster.disk_bytes_per_s:
         lines.append(f"disk_bytes_per_s = {_toml(float(cluster.disk_bytes_per_s))}")
+    if cluster.base_watts:
+        lines.append(f"base_watts = {_toml(float(cluster.base_watts))}")
     for device in cluster.devices:
         limited = device.memory_bytes < UNLIMITED_BYTES
         lines += _table("device", {

@@ -173,6 +173,9 @@ class Cluster:
     channel: Int[np.ndarray, "D D"]  # pairs with one id share a bus, or NO_CHANNEL; diagonal unused
     host: int = 0  # holds graph inputs and receives outputs
     disk_bytes_per_s: float = 0.0  # of the disk that weights are loaded from; 0: not known
+    # Of all that is no device of it: boards, fans, losses of supplies, a processor that waits; 0:
+    # energy is that of the devices alone.
+    base_watts: float = 0.0
 
     # `gdp.cluster` sets both: files, presets and detection make clusters, so they stand above.
     load: ClassVar["staticmethod[..., Cluster]"]  # load_cluster
@@ -200,6 +203,11 @@ class Cluster:
             )
         if self.disk_bytes_per_s:
             _check_rate(f"cluster {self.name!r}", "disk_bytes_per_s", self.disk_bytes_per_s)
+        if not 0 <= self.base_watts <= MAX_WATTS:
+            raise ClusterError(
+                f"cluster {self.name!r}: base_watts must be 0 to {MAX_WATTS:g} W, "
+                f"got {self.base_watts}"
+            )
         if not 0 <= self.host < d:
             raise ClusterError(f"cluster {self.name!r}: host {self.host} lies outside 0..{d - 1}")
         for key in ("link_bytes_per_s", "link_latency_s", "channel"):

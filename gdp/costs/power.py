@@ -25,7 +25,7 @@ from gdp.graph.op_graph import OpGraph
 IDLE = 0.2
 """Share of its watts that a device draws with a model loaded and nothing computed, where no
 figure of it is known: between 0.18 and 0.27 of V100, H100, A4000 and P40 (`devices.toml`)."""
-BUSY, FLOP, BYTES = 0.3, 1.3, 0.6
+BUSY, FLOP, BYTES = 0.36, 2.0, 0.39
 """Shares of watts - idle."""
 
 

@@ -1,6 +1,7 @@
 """Energy of a run: idle watts of the devices that it uses, and joules of its ops.
 
-    joules = idle watts of the used devices * seconds + sum over ops of joules above idle
+    joules = (idle watts of the used devices + base watts) * seconds
+             + sum over ops of their joules above idle
 
 A device is used if it does arithmetic; one that only holds inputs, outputs or embeddings, or
 nothing, draws nothing here. Links draw nothing, as nothing is measured of them.
@@ -26,7 +27,7 @@ class RunPower(NamedTuple):
     """Power of the devices that a placement uses. Axes: N ops, D devices."""
 
     used: Bool[np.ndarray, "D"]
-    idle_w: float  # of these together
+    idle_w: float  # of these together, and of the rest of the system
     limit_w: float
     op_j: Float[np.ndarray, "N"]  # above idle, on all devices that compute an op
 
@@ -48,6 +49,7 @@ class RunPower(NamedTuple):
         }
         counts = {name: int(own.sum()) for name, own in parts.items()}
         words = [name + "s" * (count > 1) for name, count in counts.items() if count]
+        words += ["rest of the system"] * bool(cluster.base_watts)
         return " and ".join(words) + (" alone" if len(words) == 1 else "")
 
 
@@ -82,7 +84,8 @@ def run_power(problem: Problem, assignment: Assignment) -> RunPower:
     for team in assignment.teams:
         used[list(team)] |= used[team[0]]
     power = Power.of(cluster)
-    return RunPower(used, float(power.idle[used].sum()), float(power.limit[used].sum()), op_j)
+    idle_w, limit_w = (cluster.base_watts + float(w[used].sum()) for w in (power.idle, power.limit))
+    return RunPower(used, idle_w, limit_w, op_j)
 
 
 def values(
@@ -99,7 +102,7 @@ def values(
     used = np.zeros((len(devices), problem.num_devices), dtype=bool)
     rows = np.arange(len(devices))[:, None]
     used[rows, problem.cluster.runs_on[devices[:, works]]] = True
-    idle_w = used @ Power.of(problem.cluster).idle
+    idle_w = used @ Power.of(problem.cluster).idle + problem.cluster.base_watts
     op_j = op_joules(problem)[np.arange(problem.num_ops), devices].sum(axis=1)
     return idle_w * (latency_s * problem.unit.seconds) + op_j, overflow
 

@@ -51,7 +51,7 @@ DECISIONS = {
     "cluster.table": {"*": TEXT},  # travels with gdp
     "cluster.table.Preset": dict.fromkeys(
         ("dispatch_per", "family", "flop_per_s", "kind", "maker", "memory", "memory_bytes",
-         "product", "source"), TEXT),
+         "power_source", "product", "source"), TEXT),
     "importers.diffusers.spec": {"*": TEXT},  # travel with gdp
     "importers.diffusers.spec._Component": dict.fromkeys(("class_name", "config", "source"), TEXT),
     "importers.diffusers.spec._Pipeline": dict.fromkeys(

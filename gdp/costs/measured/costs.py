@@ -164,7 +164,7 @@ class MeasuredCosts:
         if not self.eager:
             return None
         launches = _launches(graph, fuse(graph))
-        launch_s = _launch_s(graph_kernels(graph, served=False))
+        launch_s = launches_s(graph_kernels(graph, served=False))
         floor_s = np.zeros((graph.num_ops, cluster.num_devices))
         if not self._base_reads_unfused:
             floor_s = _more_dispatches_s(launches, cluster)

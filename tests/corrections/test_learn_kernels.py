@@ -4,6 +4,7 @@ import json
 from collections.abc import Callable
 from pathlib import Path
 
+import msgspec
 import numpy as np
 import pytest
 
@@ -39,13 +40,16 @@ def rows(factor: float, dtype: str = "float16", card: str = CARD) -> list[own.Ke
         *(("normalisation", 1, 2048, width, 1) for width in (4096, 8192)),
         ("prompt attention", 32, 2048, 2048, 128), ("batched product", 32, 1024, 1024, 128),
     ]  # fmt: skip
-    asked = [own.KernelRow(kind, b, m, n, k, dtype, 1.0) for kind, b, m, n, k in shapes]
+    names = ("kind", "b", "m", "n", "k")
+    told = [dict(zip(names, shape, strict=True)) for shape in shapes]
+    asked = [msgspec.convert(x | {"dtype": dtype, "seconds": 1.0}, own.KernelRow) for x in told]
     network, _ = shipped_network() or pytest.fail("no kernel network ships")
     kernels, silicon = own.kernels_of(asked), descriptor_of(device_preset(card))
     zeros = np.zeros(len(asked), dtype=np.int64)
     seconds = np.exp(network.log_seconds(kernels, [silicon], np.zeros((1, VECTOR)), zeros))
     return [
-        own.KernelRow(*row.shape, float(factor * s)) for row, s in zip(asked, seconds, strict=True)
+        msgspec.structs.replace(row, seconds=float(factor * s))
+        for row, s in zip(asked, seconds, strict=True)
     ]
 
 

@@ -13,8 +13,10 @@ from benchmarks.measured_world import (
     llama_passes,
     models,
     muxserve,
+    muxserve_packing,
     passes,
     peaks,
+    pilot_contest,
     sailor,
     serving,
     traffic,
@@ -30,6 +32,7 @@ for _command in (
     serving.main,
     engines.mlenergy,
     engines.pilot,
+    pilot_contest.main,
     passes.main,
     llama_passes.main,
     peaks.main,
@@ -40,6 +43,7 @@ for _command in (
     box.main,
     sailor.main,
     muxserve.main,
+    muxserve_packing.main,
 ):
     main.add_command(_command)
 

@@ -154,15 +154,20 @@ def serve(traffic: Traffic, engine: ServingEngine) -> ServedTraffic:
         ArgumentError: One request alone needs more cache than there is, or the prompts take more
             than `MOST_PASSES` passes.
     """
+    return summary_of(served_requests(traffic, engine), traffic.begin_s)
+
+
+def served_requests(traffic: Traffic, engine: ServingEngine) -> list[ServedRequest]:
+    """The requests of `serve`, each with the times when it was served."""
     _require_countable(traffic, engine)
     clients = traffic.concurrency
     lanes = _lanes(engine, clients, max(r.prompt + r.new for r in traffic.requests))
-    rows, count = list[_Request](), len(lanes)
+    rows, count = list[ServedRequest](), len(lanes)
     for k, lane in enumerate(lanes):
         own = max(1, clients // count + (k < clients % count)) if clients else 0
         run = _Run(traffic.requests[k::count], own, [lane])
         rows += run.served(run.clients.end)
-    return summary_of(rows, traffic.begin_s)
+    return rows
 
 
 def serve_disaggregated(traffic: Traffic, groups: TwoGroups) -> DisaggregatedTraffic:

@@ -222,8 +222,8 @@ def _read(files: tuple[tuple[Path, int, int], ...]) -> dict[str, CardKernels]:
 def forget(cards: Sequence[str] | None = None) -> int:
     """Delete the kernels of these cards, or of all; returns how many there were."""
     folder, count = _folder(), 0
-    for name, card in remembered().items() if folder is not None else ():
-        if cards is None or name in cards:
+    for name, card in remembered().items():
+        if folder is not None and (cards is None or name in cards):
             (folder / f"{name}.json").unlink(missing_ok=True)
             count += len(card.kernels)
     return count

@@ -3,11 +3,10 @@
 llama-swap starts and stops servers by its `config.yaml` (mostlygeek/llama-swap,
 docs/config.example.yaml, config-schema.json): `models` with `cmd`, `env`, `proxy` and `ttl`;
 `groups` say which of them stop each other: in a group with `swap` one member runs, groups that are
-not `exclusive` leave the
-others alone, members of a `persistent` one are never stopped by others. Newer versions read groups
-beside a `matrix`, of which a file has one. ollama decides itself which card a model is on; what its
-variables and `num_gpu` can say of the plan is written. A compose file gives each service its cards
-by number (Compose Deploy Specification, `devices`).
+not `exclusive` leave the others alone, members of a `persistent` one are never stopped by others.
+Newer versions read groups beside a `matrix`, of which a file has one. ollama decides itself which
+card a model is on; what its variables and `num_gpu` can say of the plan is written. A compose file
+gives each service its cards by number (Compose Deploy Specification, `devices`).
 
 YAML is written as JSON in its places, which YAML 1.2 reads.
 """

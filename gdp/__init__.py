@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from gdp.api.box.place import place_models as place_models
+    from gdp.api.diffusion.place import place_pipeline as place_pipeline
     from gdp.api.explain import explain as explain
     from gdp.api.finetune import finetune as finetune
     from gdp.api.measured.kernels import learn_kernels as learn_kernels
@@ -89,6 +90,7 @@ _WHERE = {
     "on_devices": "gdp.api.on_devices",
     "place": "gdp.api.place",
     "place_models": "gdp.api.box.place",
+    "place_pipeline": "gdp.api.diffusion.place",
     "report": "gdp.api.report",
     "run": "gdp.api.run",
     "save_placement": "gdp.placement.placement",

@@ -108,12 +108,12 @@ def test_the_diff_and_the_program_add_a_method(copy: Path, tmp_path: Path) -> No
 def test_the_diff_and_the_program_add_an_objective(copy: Path, tmp_path: Path) -> None:
     extend(copy, "adding-an-objective.md")
     program = (PAGES / "adding-an-objective.md").read_text().split("```python\n")[1]
-    (copy / "gdp" / "sim" / "energy.py").write_text(program.split("```")[0])
+    (copy / "gdp" / "sim" / "rent.py").write_text(program.split("```")[0])
     write_swish(tmp_path / "swish.onnx")
     extend(copy, "extending.md")
-    answer = gdp(copy, "place", "swish.onnx", "--cluster", "cpu+t4", "--objective", "energy",
+    answer = gdp(copy, "place", "swish.onnx", "--cluster", "cpu+t4", "--objective", "rent",
                  "--evaluations", "20")  # fmt: skip
-    assert re.search(r"^energy .* J$", answer, re.MULTILINE)
+    assert re.search(r"^rent .* \$$", answer, re.MULTILINE)
 
 
 @pytest.mark.parametrize("function", ["gdp.targets.table:nothing", "gdp.targets.nowhere:plan"])

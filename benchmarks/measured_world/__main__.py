@@ -11,6 +11,7 @@ from benchmarks.measured_world import (
     layouts,
     llama,
     llama_passes,
+    media,
     models,
     muxserve,
     muxserve_packing,
@@ -44,6 +45,7 @@ for _command in (
     sailor.main,
     muxserve.main,
     muxserve_packing.main,
+    media.main,
 ):
     main.add_command(_command)
 

@@ -53,6 +53,8 @@ class Step:
 
     run: Run  # its seconds of a token are the median between two tokens
     mean_s: float  # requests over tokens a second; nan where others wait
+    watts: float = math.nan  # of all GPUs
+    joules: float = math.nan  # of all GPUs, per token
 
     @property
     def kinds(self) -> tuple[str, ...]:
@@ -88,6 +90,7 @@ def mlenergy_steps(path: Path, wanted: Iterable[str] = ()) -> list[Step]:
                 float(row["itl_ms_median"]) / 1e3, int(row["gpus"]), int(row["expert"]) > 1,
             ),
             float(row["batch_mean"]) / float(row["tokens_per_s"]),
+            float(row["watts"]), float(row["joules_per_token"]),
         )
         for row in rows
     ]  # fmt: skip

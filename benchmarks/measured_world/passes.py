@@ -88,7 +88,7 @@ def described(source: str, run: Run, plan: RunPlan, engine: ServingEngine) -> di
 
 def row_of(source: str, run: Run, data: Path, folders: list[Path], root: Path) -> dict[str, Any]:
     """The prediction of a run; why there is none."""
-    cluster, spec, costs = _asked_of(source, run, data, folders, root)
+    cluster, spec, costs = asked_of(source, run, data, folders, root)
     batch = run.batch
     while batch:
         try:
@@ -106,7 +106,7 @@ def row_of(source: str, run: Run, data: Path, folders: list[Path], root: Path) -
     return {"source": source, "run": asdict(run), "why": "not even one request fits"}
 
 
-def _asked_of(
+def asked_of(
     source: str, run: Run, data: Path, folders: list[Path], root: Path
 ) -> tuple[Cluster, str, str | None]:
     if source == "silicon":

@@ -9,7 +9,7 @@ from jaxtyping import Float, Int
 from msgspec import structs
 
 from gdp.api import first_run
-from gdp.api.generation import generation_answer, phases_s
+from gdp.api.generation import generation_answer, phases_s, with_energy
 from gdp.base.clock import COMPILE, Phases, waiting_for
 from gdp.base.errors import PlacementError
 from gdp.base.terminal import stage
@@ -60,6 +60,7 @@ def answer(question: Question, phases: Phases | None = None) -> Result:
         model = ModelSpec.of(model).having(context=request.context or None)
     notes = *result.notes, *_notes(question, result)
     generation = generation_answer(asked, result.placement, result.score)
+    result = result if generation else with_energy(result)
     kept_whole = set(asked.constraints.whole) - set(question.constraints.whole)
     record = replace(question, model=model).record()
     record = structs.replace(record, whole=tuple(sorted(kept_whole)))

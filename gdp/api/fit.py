@@ -61,6 +61,9 @@ class FitRow:
     layout: str = ""  # of a plan that divides ops, such as "tensor 4"
     # 90%, of first_token_s, token_s (TPOT) and tokens_per_s; empty where nothing is known of them.
     intervals: Mapping[str, tuple[float, float]] = field(default_factory=dict)
+    joules_per_token: float | None = None  # None where watts are unknown
+    joules_per_request: float | None = None
+    watts: float | None = None  # mean, of the devices that compute
 
     @property
     def label(self) -> str:
@@ -99,6 +102,9 @@ class TrafficRow:
     links: str = ""  # of the machine's accelerators, by kind
     # 90%, of mean first_token_s, token_s (TPOT) and tokens_per_s; empty where nothing is known.
     intervals: Mapping[str, tuple[float, float]] = field(default_factory=dict)
+    joules_per_token: float | None = None  # None where watts are unknown
+    joules_per_request: float | None = None
+    watts: float | None = None  # mean, of the devices that compute
 
     @property
     def label(self) -> str:
@@ -241,6 +247,8 @@ def fit_traffic(
             token=served.token, running=served.running, room=plan.room, layout=plan.layout,
             limit=plan.generation.limits[1], costs=result.costs, links=result.links,
             note=loading_note(request, result.question.graph), intervals=plan.intervals,
+            note=loading_note(request, result.question.graph), watts=plan.watts,
+            joules_per_token=plan.joules_per_token, joules_per_request=plan.joules_per_request,
         )  # fmt: skip
         rows.append(row)
     return rows
@@ -317,6 +325,8 @@ def _with_answer(row: FitRow, question: Question, result: Result) -> FitRow:
         full_tokens_per_s=found.full_tokens_per_s, gap=result.gap if result.bound_by else None,
         note="; ".join(filter(None, notes)), costs=result.costs, links=links_line(question.cluster),
         layout=_layout(result.placement, found.stages), intervals=found.intervals,
+        layout=_layout(result.placement, found.stages), watts=found.watts,
+        joules_per_token=found.joules_per_token, joules_per_request=found.joules_per_request,
     )  # fmt: skip
 
 

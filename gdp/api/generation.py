@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
-from jaxtyping import Bool, Float
+from jaxtyping import Bool, Float, Int
 
 from gdp.base.errors import ArgumentError, ModelError
 from gdp.cluster.types import UNLIMITED_BYTES, Cluster
@@ -19,7 +19,16 @@ from gdp.question.corrected import corrected
 from gdp.question.models import spec_of
 from gdp.question.prepare import once_of, prepare_placement, requests_in_flight
 from gdp.question.question import Question
-from gdp.question.result import CAUSES, DeviceMemory, GenerationAnswer, TimePart
+from gdp.question.result import (
+    CAUSES,
+    DeviceMemory,
+    GenerationAnswer,
+    MeanPower,
+    Result,
+    RunEnergy,
+    TimePart,
+)
+from gdp.sim.energy import run_power
 from gdp.sim.latency import simulate
 from gdp.sim.objectives import Score, find_objective
 from gdp.sim.prediction import Prediction
@@ -103,12 +112,55 @@ def generation_answer(
         full_tokens_per_s=_full_tokens_per_s(graph, token_s, min(caches_s, token_s)),
         draft=draft_of(graph),
     )  # fmt: skip
+    try:
+        power = _mean_power(predicted, stepping, cached, (first_s + saved, answer.token_s))
+        answer = replace(answer, power=power)
+    except ArgumentError as error:
+        answer = replace(answer, no_power=str(error))
     if corrections:
         answer = corrected(question, placement, answer)
     if question.draft is None:
         return answer
     _, small = draft_answer(question, placement)
     return with_draft_memory(answer, small, question.draft, count)
+
+
+def _mean_power(
+    predicted: Prediction, stepping: Bool[np.ndarray, "M"], cached: Int[np.ndarray, "K"],
+    phases_s: tuple[float, float],
+) -> MeanPower:  # fmt: skip
+    """Mean watts of prefill and of a decode step, whose ops are `stepping` and among them `cached`,
+    which read caches; raises `ArgumentError` where watts are unknown."""
+    problem, placed = predicted
+    power = run_power(problem, placed)
+    devices, idle_w = power.devices(problem.cluster), power.idle_w
+    op_s = problem.compute_s[np.arange(problem.num_ops), placed.device]
+    first_s, token_s = phases_s
+    caches_j, caches_s = float(power.op_j[cached].sum()), float(op_s[cached].sum())
+    first_j, token_j = (float(power.op_j[mine].sum()) for mine in (~stepping, stepping))
+
+    def mean_w(joules: float, seconds: float) -> float:
+        return idle_w + joules / seconds if seconds > 0 else idle_w
+
+    return MeanPower(
+        devices, idle_w, power.limit_w, mean_w(first_j, first_s), mean_w(token_j, token_s),
+        mean_w(token_j - caches_j, token_s - caches_s), mean_w(caches_j, caches_s),
+    )  # fmt: skip
+
+
+def with_energy(result: Result) -> Result:
+    """The result with the energy of one run, or of a sample of its full pipeline."""
+    question, score = result.question, result.score
+    power = run_power(*prepare_placement(question, result.placement))
+    pipelined = find_objective(question.objective).pipelined
+    seconds = score.period_s if pipelined else score.latency_s
+    try:
+        devices = power.devices(question.cluster)
+    except ArgumentError as error:
+        return replace(result, no_energy=str(error))
+    joules = power.joules(seconds)
+    watts = joules / seconds if seconds > 0 else power.idle_w
+    return replace(result, energy=RunEnergy(devices, joules, watts))
 
 
 def _full_tokens_per_s(graph: OpGraph, token_s: float, caches_s: float) -> float | None:

@@ -5,7 +5,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-from gdp.api.generation import generation_answer
+from gdp.api.generation import generation_answer, with_energy
 from gdp.api.traffic.plan import on_vllm, served_on
 from gdp.api.tune import Tuned
 from gdp.cluster.file import Machine
@@ -78,6 +78,7 @@ def write_page(
         drawn = steady_state(Prediction(view.problem, Assignment(view.device, None, view.teams)))
         steady = None if drawn is None else asdict(drawn)
     answer = result.generation or generation_answer(question, result.placement, result.score)
+    result = result if answer else with_energy(result)
     generation = None if answer is None else answer.to_json()
     traffic = None if result.traffic is None else result.traffic.traffic_json()
     write_report(view, result.to_json(), path, measured, steady, generation, traffic)

@@ -52,12 +52,13 @@ class Asking:
     context: int | str | None = None
     quantize: str | None = None
     mmproj: str | None = None
-    image: int | None = None
+    image: int | str | None = None
 
     cluster: str | None = None
     max_memory: tuple[Mapping[str, int], ...] = ()
     reserve: tuple[Mapping[str, int], ...] = ()
     backend: str | None = None
+    power_limit: tuple[Mapping[str, float], ...] = ()
 
     objective: str | None = None  # None: that of a placement, else latency
     checkpoint: str | None = None
@@ -132,6 +133,15 @@ class Asking:
 
         return holds_models(self.spec)
 
+    @property
+    def makes_media(self) -> bool:
+        """True where the argument is a pipeline that makes images or videos."""
+        if not self.spec.startswith(("hf:", "diffusers:")):
+            return False
+        from gdp.importers.diffusers.spec import is_pipeline
+
+        return is_pipeline(self.spec)
+
     def beside(self, placement: str | None) -> tuple[str | None, str]:
         """Spec and placement of a verb with the arguments MODEL PLACEMENT, of which the first may
         be left out where the placement's file remembers it."""
@@ -154,7 +164,7 @@ class Asking:
             machine = Cluster.load(self.cluster)
         elif self.cluster is not None:
             record.require_cluster(Cluster.load(self.cluster))
-        return limited([machine], self.max_memory, self.reserve, self.backend)[0]
+        return limited([machine], self.max_memory, self.reserve, self.backend, self.power_limit)[0]
 
     def demands(self) -> "Constraints":
         """The rules of the file, then those of the flags."""
@@ -255,17 +265,19 @@ _OF_MODEL = ("task", "batch", "sequence", "quantize", "mmproj", "image", "decode
 def limited(
     clusters: "Iterable[Cluster]", max_memory: Sequence[Mapping[str, int]],
     reserve: Sequence[Mapping[str, int]], backend: str | None = None,
+    power_limit: Sequence[Mapping[str, float]] = (),
 ) -> "list[Cluster]":  # fmt: skip
-    """Clusters under the values of `--max-memory`, `--reserve` and `--backend`, each under those of
-    the devices that it has; raises `ClusterError` where none has a device that is named."""
-    from gdp.cluster.file import with_backend, with_max_memory
+    """Clusters under the values of `--max-memory`, `--reserve`, `--backend`, `--power-limit`, each
+    under those of its devices; raises `ClusterError` where none has a device that is named."""
+    from gdp.cluster.file import with_backend, with_max_memory, with_power_limit
     from gdp.cluster.reserve import with_reserve
 
     clusters = list(clusters)
     for flag, given, limit in (
-        ("--reserve", reserve, with_reserve), ("--max-memory", max_memory, with_max_memory)
+        ("--reserve", reserve, with_reserve), ("--max-memory", max_memory, with_max_memory),
+        ("--power-limit", power_limit, with_power_limit),
     ):  # fmt: skip
-        sizes = {key: size for part in given for key, size in part.items()}
+        sizes: dict[str, Any] = {key: size for part in given for key, size in part.items()}
         with _prefix_errors(flag):
             own = [{key: sizes[key] for key in sizes if _has(c, key)} for c in clusters]
             if unknown := {key: sizes[key] for key in sizes if not any(key in o for o in own)}:

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
     from gdp.api.fit import FitRow, TrafficRow
+    from gdp.cli.energy_text import Price
     from gdp.sim.traffic import Traffic
 
 
@@ -67,6 +68,7 @@ def _schemes(context: click.Context, parameter: click.Parameter, value: str) -> 
         help="Rows that this runtime can follow.",
     ),
     options.TRAFFIC, options.DRAFT, options.MAX_MEMORY, options.RESERVE, options.BACKEND,
+    options.POWER_LIMIT, options.PRICE,
     click.option(
         "--seconds", type=float, default=1.0, show_default=True, help="Search of each row."
     ),
@@ -77,7 +79,8 @@ def _schemes(context: click.Context, parameter: click.Parameter, value: str) -> 
 def fit(
     models: tuple[str, ...], clusters: tuple[str, ...], max_memory: Any, reserve: Any,
     backend: str | None, seconds: float, seed: int, costs: str | None, picture: str | None,
-    force: bool, traffic: "Traffic | None", target: str | None, draft: Any, **sizes: Any,
+    force: bool, traffic: "Traffic | None", target: str | None, draft: Any, power_limit: Any,
+    price: "Price | None", **sizes: Any,
 ) -> None:  # fmt: skip
     """Compare models, contexts, batches, schemes and machines: if they fit, and how fast they are.
 
@@ -102,23 +105,44 @@ def fit(
     require_writable(
         force, *models, costs, *(name for name in names if name.endswith(".toml")), picture=picture
     )
-    machines = limited(map(Cluster.load, names), max_memory, reserve, backend)
+    machines = limited(map(Cluster.load, names), max_memory, reserve, backend, power_limit)
     with stages() as say, listening(say):
         if traffic is not None:
             rows = fit_traffic(
                 models, machines, traffic, quantize=sizes["quantize"], costs=costs, draft=draft,
                 progress=say,
             )  # fmt: skip
-            text = functools.partial(traffic_text, rows)
+            text = functools.partial(traffic_text, rows, price)
         else:
             rows = fit_rows(
                 models, machines, target=target, costs=costs, search=Search(seed, seconds),
                 progress=say, **sizes,
             )  # fmt: skip
-            text = functools.partial(fit_text, rows)
+            text = functools.partial(fit_text, rows, price)
     if picture:
         write_atomic(picture, fit_picture(rows).encode())
-    show({"models": list(models), "rows": [row.to_json() for row in rows]}, text)
+    plain = [row.to_json() | _money_json(row, price) for row in rows]
+    show({"models": list(models), "rows": plain}, text)
+
+
+def _money_json(row: "FitRow | TrafficRow", price: "Price | None") -> "dict[str, float]":
+    if price is None or row.joules_per_token is None:
+        return {}
+    return {"price_per_million_tokens": price.of(1e6 * row.joules_per_token)}
+
+
+def _energy_columns(price: "Price | None") -> "list[tuple[str, Callable[[Any], str | None]]]":
+    """Columns of joules, watts and money."""
+
+    def money(row: "FitRow | TrafficRow") -> str:
+        joules = row.joules_per_token
+        return "" if price is None or joules is None else price.text(1e6 * joules)
+
+    return [
+        ("J/token?", lambda row: _known(row.joules_per_token, "{:.3g}".format)),
+        ("watts?", lambda row: _known(row.watts, "{:.0f}".format)),
+        ("per million tokens?", money),
+    ]
 
 
 def _require_models(
@@ -150,7 +174,7 @@ def _require_traffic(models: "Sequence[str]", target: str | None) -> None:
             raise click.UsageError(f"--traffic says all tokens and requests: leave out {flag}")
 
 
-def fit_text(rows: "Sequence[FitRow]") -> str:
+def fit_text(rows: "Sequence[FitRow]", price: "Price | None" = None) -> str:
     """Text of `gdp fit`."""
     return _rows_text(rows, [
         ("model?", lambda row: row.model),
@@ -168,10 +192,11 @@ def fit_text(rows: "Sequence[FitRow]") -> str:
         ("longest context", lambda row: _known(row.longest_context, str)),
         ("tokens/s at it?", lambda row: _known(row.full_tokens_per_s, "{:.1f}".format)),
         ("layout?", lambda row: row.layout),
+        *_energy_columns(price),
     ])  # fmt: skip
 
 
-def traffic_text(rows: "Sequence[TrafficRow]") -> str:
+def traffic_text(rows: "Sequence[TrafficRow]", price: "Price | None" = None) -> str:
     """Text of `gdp fit --traffic`."""
 
     def room(row: "TrafficRow") -> str:
@@ -191,6 +216,7 @@ def traffic_text(rows: "Sequence[TrafficRow]") -> str:
         ("concurrency", lambda row: _known(row.running, "{:.1f}".format)),
         ("room", room),
         ("layout", lambda row: row.layout),
+        *_energy_columns(price),
     ])  # fmt: skip
 
 

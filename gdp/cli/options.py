@@ -60,6 +60,22 @@ class Context(click.ParamType):
         return tokens
 
 
+class ImageSize(click.ParamType):
+    """A number of pixels, or the text of a request for images."""
+
+    name = "image"
+
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> int | str:
+        pixels = whole_number(str(value))
+        if pixels is None and "x" not in str(value):
+            self.fail(
+                f"{value!r} must be a number of pixels, or a size such as 1024x1024", param, ctx
+            )
+        return str(value) if pixels is None else pixels
+
+
 class ObjectiveChoice(click.Choice):
     """Objectives of the table, which is imported at the first use."""
 
@@ -133,10 +149,15 @@ _OF_MODEL = [
         help="llama.cpp's image encoder, which gets a device of its own; .gguf models.",
     ),
     click.option(
-        "--image", type=_COUNT, metavar="PIXELS",
-        help="Side of the image that it reads; default: as its file says.",
+        "--image", type=ImageSize(), metavar="PIXELS|REQUEST",
+        help="Side of the image that it reads; default: as its file says. Of pipelines the images "
+        "that they make, such as 1024x1024,steps=50,guidance=3.5,batch=1.",
     ),
 ]  # fmt: skip
+VIDEO = click.option(
+    "--video", metavar="REQUEST",
+    help="Videos that a pipeline makes, such as 1280x720x129,steps=50.",
+)  # fmt: skip
 MODEL = [click.argument("spec", metavar="MODEL"), *_OF_MODEL]
 NAMED_MODEL = [
     click.option(
@@ -163,12 +184,17 @@ BACKEND = click.option(
     "--backend", metavar="cuda|rocm|vulkan|sycl|metal",
     help="Backend of llama.cpp on all GPUs; default: cuda, rocm, sycl or metal, by the maker.",
 )  # fmt: skip
+POWER_LIMIT = click.option(
+    "--power-limit", metavar="250W|0=250W", multiple=True,
+    type=ParsedValue("gdp.cluster.file:parse_power_limit"),
+    help="Watts that accelerators, or a device, draw at most; times are predicted without it.",
+)  # fmt: skip
 CLUSTER = [
     click.option(
         "--cluster", metavar="CLUSTER",
         help="TOML file, or preset such as cpu+2xt4-pcie4 or 2xcpu-core; default: this machine.",
     ),
-    MAX_MEMORY, RESERVE, BACKEND,
+    MAX_MEMORY, RESERVE, BACKEND, POWER_LIMIT,
 ]  # fmt: skip
 ENGINE = [
     click.option(
@@ -303,6 +329,11 @@ SERVING = [
         help="All GPUs prefill and decode the requests of --traffic: no disaggregated serving.",
     ),
 ]  # fmt: skip
+
+PRICE = click.option(
+    "--price", metavar="0.30/kWh", type=ParsedValue("gdp.cli.energy_text:parse_price"),
+    help="Price of electricity, such as 0.30EUR/kWh: adds money per million tokens or runs.",
+)  # fmt: skip
 
 # Files that are written, and the output of a command.
 

@@ -24,22 +24,27 @@ if TYPE_CHECKING:
 @click.command()
 @options.stack(
     *options.asking(options.PLACE_OBJECTIVE), *options.METHOD, *options.DESTINATION,
-    *options.SERVING, options.output("P", "Write the placement (JSON)."), options.REPORT,
-    options.TRACE, options.FORCE, options.AS_JSON,
+    *options.SERVING, options.VIDEO, options.PRICE,
+    options.output("P", "Write the placement (JSON)."),
+    options.REPORT, options.TRACE, options.FORCE, options.AS_JSON,
 )  # fmt: skip
 def place(
     output: str | None, report: str | None, trace: str | None, force: bool, traffic: Any,
-    within: Any, disaggregated: bool, draft: Any, **values: Any,
+    within: Any, disaggregated: bool, draft: Any, video: str | None, price: Any, **values: Any,
 ) -> None:  # fmt: skip
     """Place a model on a cluster."""
     from gdp.api.place import placed
     from gdp.api.run import start_commands
+    from gdp.cli.energy_text import price_json
     from gdp.cli.text import result_text
 
     phases, asking = Phases(STARTED_S), Asking(**values)
     phases.ended("import")
     if asking.holds_models:
         _place_models(asking, output, force)
+        return
+    if asking.makes_media or video is not None:
+        _place_media(asking, video, output, force, price)
         return
     model, parts = asking.model, asking.parts()
     asking.search()  # refuses bad values before files are looked at
@@ -55,27 +60,43 @@ def place(
     _write(result, output, report, trace, overwrite)
     starts = start_commands(result)
     plain = result.to_json() | ({"start": [s._asdict() for s in starts]} if starts else {})
-    show(plain, lambda: result_text(result, output, starts))
+    plain |= price_json(result, price)
+    show(plain, lambda: result_text(result, output, starts, price))
 
 
 _OF_A_BOX = {"spec", "cluster", "max_memory", "reserve", "costs", "output", "force"}
 """Options that a file of several models takes; it says all else itself."""
+_OF_MEDIA = _OF_A_BOX | {"image", "video", "quantize", "price", "power_limit"}
 
 
 def _place_models(asking: Asking, output: str | None, force: bool) -> None:
     """Place the models of a file."""
     from gdp.cli.box import place_box
 
+    _require_options(_OF_A_BOX, f"{asking.spec} holds several models and says {{}} of each itself")
+    place_box(asking.spec, asking.machine(), asking.costs, output, force)
+
+
+def _place_media(
+    asking: Asking, video: str | None, output: str | None, force: bool, price: Any
+) -> None:
+    """Place a pipeline that makes images or videos."""
+    from gdp.cli.diffusion import place_media
+
+    _require_options(_OF_MEDIA, f"{{}} is not for {asking.spec}, which makes images or videos")
+    image = None if asking.image is None else str(asking.image)
+    request = {"image": image, "video": video, "quantize": asking.quantize or ""}
+    place_media(asking.spec, asking.machine(), request, asking.costs, output, force, price)
+
+
+def _require_options(known: set[str], message: str) -> None:
+    """Raise `UsageError` with the first option of the command line that is not known here."""
     context = click.get_current_context()
     for parameter in context.command.params:
         name = parameter.name or ""
         given = context.get_parameter_source(name) is ParameterSource.COMMANDLINE
-        if given and parameter.expose_value and name not in _OF_A_BOX:
-            raise click.UsageError(
-                f"{asking.spec} holds several models and says {parameter.opts[0]} of each itself: "
-                "leave it out"
-            )
-    place_box(asking.spec, asking.machine(), asking.costs, output, force)
+        if given and parameter.expose_value and name not in known:
+            raise click.UsageError(f"{message.format(parameter.opts[0])}: leave it out")
 
 
 def beside(path: str) -> str:
@@ -150,8 +171,9 @@ def simulate(placement: str | None, trace: str | None, force: bool, **values: An
     A placement that remembers its model is enough: gdp simulate PLACEMENT.
     """
     from gdp.api import report as reporting
-    from gdp.api.generation import generation_answer
-    from gdp.cli.text import generation_lines
+    from gdp.api.generation import generation_answer, with_energy
+    from gdp.cli.energy_text import energy_lines
+    from gdp.cli.text import generation_lines, is_verbose
     from gdp.question import solve
     from gdp.sim.objectives import find_objective
 
@@ -159,7 +181,8 @@ def simulate(placement: str | None, trace: str | None, force: bool, **values: An
     spec, placement = asking.beside(placement)
     require_writable(force, spec, placement, asking.cluster, asking.costs, trace=trace)
     question, placed = asking.about(placement, spec)
-    score = solve.simulate(question, placed)
+    result = solve.evaluate(question, placed, solve.UNPROVEN)
+    score = result.score
     if trace:
         reporting.trace(question, placed, trace)
     row = find_objective(question.objective)
@@ -174,10 +197,13 @@ def simulate(placement: str | None, trace: str | None, force: bool, **values: An
         "peak_bytes": dict(zip(placed.device_names, score.peak_bytes.tolist(), strict=True)),
     }
     answer = generation_answer(question, placed, score)
+    result = replace(result, generation=answer) if answer else with_energy(result)
+    prediction |= {name: result.to_json()[name] for name in ("joules", "watts")}
     if answer is not None:
         prediction["generation"] = answer.to_json()
     lines = [] if row.unit == "s" else [f"{row.quantity:8} {row.text(score.value_s)}"]
     lines += [str(score), *([] if answer is None else generation_lines(answer))]
+    lines += energy_lines(result, verbose=is_verbose())
     show(prediction, lambda: printable_lines(lines))
     if not score.feasible:
         sys.exit(1)

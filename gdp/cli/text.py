@@ -25,6 +25,7 @@ from gdp.splits.members import held_graphs
 
 if TYPE_CHECKING:
     from gdp.api.explain import Faster
+    from gdp.cli.energy_text import Price
     from gdp.targets.target import StartCommand
 
 
@@ -69,16 +70,19 @@ def is_verbose() -> bool:
 
 
 def result_text(
-    result: Result, output: str | None = None, starts: Sequence["StartCommand"] = ()
-) -> str:
+    result: Result, output: str | None = None, starts: Sequence["StartCommand"] = (),
+    price: "Price | None" = None,
+) -> str:  # fmt: skip
     """Text of `gdp place`: speed, memory by device, limits, gains; `--verbose` adds the rest.
 
     Args:
         result: The answer.
         output: File that holds the placement.
         starts: Commands that start the runtime by the placement.
+        price: Of electricity; None: no money is reported.
     """
     from gdp.api.explain import faster_machines
+    from gdp.cli.energy_text import energy_lines
     from gdp.cli.serving_text import serving_lines
 
     answer, verbose = result.generation, is_verbose()
@@ -98,6 +102,7 @@ def result_text(
             lines += [f"limit    {text}" for text in answer.limits[0 if has_prefill else 1 :]]
         gains = faster_machines(question, result.placement)
         lines += _gains(answer, gains, has_prefill=has_prefill)
+    lines += energy_lines(result, price, verbose=verbose)
     lines += [f"costs    {result.costs}"]
     lines += [_team_text(team, result) for team in result.placement.teams]
     lines += [_split_text(split, result) for split in result.placement.splits]
@@ -273,6 +278,8 @@ def generation_text(
     answer: GenerationAnswer, cluster: Cluster, faster: "Sequence[Faster]" = ()
 ) -> Shown:  # fmt: skip
     """Text of `gdp explain` for a whole request."""
+    from gdp.cli.energy_text import tokens_lines
+
     parts = {
         part.text: [
             next((s.share for s in rows if s.text == part.text), 0) for rows in answer.shares
@@ -284,7 +291,8 @@ def generation_text(
         for text, both in parts.items() if max(both) >= 0.005
     ]  # fmt: skip
     shares = table(["time goes to", "prompt", "decode"], rows)
-    lines = [*links_lines(cluster), *generation_lines(answer), "", shares, ""]
+    energy = tokens_lines(answer, answer, verbose=is_verbose())
+    lines = [*links_lines(cluster), *generation_lines(answer), *energy, "", shares, ""]
     if faster:
         gains = [
             [

@@ -3,6 +3,7 @@
 import itertools
 import json
 import os
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -51,6 +52,9 @@ class DeviceEntry(msgspec.Struct, forbid_unknown_fields=True):
     backend: str | None = None
     sockets: int | None = None
     copy_bytes_per_s: float | None = None
+    watts: float | None = None
+    idle_watts: float | None = None
+    power_limit: float | None = None
 
 
 class LinkEntry(msgspec.Struct, forbid_unknown_fields=True):
@@ -195,6 +199,8 @@ def cluster_toml(cluster: Cluster) -> str:
             "compute_capability": device.compute_capability or None,
             "backend": device.backend or None,
             "sockets": device.sockets if device.sockets > 1 else None,
+            "watts": device.watts or None, "idle_watts": device.idle_watts or None,
+            "power_limit": device.power_limit or None,
             "model": device.model or None,
             "supported": None if device.supported is None else sorted(device.supported),
         })  # fmt: skip
@@ -258,6 +264,35 @@ def with_max_memory(cluster: Cluster, limits: Mapping[Any, int | str]) -> Cluste
         for d in cluster.devices
     )  # fmt: skip
     return replace(cluster, devices=devices)
+
+
+def parse_power_limit(text: str) -> dict[str, float]:
+    """Watts by device from `0=250W,1=300W`, or of every accelerator from `250W`; raises
+    `ArgumentError` on malformed text.
+
+    >>> parse_power_limit("250W"), parse_power_limit("0=250,cpu=65W")
+    ({'': 250.0}, {'0': 250.0, 'cpu': 65.0})
+    """
+    limits: dict[str, float] = {}
+    for item in text.split(","):
+        key, separator, watts = (part.strip() for part in item.rpartition("="))
+        match = re.fullmatch(r"([0-9]*\.?[0-9]+)\s*[wW]?", watts)
+        if match is None or float(match[1]) <= 0 or (separator and not key):
+            raise ArgumentError(f"power limit {item!r} must look like 250W or 0=250W")
+        limits[key] = float(match[1])
+    return limits
+
+
+def with_power_limit(cluster: Cluster, limits: Mapping[Any, float]) -> Cluster:
+    """The cluster with other power limits, keyed as those of `with_max_memory`; the key "" is every
+    accelerator. Raises `ClusterError` on an unknown key."""
+    watts = {
+        name: limit
+        for key, limit in limits.items()
+        for name in devices_of_key(cluster, key, "power limit")
+    }
+    devices = (replace(d, power_limit=watts.get(d.name, d.power_limit)) for d in cluster.devices)
+    return replace(cluster, devices=tuple(devices))
 
 
 def with_backend(cluster: Cluster, backend: str | None) -> Cluster:

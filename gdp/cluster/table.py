@@ -38,6 +38,9 @@ class Preset(msgspec.Struct, forbid_unknown_fields=True):
     units: float = 0.0  # multiprocessors or compute units; 0 where it is not known
     clock_hz: float = 0.0
     cache_bytes: float = 0.0  # of the last level
+    watts: float = 0.0  # power limit of the board or chip (TDP); 0 where it is not known
+    idle_watts: float = 0.0
+    power_source: str = ""  # of both, where `source` does not state them
     product: str = ""  # in the name that drivers give it, where that is not the preset's
 
 

@@ -24,6 +24,8 @@ MAX_DELAY_S = 1e9
 """Far beyond any device or link, and far from where the sums of a simulation overflow."""
 BACKENDS = ("cuda", "rocm", "vulkan", "sycl", "metal")
 """Backends of llama.cpp that compute on GPUs."""
+MAX_WATTS = 1e6
+"""Of one device, far beyond any."""
 MAX_CAPABILITY = 30.0
 """Beyond which a compute capability is one that lost its point, as in 86."""
 
@@ -71,6 +73,9 @@ class Device:
     # Device that computes the ops placed here, whose weights rest here, and holds their caches;
     # "": this one.
     runs_on: str = ""
+    watts: float = 0.0  # power limit of the product (TDP); 0: that of its kind's preset
+    idle_watts: float = 0.0  # with a model loaded and nothing computed; 0: that of the preset
+    power_limit: float = 0.0  # watts that a user caps it at; 0: its watts
 
     def __post_init__(self) -> None:
         where = f"device {self.name!r}"
@@ -103,6 +108,16 @@ class Device:
         if self.sockets < 1:
             raise ClusterError(f"{where}: sockets must be at least 1, got {self.sockets}")
         _check_delay(where, "dispatch_s", self.dispatch_s)
+        for key in ("watts", "idle_watts", "power_limit"):
+            if not 0 <= getattr(self, key) <= MAX_WATTS:
+                raise ClusterError(
+                    f"{where}: {key} must be 0 to {MAX_WATTS:g} W, got {getattr(self, key)}"
+                )
+        if self.watts and self.idle_watts > self.watts:
+            raise ClusterError(
+                f"{where}: idle_watts {self.idle_watts:g} exceed its watts {self.watts:g}; give "
+                "watts, the power limit of the product"
+            )
         if self.dispatch_per not in ("op", "segment"):
             raise ClusterError(
                 f"{where}: dispatch_per must be 'op' or 'segment', got {self.dispatch_per!r}"

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from gdp.importers.program import Traced
     from gdp.importers.pytorch.model import TorchModel
 
-ONNX_PREFIX, PYTHON_PREFIX = "onnx:", "python:"
+ONNX_PREFIX, PYTHON_PREFIX, DIFFUSERS_PREFIX = "onnx:", "python:", "diffusers:"
 GGUF_SUFFIX = ".gguf"
 GRAPH_SUFFIXES = (".json", ".json.gz", ".gdpgraph")
 
@@ -112,6 +112,18 @@ def _huggingface_files(spec: str) -> list[Path]:
     return [config_file(spec)]
 
 
+def _refuse_pipeline(spec: str, options: LoadOptions) -> OpGraph:
+    raise ModelError(
+        f"{spec!r} is a pipeline of diffusers: ask what it makes with --image or --video"
+    )
+
+
+def _pipeline_files(spec: str) -> list[Path]:
+    from gdp.importers.diffusers.spec import pipeline_files
+
+    return pipeline_files(spec)
+
+
 def _load_onnx(spec: str, options: LoadOptions) -> OpGraph:
     from gdp.importers.onnx.model import load_onnx
 
@@ -178,6 +190,8 @@ IMPORTERS = (
     Importer("hf", "hf:CONFIG", lambda s: s.startswith(HF_PREFIX), _load_huggingface,
              _huggingface_files, _trace_huggingface, _huggingface, ("torch",),
              frozenset(("task", "batch", "sequence", "quantize", "decode"))),
+    Importer("diffusers", "diffusers:NAME", lambda s: s.startswith(DIFFUSERS_PREFIX),
+             _refuse_pipeline, _pipeline_files),
     Importer("onnx", ".onnx", lambda s: s.startswith(ONNX_PREFIX) or s.endswith(".onnx"),
              _load_onnx, _onnx_files, _trace_onnx, str, ("onnx",)),
     Importer("gguf", ".gguf", lambda s: ModelSpec.of(s).path.endswith(GGUF_SUFFIX), _load_gguf,

@@ -11,6 +11,7 @@ import numpy as np
 from jaxtyping import Int
 
 from gdp.base.errors import ArgumentError
+from gdp.base.rows import imported
 from gdp.base.terminal import html_table
 from gdp.base.units import format_bytes
 from gdp.cluster.links import links_line
@@ -82,6 +83,33 @@ class TimePart(NamedTuple):
         return " and ".join(self.together) or self.device
 
 
+class MeanPower(NamedTuple):
+    """Mean watts of the devices that compute, together, and those that are counted in words."""
+
+    devices: str  # such as "GPUs alone"
+    idle_w: float  # with the model loaded and nothing computed
+    limit_w: float  # that they draw at most
+    prefill_w: float
+    decode_w: float
+    weights_w: float  # of decode, while ops run that read no caches
+    caches_w: float  # while ops run that read caches
+
+    def joules(self, seconds: float, prefill_s: float, decode_s: float) -> float:
+        """Joules of so many seconds, of which so many are prefill and decode."""
+        above_j = (self.prefill_w - self.idle_w) * prefill_s + (
+            self.decode_w - self.idle_w
+        ) * decode_s
+        return self.idle_w * seconds + above_j
+
+
+class RunEnergy(NamedTuple):
+    """Energy of one run, or of a sample of a full pipeline."""
+
+    devices: str  # that are counted, in words
+    joules: float
+    watts: float  # mean
+
+
 @dataclass(frozen=True)
 class DeviceMemory:
     """Bytes on one device; `free_bytes` is None where it has no limit."""
@@ -126,6 +154,36 @@ class GenerationAnswer:
     # Of decode once all tokens of the context are used, where these are more than the request's.
     full_tokens_per_s: float | None = None
     correction: Correction | None = None  # that its times have, by runs of the stack
+    power: MeanPower | None = None  # None where watts are unknown
+    no_power: str = ""  # the reason
+
+    @property
+    def joules_per_request(self) -> float | None:
+        """Joules of a request, all its sequences together, while as many as are in flight share the
+        devices; None where watts are unknown."""
+        if self.power is None:
+            return None
+        return self.power.joules(
+            self._apart_s, self.first_token_s, self.token_s * self.request.steps
+        )
+
+    @property
+    def joules_per_token(self) -> float | None:
+        """Joules of a request over the tokens that it writes; None where watts are unknown."""
+        joules, request = self.joules_per_request, self.request
+        return None if joules is None else joules / (request.new * request.batch)
+
+    @property
+    def watts(self) -> float | None:
+        """Mean watts of the devices that compute; None where they are unknown."""
+        joules, seconds = self.joules_per_request, self._apart_s
+        return None if joules is None or not seconds else joules / seconds
+
+    @property
+    def _apart_s(self) -> float:
+        """Seconds between the ends of two requests."""
+        written = self.request.new * self.request.batch
+        return self.request_s if self.in_flight == 1 else written / self.all_tokens_per_s
 
     @property
     def intervals(self) -> dict[str, tuple[float, float]]:
@@ -160,7 +218,9 @@ class GenerationAnswer:
             phase: [share._asdict() | {"text": share.text} for share in rows]
             for phase, rows in plain["shares"].items()
         }
-        return plain | {"tokens_per_s": self.tokens_per_s}
+        plain["power"] = None if self.power is None else self.power._asdict()
+        derived = ("tokens_per_s", "joules_per_token", "joules_per_request", "watts")
+        return plain | {name: getattr(self, name) for name in derived}
 
 
 def correction_json(found: Correction) -> dict[str, Any]:
@@ -214,6 +274,8 @@ class Result:
     deviation_s: float | None = None  # standard deviation of the value; None: costs say nothing
     generation: GenerationAnswer | None = None  # of a request to a language model
     traffic: "ServedPlan | None" = None  # that it was planned for; `generation` is of a batch
+    energy: RunEnergy | None = None  # None where watts are unknown, and of a request
+    no_energy: str = ""  # the reason
 
     @property
     def value_s(self) -> float:
@@ -305,6 +367,8 @@ class Result:
             "candidates": [vars(candidate) for candidate in self.candidates],
             "notes": list(self.notes),
             "curve": [list(point) for point in self.curve],
+            "joules": None if self.energy is None else self.energy.joules,
+            "watts": None if self.energy is None else self.energy.watts,
             **({} if generation is None else {"generation": generation.to_json()}),
             **({} if traffic is None else {"traffic": traffic.traffic_json()}),
         }
@@ -401,9 +465,28 @@ class ServedPlan:
         )
 
     @property
+    def joules_per_token(self) -> float | None:
+        """Joules of each token that is written, prompts included; None where watts are unknown."""
+        return self.served.joules_per_token
+
+    @property
+    def joules_per_request(self) -> float | None:
+        """Joules of a request of the mean number of new tokens; None where watts are unknown."""
+        joules = self.joules_per_token
+        return None if joules is None else joules * self.generation.request.new
+
+    @property
+    def watts(self) -> float | None:
+        """Mean watts of the devices that compute; None where they are unknown."""
+        return self.served.watts
+
+    @property
     def value(self) -> tuple[float, float]:
-        """Smaller is better: by how much it exceeds its limits, then mean seconds of a request."""
-        return self.within.excess(self.served), self.served.request.mean_s
+        """Smaller is better: by how much it exceeds its limits, then mean seconds of a request, or
+        the value that the row of the objective states."""
+        served = find_objective(self.result.objective).served
+        value = imported(served)(self.served) if served else self.served.request.mean_s
+        return self.within.excess(self.served), value
 
     def compared(self) -> ComparedPlan:
         """Its row among the plans that are compared."""
@@ -439,6 +522,8 @@ class ServedPlan:
             "compared": [asdict(row) for row in self.compared_with],
             "engine": _engine_json(self.engine), "passes_of": self.passes_of,
             "intervals": {name: list(ends) for name, ends in self.intervals.items()},
+            "joules_per_token": self.joules_per_token,
+            "joules_per_request": self.joules_per_request,
         }  # fmt: skip
 
 
@@ -446,7 +531,8 @@ def _engine_json(engine: ServingEngine) -> dict[str, Any]:
     """An engine as plain data; without a limit its `cache_tokens` are None."""
     drafting = None if engine.drafting is None else engine.drafting._asdict()
     plain = engine._asdict() | {
-        "scheduler": asdict(engine.scheduler), "drafting": drafting
+        "scheduler": asdict(engine.scheduler), "drafting": drafting,
+        "watts": None if engine.watts is None else engine.watts._asdict(),
     }  # fmt: skip
     return plain | ({"cache_tokens": None} if math.isinf(engine.cache_tokens) else {})
 

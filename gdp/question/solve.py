@@ -346,12 +346,15 @@ def _bound(
         seconds = clock.seconds * BOUND_SHARE
         cap_s = max(0.0, clock.remaining_s() - result_s)
     ticks = in_ticks(problem)
-    value_unit = find_objective(problem.objective).scale(ticks.unit.seconds)
+    row = find_objective(problem.objective)
+    value_unit = row.scale(ticks.unit.seconds)
     bound = best_bound(ticks, seconds, found_s=found_s / value_unit, cap_s=cap_s)
     bound_s, bound_by = bound.value_s * value_unit, bound.argument
     if bound_s <= answer.bound_s:
         bound_s, bound_by = answer.bound_s, answer.bound_by
-    return max(0.0, bound_s - problem.origin.slack_s), bound_by
+    # Bounds of other units know what parts of kernels change of these.
+    slack = problem.origin.slack_s if row.unit == "s" else 0.0
+    return max(0.0, bound_s - slack), bound_by
 
 
 def simulate(question: Question, placement: Placement) -> Score:

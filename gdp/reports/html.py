@@ -63,13 +63,16 @@ def report_html(
     "traffic" of `gdp.api.traffic.plan.ServedPlan.to_json` where traffic was simulated."""
     tree = module_tree(view)
     cut = cut_rows(view)
-    script, pipelined = _scripts(), find_objective(result["objective"]).pipelined
+    script, row = _scripts(), find_objective(result["objective"])
+    pipelined = row.pipelined
     return _environment().get_template("page.html").render(
         title=f"{view.model.name} on {view.problem.cluster.name}",
         model=view.model.name,
         cluster=view.problem.cluster.name,
         result=result,
-        of_value=find_objective(result["objective"]).text,
+        of_value=row.text,
+        quantity=row.quantity,
+        compared=row.compared,
         pipelined=pipelined,
         speed_up=speed_ups(result, [name for name, _ in HEURISTICS]),
         num_ops=int(view.ops_in.sum()),

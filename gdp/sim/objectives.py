@@ -72,11 +72,19 @@ class Objective:
     # By method, in its place: an `ExactProgram` of `exact`, a method of `pipeline_dp`.
     programs: Mapping[str, str] = field(default_factory=dict)
     sent_s: str = ""  # (graph, cluster) -> `Problem.sent_s`; "": transfers take the cluster's links
+    # (problem, assignment, score) -> value with replica groups or splits; "": one of the times.
+    assigned: str = ""
+    served: str = ""  # (ServedTraffic) -> value of a plan under traffic; "": seconds of a request
 
     @property
     def copies(self) -> float:
         """Copies of a received tensor on its device: while one is read, one arrives."""
         return 2.0 if self.pipelined else 1.0
+
+    @property
+    def compared(self) -> str:
+        """Words between a ratio of two values and the other placement, whose value is larger."""
+        return "times as fast as" if self.unit == "s" else f"times less {self.quantity} than"
 
     def text(self, value: float) -> str:
         """A value with its unit."""
@@ -150,6 +158,11 @@ OBJECTIVES: dict[str, Objective] = {
         bounds="gdp.bounds.best:load_bounds",
         annealer="gdp.methods.annealing.annealer:PeriodAnnealer",
         programs={"exact": "gdp.methods.exact.method:LEAST_PERIOD"},
+    ),
+    "energy": Objective(
+        values=later("gdp.sim.energy:values"), score=later("gdp.sim.energy:score"),
+        quantity="energy", unit="J", ordered=True, bounds="gdp.bounds.energy:energy_bounds",
+        assigned="gdp.sim.energy:value_of", served="gdp.sim.energy:value_under_traffic",
     ),
     # Tarnawski et al. 2020: devices meet in host memory.
     "max_load": Objective(

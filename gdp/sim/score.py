@@ -33,6 +33,7 @@ import numpy as np
 from jaxtyping import Float, Int
 
 from gdp.base.errors import ArgumentError
+from gdp.base.rows import imported
 from gdp.cluster.types import ALONE, overflow_bytes
 from gdp.placement.placement import Assignment, Teams, team_faults
 from gdp.problem.problem import Problem
@@ -62,6 +63,10 @@ def score_of(problem: Problem, assignment: Assignment) -> Score:
     """The score of an assignment, replica groups and splits included: each member of a split holds
     as much as its first one, or its own share."""
     scored = score(problem, assignment.device, assignment.rank, assignment.teams)
+    assigned = objective_of(problem).assigned
+    if assigned and (assignment.teams or assignment.splits):
+        value = imported(assigned)(problem, assignment, scored)
+        scored = replace(scored, value_s=value)
     if not assignment.splits:
         return scored
     held = scored.peak_bytes.copy()

@@ -41,6 +41,7 @@ from gdp.sim.traffic import (
     ServedTraffic,
     Spread,
     Traffic,
+    Work,
     require_rounds,
     summary_of,
 )
@@ -77,6 +78,16 @@ class Drafting(NamedTuple):
         return cls(tokens, written, draft.step_s, draft.token_s, draft.context_s)
 
 
+class PassWatts(NamedTuple):
+    """Watts of the devices of one copy of an engine, together."""
+
+    idle: float
+    limit: float
+    step: float  # while a pass of decoding computes, without the reading of caches
+    token: float  # while prompts are read
+    context: float  # while caches are read
+
+
 class ServingEngine(NamedTuple):
     """Seconds and room of an engine with a model."""
 
@@ -91,6 +102,7 @@ class ServingEngine(NamedTuple):
     launch_s: float = 0.0  # least of a pass with prompts: the host launches its kernels one by one
     scheduler: Scheduler = Scheduler()
     drafting: Drafting | None = None
+    watts: PassWatts | None = None  # None where they are unknown
 
     @property
     def written(self) -> float:
@@ -116,6 +128,23 @@ class ServingEngine(NamedTuple):
             step_s = max(drafting.step_s, drafting.token_s * decoding)
             seconds += drafting.tokens * (step_s + drafting.context_s * context)
         return seconds
+
+    def pass_j(self, prompt_tokens: int, decoding: int, context: float, pass_s: float) -> float:
+        """Joules above idle of one pass, as of `pass_s`, which takes so many seconds: the work of
+        decoding and of prompts add up, at most to the limit. A draft model draws as a step does."""
+        watts = self.watts
+        if watts is None:
+            return 0.0
+        step_s = self.step_s if decoding else 0.0
+        if self.drafting is not None:
+            plain_s = self._replace(drafting=None).pass_s(prompt_tokens, decoding, context)
+            step_s += self.pass_s(prompt_tokens, decoding, context) - plain_s
+        joules = (
+            (watts.step - watts.idle) * step_s
+            + (watts.token - watts.idle) * self.token_s * prompt_tokens
+            + (watts.context - watts.idle) * self.context_s * context
+        )
+        return min(joules, (watts.limit - watts.idle) * pass_s / self.stages)
 
     @property
     def growth_s(self) -> float:
@@ -163,11 +192,14 @@ def served_requests(traffic: Traffic, engine: ServingEngine) -> list[ServedReque
     clients = traffic.concurrency
     lanes = _lanes(engine, clients, max(r.prompt + r.new for r in traffic.requests))
     rows, count = list[ServedRequest](), len(lanes)
+    rows, work, count = list[_Request](), list[Work](), len(lanes)
     for k, lane in enumerate(lanes):
         own = max(1, clients // count + (k < clients % count)) if clients else 0
         run = _Run(traffic.requests[k::count], own, [lane])
         rows += run.served(run.clients.end)
     return rows
+        work += lane.work
+    return summary_of(rows, traffic.begin_s, work, idle_watts(engine))
 
 
 def serve_disaggregated(traffic: Traffic, groups: TwoGroups) -> DisaggregatedTraffic:
@@ -193,7 +225,15 @@ def serve_disaggregated(traffic: Traffic, groups: TwoGroups) -> DisaggregatedTra
         writer.take(sent_s + groups.decode.scheduler.request_s, request)
 
     rows = run.served(send)
-    return DisaggregatedTraffic(summary_of(rows, traffic.begin_s), Spread.of(sent))
+    idle_w = [idle_watts(engine) for engine in (groups.prefill, groups.decode)]
+    known = None if None in idle_w else sum(filter(None, idle_w))
+    work = [part for lane in (*readers, *writers) for part in lane.work]
+    return DisaggregatedTraffic(summary_of(rows, traffic.begin_s, work, known), Spread.of(sent))
+
+
+def idle_watts(engine: ServingEngine) -> float | None:
+    """Watts of all copies while nothing is computed; None where they are unknown."""
+    return None if engine.watts is None else engine.copies * engine.watts.idle
 
 
 class Batches(NamedTuple):
@@ -359,6 +399,7 @@ class ServingLane:
         self.count = 0  # steps of decoding so far
         self.iterations_since_admission = 0
         self.deferred_iterations = 0
+        self.work = list[Work]()  # of its passes so far
         self.chosen_s = self.now = 0.0  # when the next batch is chosen, and when its pass starts
 
     def take(self, at_s: float, request: _Request) -> None:
@@ -415,6 +456,7 @@ class ServingLane:
         first_s = engine.pass_s(tokens, decoding, context)
         if tokens:
             first_s = max(first_s, engine.launch_s)
+        first_j = engine.pass_j(tokens, decoding, context, first_s)
         grows_s = engine.growth_s * decoding  # each pass longer than the one before
         passes, start_s = 1, self.now
         if not (self.prompts or read or self.new):
@@ -426,6 +468,10 @@ class ServingLane:
                 passes = min(passes, _passes_in(until_s - start_s, first_s, grows_s))
         last_s = first_s + grows_s * (passes - 1)
         self.now += passes * (first_s + last_s) / 2
+        if engine.watts is not None:
+            more = decoding * engine.written * (passes - 1)
+            last_j = engine.pass_j(tokens, decoding, context + more, last_s)
+            self.work.append(Work(start_s, self.now, passes * (first_j + last_j) / 2))
         if decodes:
             self.count += passes
             self.context += decoding * passes * engine.written

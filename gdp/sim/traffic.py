@@ -79,6 +79,20 @@ class ServedTraffic:
     tokens_per_s: float  # written by all
     running: float  # requests at once, mean over time
     waiting_s: float  # from arrival to start, mean
+    watts: float | None = None  # of the devices that compute, mean; None where unknown
+
+    @property
+    def joules_per_token(self) -> float | None:
+        """Joules of each token that is written, prompts included; None where watts are unknown."""
+        return None if self.watts is None else self.watts / self.tokens_per_s
+
+
+class Work(NamedTuple):
+    """Work of some passes."""
+
+    start_s: float
+    end_s: float
+    joules: float  # above idle
 
 
 def require_rounds(traffic: Traffic) -> None:
@@ -104,9 +118,19 @@ class ServedRequest:
     ended_s: float = math.nan
 
 
-def summary_of(rows: Sequence[ServedRequest], begin_s: float) -> ServedTraffic:
-    """Latency percentiles of requests that arrive after the warm-up; throughput and concurrency
-    over the same interval."""
+def summary_of(
+    rows: Sequence[ServedRequest], begin_s: float, work: Sequence[Work] = (),
+    idle_w: float | None = None,
+) -> ServedTraffic:  # fmt: skip
+    """Latency percentiles of requests that arrive after the warm-up; throughput, concurrency and
+    watts over the same interval.
+
+    Args:
+        rows: All requests.
+        begin_s: End of the warm-up.
+        work: Of all passes.
+        idle_w: Watts of all devices while nothing is computed; None where they are unknown.
+    """
     begin_s = max(begin_s, min(row.asked_s for row in rows))
     counted = [row for row in rows if row.asked_s >= begin_s]
     end_s = max(row.ended_s for row in counted)
@@ -123,6 +147,7 @@ def summary_of(rows: Sequence[ServedRequest], begin_s: float) -> ServedTraffic:
     tokens = sum(row.new * share(row.first_s, row.ended_s) for row in rows if row.new > 1)
     tokens += sum(begin_s <= row.ended_s <= until_s for row in rows if row.new == 1)
     busy_s = sum((row.ended_s - row.started_s) * share(row.started_s, row.ended_s) for row in rows)
+    work_j = sum(part.joules * share(part.start_s, part.end_s) for part in work)
     return ServedTraffic(
         requests=len(counted),
         seconds=end_s - begin_s,
@@ -134,4 +159,5 @@ def summary_of(rows: Sequence[ServedRequest], begin_s: float) -> ServedTraffic:
         tokens_per_s=tokens / seconds if seconds else math.inf,
         running=busy_s / seconds if seconds else 0.0,
         waiting_s=float(np.mean([row.started_s - row.asked_s for row in counted])),
+        watts=None if idle_w is None else idle_w + (work_j / seconds if seconds else 0.0),
     )

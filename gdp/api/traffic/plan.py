@@ -17,7 +17,7 @@ from gdp.question.models import load, spec_of
 from gdp.question.prepare import requests_in_flight
 from gdp.question.question import Question
 from gdp.question.result import GenerationAnswer, Result, ServedPlan
-from gdp.sim.serving import ServingEngine, in_steady_state, serve, serve_disaggregated
+from gdp.sim.serving import PassWatts, ServingEngine, in_steady_state, serve, serve_disaggregated
 from gdp.sim.traffic import Traffic
 from gdp.sim.traffic_text import NO_LIMITS, TrafficLimits, parse_traffic
 from gdp.targets.table import TARGETS
@@ -70,7 +70,10 @@ def served_on(
         # Room is that of the plan, and so is what runs at once at most.
         own = plan.engine
         engine = own._replace(
-            step_s=passes.step_s, token_s=passes.token_s, context_s=passes.context_s
+            step_s=passes.step_s,
+            token_s=passes.token_s,
+            context_s=passes.context_s,
+            watts=passes.watts,
         )
         served = serve(in_steady_state(traffic, engine), engine)
         plan = replace(plan, engine=engine, served=served, passes_of=count)
@@ -195,7 +198,21 @@ def engine_of(answer: GenerationAnswer, question: Question) -> ServingEngine:
         copies=answer.copies,
         launch_s=longer * prompt_launch_s(question.graph) / answer.stages,
         scheduler=imported(TARGETS["vllm"].scheduler)(),
+        watts=pass_watts(answer),
     )
+
+
+def pass_watts(answer: GenerationAnswer) -> PassWatts | None:
+    """Watts of one copy of an engine by those of its prompt and its step; None where unknown."""
+    power = answer.power
+    if power is None:
+        return None
+    others_w = power.idle_w * (1 - 1 / answer.copies)  # which idle meanwhile
+    phases = power.weights_w, power.prefill_w, power.caches_w
+    return PassWatts(
+        power.idle_w / answer.copies, power.limit_w / answer.copies,
+        *(watts - others_w for watts in phases),
+    )  # fmt: skip
 
 
 def _tokens_at_once(question: Question) -> int:

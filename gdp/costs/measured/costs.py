@@ -76,7 +76,7 @@ class MeasuredCosts:
             own = self._seconds(graph, cluster, chosen, found, launches)
             if not self._base_reads_unfused:
                 seconds += _more_dispatches_s(launches, cluster)
-                seconds += self._on_processors_s(_launch_s(found), cluster, launches)
+                seconds += self._on_processors_s(launches_s(found), cluster, launches)
         elif self.reads_unfused:
             # All of a fused kernel's seconds are those of its first op.
             fused = fuse(graph)
@@ -125,7 +125,7 @@ class MeasuredCosts:
         dispatch of its group, which the simulator adds."""
         plain = roofline(graph, cluster)
         launches = np.ones(graph.num_ops) if launches is None else launches
-        launch_s = _launch_s(found)
+        launch_s = launches_s(found)
         seconds = np.empty((graph.num_ops, len(chosen)))
         alike: dict[tuple[str, DeviceDescriptor], Float[np.ndarray, "N"]] = {}
         for i, d in enumerate(chosen):
@@ -283,7 +283,7 @@ def _peaks(kernels: Kernels, device: Device) -> Float[np.ndarray, "K"]:
     return peaks
 
 
-def _launch_s(found: GraphKernels) -> Float[np.ndarray, "N"]:
+def launches_s(found: GraphKernels) -> Float[np.ndarray, "N"]:
     """Host seconds of eager PyTorch for each op."""
     library = found.known & (found.kernels.kind != _ELEMENTWISE)
     return np.where(library, LIBRARY_S, ELEMENTWISE_S)
@@ -304,7 +304,7 @@ def prompt_launch_s(graph: OpGraph) -> float:
 
 def _engine_launch_s(found: GraphKernels) -> Float[np.ndarray, "N"]:
     """Host seconds of an engine for each op, of a block of experts for all of it."""
-    kernels, launch_s = found.kernels, _launch_s(found)
+    kernels, launch_s = found.kernels, launches_s(found)
     packs = found.known & (kernels.block_scaled > 0)
     is_experts = found.known & (kernels.kind == _EXPERTS)
     launch_s += np.where(packs & (kernels.kind == _PRODUCT), LIBRARY_S, 0.0)

@@ -180,6 +180,8 @@ def _shape(op_type: str, detail: OpDetail, narrow: bool) -> _Shape:
         channels = shapes[1][0] if op_type != "conv_general_dilated" else 0
         groups = max(1, shapes[0][1] // max(shapes[1][1], 1)) if channels else 1
         n = max(channels // groups, 1) if channels else out[-1]
+        if groups > 1 and n == 1 and shapes[1][1] == 1:
+            return shape._replace(is_simple=1.0)  # depthwise: no product, bytes alone
         m = max(size / groups / n, 1.0)
         return shape._replace(kind=_CONVOLUTION, b=groups, m=m, n=n, elements=size)
     if kernel == EXPERTS and len(shapes) > 1 and len(shapes[1]) == 3 and size and all(shapes[1]):

@@ -24,6 +24,10 @@ _KEYS = frozenset((
 ))  # fmt: skip
 
 
+PIPELINE = "model_index.json"
+"""The file that makes a folder a pipeline of diffusers."""
+
+
 @dataclass(frozen=True)
 class ConfigSpec:
     """A configuration, the task, and the batch that its graph is of."""
@@ -92,8 +96,12 @@ def config_file(spec: str) -> Path:
     path = path / "config.json" if is_folder(path) else path
     if is_file(path):
         return path
-    cached = _cached_config(name)
+    cached = _cached_config(name, "config.json")
     if cached is None:
+        if is_file(Path(name) / PIPELINE) or _cached_config(name, PIPELINE) is not None:
+            raise ModelError(
+                f"{name!r} is a pipeline of diffusers: ask what it makes with --image or --video"
+            )
         raise ModelError(
             f"no configuration {name!r}: give a config.json of transformers, a folder that holds "
             "one, or ORG/NAME of a model that the Hugging Face cache of this machine holds; gdp "
@@ -102,15 +110,15 @@ def config_file(spec: str) -> Path:
     return cached
 
 
-def _cached_config(name: str) -> Path | None:
-    """The config.json of model ORG/NAME as it was downloaded before (its main revision)."""
+def _cached_config(name: str, file: str) -> Path | None:
+    """A file of model ORG/NAME as it was downloaded before (its main revision)."""
     try:
         from huggingface_hub import try_to_load_from_cache
         from huggingface_hub.errors import HFValidationError
     except ImportError:
         return None
     try:
-        path = try_to_load_from_cache(name, "config.json")
+        path = try_to_load_from_cache(name, file)
     except HFValidationError:
         return None
     return Path(path) if isinstance(path, str) else None

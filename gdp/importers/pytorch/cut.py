@@ -49,6 +49,8 @@ class Stack:
     kinds: list[int]
     wanted: set[int] = field(default_factory=set)  # layers that others need besides the next one
     returned: dict[int, Any] = field(default_factory=dict)  # forms of results, by kind
+    # Place of each part of a result, by kind: parts that share a storage have that of the first.
+    places: dict[int, dict[str, str]] = field(default_factory=dict)
     is_called: bool = True
 
     def members(self) -> dict[int, list[int]]:
@@ -128,8 +130,8 @@ def _entries(configs: Sequence[Any], layer: int, count: int) -> tuple[str, ...]:
     found = []
     for config in configs:
         for key, value in getattr(config, "__dict__", {}).items():
-            if not isinstance(value, list | tuple):
-                continue
+            if not isinstance(value, list | tuple) or key.startswith("_"):
+                continue  # private ones are about the configuration itself
             if len(value) == count:
                 found.append(f"{key}={value[layer]!r}")
             if _INDEX.search(key) and all(isinstance(i, int) for i in value):
@@ -242,6 +244,13 @@ def _returned(result: Any, inputs: Mapping[str, Any]) -> Any:
     return form(result)
 
 
+def _places(result: Any) -> dict[str, str]:
+    """The place of each tensor of a result, or of the first one with the same storage."""
+    first: dict[int, str] = {}
+    tensors = ((path, leaf) for path, leaf in leaves_of(result) if _is_tensor(leaf))
+    return {path: first.setdefault(_storage(leaf), path) for path, leaf in tensors}
+
+
 def _made(form: Any, inputs: Mapping[str, Any], is_fresh: bool) -> Any:
     if isinstance(form, _Input):
         if form.path not in inputs:
@@ -315,6 +324,7 @@ def _watched(layer: Any, stack: Stack, index: int, seen: "_Seen") -> list[Any]:
         del module
         form = _returned(result, _arguments(args, kwargs))
         stack.returned.setdefault(stack.kinds[index], form)
+        stack.places.setdefault(stack.kinds[index], _places(result))
         seen.leave(stack, index, result)
 
     return [
@@ -352,10 +362,11 @@ class _Seen:
         if not self.looks:
             return
         self.inside = None
+        places = stack.places.get(stack.kinds[index], {})
         for path, leaf in leaves_of(result):
             if _is_tensor(leaf):
                 self.alive.append(leaf)
-                self.origin[_storage(leaf)] = _Of(stack.path, index, path)
+                self.origin[_storage(leaf)] = _Of(stack.path, index, places.get(path, path))
 
     def _called_with(self, stack: Stack, index: int, path: str, value: Any) -> Hashable:
         if _is_tensor(value):
@@ -426,6 +437,7 @@ def settle(stacks: list[Stack], make: Callable[[], Callable[[], object]]) -> lis
         seen = _Seen(stacks)
         for stack in stacks:
             stack.returned.clear()
+            stack.places.clear()
         with cut(stacks, seen):
             run = make()
             seen.looks = True
@@ -451,10 +463,16 @@ def _refine(stack: Stack, seen: _Seen) -> None:
         return
     # The first layer reads what the model made before: in the place of the result of a layer.
     first, second = calls[0][1], calls[1][1]
+    # Sources of the first layer by those of the second, and back: two tensors in the place of one
+    # that the next layers read twice make another kind, and one in the place of two.
+    pairs: tuple[dict[Hashable, Hashable], dict[Hashable, Hashable]] = ({}, {})
     for path, value in second.items():
         own = first.get(path)
         if isinstance(value, tuple) and isinstance(own, tuple) and _is_before(value[0]):
-            first[path] = (value[0], *own[1:])
+            forth = pairs[0].setdefault(value[0], own[0]) == own[0]
+            back = pairs[1].setdefault(own[0], value[0]) == value[0]
+            if forth and back:
+                first[path] = (value[0], *own[1:])
     stack.wanted |= seen.wanted[stack.path]
     stack.kinds = _numbered(
         (kind, tuple(call.items())) for kind, (_, call) in zip(stack.kinds, calls, strict=True)

@@ -69,6 +69,16 @@ def repeated(
         UncuttableError: The model must be traced whole.
     """
     stacks = settle(find_stacks(model), make)
+    try:
+        return _expanded(model, stacks, trace)
+    except UncuttableError:
+        # Nobody reads all that a last layer makes, and the trace may leave out what makes it.
+        for stack in stacks:
+            stack.kinds[-1] = max(stack.kinds) + 1
+        return _expanded(model, settle(stacks, make), trace)
+
+
+def _expanded(model: Any, stacks: Sequence[Stack], trace: Callable[[], Traces]) -> Listed:
     with cut(stacks):
         traces = trace()
     return _Expansion(model, stacks, traces).listed()

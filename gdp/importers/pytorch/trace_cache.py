@@ -26,8 +26,9 @@ TRACES = "traces"
 """Kind of the cache. A trace is named by the configuration, the arguments, the versions of Python,
 torch and transformers, and the importer's code: whatever changes one of them is traced anew."""
 _ROOT = Path(__file__).resolve().parents[2]
-_CODE = ("base/units.py", "graph/*.py", "importers/*.py", "importers/huggingface/*.py",
-         "importers/pytorch/*.py", "ops/*.py", "placement/constraints.py")  # fmt: skip
+_CODE = ("base/units.py", "graph/*.py", "importers/*.py", "importers/diffusers/*.py",
+         "importers/huggingface/*.py", "importers/pytorch/*.py", "ops/*.py",
+         "placement/constraints.py")  # fmt: skip
 _TRACE_KIND = Kind("cached trace", GdpError)
 
 

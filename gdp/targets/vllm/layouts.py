@@ -137,10 +137,11 @@ def told_layout(question: Question, best: PlannedLayout, fitting: Sequence[Plann
         note = f"{best.degrees}: layers on one GPU each do not fit"
     elif plain[0] is best:
         more = "" if question.copies else " or copies the model"
-        return f"no layout that divides layers{more} is faster"
+        return f"no layout that divides layers{more} is better"
     else:
         gain = plain[0].plan.score.value_s / best.plan.score.value_s
-        note = f"{best.degrees}: {gain:.2f} times as fast as whole layers ({plain[0].degrees})"
+        words = find_objective(question.objective).compared
+        note = f"{best.degrees}: {gain:.2f} {words} whole layers ({plain[0].degrees})"
     if best.estimate.machines > 1:
         note += f"; its GPUs are on {best.estimate.machines} machines, as the links between earn it"
     exchanged = best.plan.exchanged

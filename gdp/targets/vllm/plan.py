@@ -131,10 +131,13 @@ def plan_vllm(question: Question) -> Result:
         raise misfit(question, reason + _of_one_share(question, cluster))
     best = min(fitting, key=lambda one: one.value_s)
     bound = (roofline_bound_s(question.graph, cluster, cluster.gpus), BOUND_BY) if several else None
+    row = find_objective(question.objective)
+    if several and row.unit != "s":
+        bound = 0.0, ""  # seconds bound no other value of divided ops
     machine, layouts = next((own, found) for own, found in tried if best in found)
     question = _on(question, machine, best.degrees.pipeline)
     result = solve.evaluate(question, best.plan.placement, bound)
-    alone = find_objective(question.objective).pipelined and request is not None
+    alone = row.pipelined and request is not None
     notes = (left_out, ONE_AT_A_TIME if alone else "")
     result = replace(result, notes=(*result.notes, *filter(None, notes)))
     if not several:

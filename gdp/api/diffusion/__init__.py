@@ -1,0 +1,1 @@
+"""Image and video pipelines on several devices: question, prices, answer, exports."""

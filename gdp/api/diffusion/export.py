@@ -1,0 +1,187 @@
+"""Files that run the plan of a pipeline: Python for diffusers, and options of other programs.
+
+diffusers computes sequence parallelism of models that say how (`_cp_plan`); of others xDiT does,
+whose `xdit` of xfuser 0.7 takes the degrees as arguments (`xfuser/config/args.py`).
+stable-diffusion.cpp takes a device for each module (docs/backend.md: `--backend te=cpu,vae=cuda0`),
+and ComfyUI's loaders of ComfyUI-MultiGPU one each (`device`).
+"""
+
+import os
+import shlex
+from pathlib import Path
+from typing import Any
+
+from gdp.api.diffusion.answer import PipelineAnswer, PlacedComponent
+from gdp.base.errors import PlacementError
+from gdp.base.files.writing import OverwritePolicy, indented_json, new_contents
+from gdp.targets.torch_devices import torch_names
+
+KIND = "pipeline"
+DIFFUSERS_PARALLEL = frozenset(
+    ("FluxTransformer2DModel", "QwenImageTransformer2DModel", "WanTransformer3DModel")
+)
+"""Denoisers with `_cp_plan` in diffusers 0.42."""
+SD_CPP = {
+    "text_encoder": "te", "text_encoder_2": "te", "text_encoder_3": "te", "vae": "vae",
+    "transformer": "diffusion", "unet": "diffusion",
+}  # fmt: skip
+"""Modules of stable-diffusion.cpp by component."""
+SD_CPP_PIPELINES = frozenset((
+    "FluxPipeline", "StableDiffusion3Pipeline", "StableDiffusionXLPipeline",
+    "StableDiffusionPipeline", "QwenImagePipeline", "WanPipeline",
+))  # fmt: skip
+"""Pipelines that stable-diffusion.cpp computes, too."""
+
+
+def export_pipeline(
+    answer: PipelineAnswer, output: str | os.PathLike[str], force: bool = False
+) -> list[str]:
+    """Write the files of an answer to a folder; returns their names.
+
+    Raises:
+        TargetError: The folder holds anything but such files, unless `force`.
+        PlacementError: Nothing fits, so that there is no plan.
+    """
+    plan = answer.plan
+    if plan is None:
+        raise PlacementError("nothing fits, so that there is no plan to export")
+    files = {"plan.json": indented_json(plan_of(answer)) + b"\n", "answer.json": b""}
+    files["answer.json"] = indented_json(answer.to_json()) + b"\n"
+    if plan.cards:
+        denoisers = {p.priced.component.class_name for p in plan.placed if p.role == "denoise"}
+        if denoisers <= DIFFUSERS_PARALLEL and plan.degrees.guidance == 1:
+            files["run.py"] = source("parallel_runner.py")
+        files["xdit.sh"] = xdit_command(answer).encode()
+    else:
+        files["run.py"] = source("runner.py")
+        files["comfyui.json"] = indented_json(comfyui(answer)) + b"\n"
+        if answer.pipeline.class_name in SD_CPP_PIPELINES:
+            files["sd-cpp.sh"] = sd_cpp(answer).encode()
+    with new_contents(output, KIND, OverwritePolicy(force=force)) as folder:
+        for name, content in files.items():
+            (folder / name).write_bytes(content)
+    return list(files)
+
+
+def source(name: str) -> bytes:
+    """A program that is written as it stands."""
+    return (Path(__file__).parent / name).read_bytes()
+
+
+def plan_of(answer: PipelineAnswer) -> dict[str, Any]:
+    """The plan as the programs read it."""
+    plan, request = answer.plan, answer.pipeline.request
+    assert plan is not None
+    names = torch_names(answer.cluster)
+    denoiser = next(p for p in plan.placed if p.role == "denoise")
+    return {
+        "class": answer.pipeline.class_name, "dtype": "bfloat16", "seconds": plan.seconds,
+        "home": names[denoiser.way.devices[0]] if not plan.cards else "cuda:0",
+        "ulysses": plan.degrees.ulysses, "ring": plan.degrees.ring,
+        "guidance": plan.degrees.guidance, "tiling": request.tiling, "slicing": request.slicing,
+        "denoisers": [p.name for p in plan.placed if p.role == "denoise"],
+        "components": [] if plan.cards else [_entry(p, names) for p in plan.placed],
+        "call": {
+            "width": request.width, "height": request.height, "num_frames": request.frames,
+            "num_inference_steps": request.steps, "guidance_scale": request.guidance,
+            "num_images_per_prompt": request.batch, "num_videos_per_prompt": request.batch,
+        },
+    }  # fmt: skip
+
+
+def _entry(placed: PlacedComponent, names: list[str]) -> dict[str, Any]:
+    """A component as the program places it."""
+    way, blocks = placed.way, {}
+    if way.residence == "split":
+        paths = [path for path, _ in placed.priced.component.blocks]
+        devices = [names[d] for d, n in zip(way.devices, way.blocks, strict=True) for _ in range(n)]
+        devices += ["host"] * (len(paths) - len(devices))
+        blocks = dict(zip(paths, devices, strict=True))
+    return {
+        "name": placed.name, "method": "decode" if placed.role == "decode" else "forward",
+        "residence": way.residence, "devices": [names[d] for d in way.devices], "blocks": blocks,
+    }  # fmt: skip
+
+
+def xdit_command(answer: PipelineAnswer) -> str:
+    """A shell script that runs xDiT with the degrees of the plan."""
+    plan, request = answer.plan, answer.pipeline.request
+    assert plan is not None
+    words = [
+        "xdit", "--model", '"$MODEL"', "--prompt", '"$PROMPT"',
+        "--ulysses_degree", str(plan.degrees.ulysses), "--ring_degree", str(plan.degrees.ring),
+        *(["--use_cfg_parallel"] * (plan.degrees.guidance > 1)),
+        "--width", str(request.width), "--height", str(request.height),
+        *(["--num_frames", str(request.frames)] if request.is_video else []),
+        "--num_inference_steps", str(request.steps),
+        "--guidance_scale", f"{request.guidance or 0:g}",
+        *(["--enable_tiling"] * request.tiling),
+    ]  # fmt: skip
+    return _script(words, "MODEL: folder or name on the hub; PROMPT: what to draw")
+
+
+def sd_cpp(answer: PipelineAnswer) -> str:
+    """A shell script that runs stable-diffusion.cpp with a device for each module."""
+    plan, request = answer.plan, answer.pipeline.request
+    assert plan is not None
+    names = [name.replace(":", "") for name in torch_names(answer.cluster)]
+    runs: dict[str, str] = {}
+    rests: dict[str, str] = {}
+    for placed in plan.placed:
+        module = SD_CPP.get(placed.name)
+        if module is not None:
+            runs[module] = names[placed.way.devices[0]]
+            if placed.way.residence in ("moved", "blocks sent") or placed.way.sent_blocks:
+                rests[module] = "cpu"
+    words = [
+        "sd-cli", '"$@"', "-M", "vid_gen" if request.is_video else "img_gen", "-p", '"$PROMPT"',
+        "-W", str(request.width), "-H", str(request.height), "--steps", str(request.steps),
+        *(["--video-frames", str(request.frames)] if request.is_video else []),
+        "--backend", ",".join(f"{module}={device}" for module, device in runs.items()),
+        *(["--params-backend", ",".join(f"{m}={d}" for m, d in rests.items())] if rests else []),
+        "--diffusion-fa", *(["--vae-tiling"] * request.tiling),
+    ]  # fmt: skip
+    return _script(
+        words, "arguments: the files, such as --diffusion-model FILE --vae FILE --t5xxl FILE"
+    )
+
+
+def _script(words: list[str], comment: str) -> str:
+    quoted = (word if word.startswith('"$') else shlex.quote(word) for word in words)
+    return f"#!/bin/sh\n# {comment}\nexec {' '.join(quoted)}\n"
+
+
+def comfyui(answer: PipelineAnswer) -> dict[str, Any]:
+    """Loaders of ComfyUI-MultiGPU and their devices, to be set in a workflow."""
+    plan = answer.plan
+    assert plan is not None
+    names = torch_names(answer.cluster)
+    encoders = [p for p in plan.placed if p.role == "encode"]
+    loaders = {1: "CLIPLoaderMultiGPU", 2: "DualCLIPLoaderMultiGPU", 3: "TripleCLIPLoaderMultiGPU"}
+    nodes: dict[str, Any] = {}
+    if encoders:
+        # One loader has one device: that of the largest encoder.
+        largest = max(encoders, key=lambda p: p.priced.weight_bytes)
+        nodes[loaders[len(encoders)]] = {"device": names[largest.way.devices[0]]}
+    for p in plan.placed:
+        device = names[p.way.devices[0]]
+        if p.role == "decode":
+            nodes["VAELoaderMultiGPU"] = {"device": device}
+        elif p.role == "denoise" and p.way.residence == "whole":
+            nodes["UNETLoaderMultiGPU"] = {"device": device}
+        elif p.role == "denoise":
+            away = p.priced.weight_bytes - _on_first(p)
+            donor = names[p.way.devices[1]] if len(p.way.devices) > 1 else "cpu"
+            nodes["UNETLoaderDisTorch2MultiGPU"] = {
+                "compute_device": device, "virtual_vram_gb": round(away / 1e9, 1),
+                "donor_device": donor,
+            }  # fmt: skip
+    return nodes
+
+
+def _on_first(placed: PlacedComponent) -> int:
+    """Bytes of weights that stay on the first device."""
+    way, parts = placed.way, placed.priced.part_bytes
+    if way.residence != "split":
+        return 0
+    return int(parts[0] + parts[1 : 1 + way.blocks[0]].sum())

@@ -1,0 +1,187 @@
+"""Runs a pipeline of diffusers as a plan says, each component on its devices.
+
+    python run.py MODEL --prompt "a lighthouse at dusk" [-o image.png] [--seed 0]
+
+`MODEL` is a folder of diffusers or a name on the hub. The plan lies beside this file (plan.json).
+Needs torch and diffusers alone.
+"""
+
+import argparse
+import functools
+import inspect
+import json
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+
+
+def moved(value: Any, device: str) -> Any:
+    """A value with all tensors inside it on a device."""
+    if isinstance(value, torch.Tensor):
+        return value.to(device)
+    if isinstance(value, tuple) and hasattr(value, "_fields"):
+        return type(value)(*(moved(x, device) for x in value))
+    if isinstance(value, list | tuple):
+        return type(value)(moved(x, device) for x in value)
+    if isinstance(value, Mapping):  # outputs of models are mappings of their fields
+        parts = {key: moved(x, device) for key, x in value.items()}
+        return parts if type(value) is dict else type(value)(**parts)
+    if hasattr(value, "latent_dist") or hasattr(value, "sample"):
+        for name, part in vars(value).items():
+            setattr(value, name, moved(part, device))
+    return value
+
+
+class Resting:
+    """Weights in host memory that a device gets while they are needed; nothing is copied back."""
+
+    def __init__(self, module: torch.nn.Module) -> None:
+        self.tensors = [*module.parameters(), *module.buffers()]
+        self.rest = [tensor.data for tensor in self.tensors]
+
+    def bring(self, device: str) -> None:
+        """The weights on the device."""
+        for tensor, data in zip(self.tensors, self.rest, strict=True):
+            tensor.data = data.to(device, copy=True)
+
+    def leave(self) -> None:
+        """The weights at rest again."""
+        for tensor, data in zip(self.tensors, self.rest, strict=True):
+            tensor.data = data
+
+
+def wrap(
+    module: torch.nn.Module, method: str, device: str, home: str | None,
+    before: Callable[[], None] | None = None, after: Callable[[], None] | None = None,
+) -> None:  # fmt: skip
+    """Call a method of a module with its tensors on the module's device, and send its results home
+    (None: leave them)."""
+    inner = getattr(module, method)
+
+    @functools.wraps(inner)
+    def call(*args: Any, **named: Any) -> Any:
+        if before is not None:
+            before()
+        result = inner(*moved(args, device), **moved(named, device))
+        if after is not None:
+            after()
+        return result if home is None else moved(result, home)
+
+    setattr(module, method, call)
+
+
+def by_turns(parts: list[tuple[torch.nn.Module, str, str]], home: str) -> None:
+    """Components that are on their device only from their first call to that of another one."""
+    state: list[Resting | None] = [None]
+    for module, method, device in parts:
+        rest = Resting(module)
+
+        def before(rest: Resting = rest, device: str = device) -> None:
+            if state[0] is not rest:
+                if state[0] is not None:
+                    state[0].leave()
+                rest.bring(device)
+                state[0] = rest
+
+        wrap(module, method, device, home, before)
+
+
+def by_blocks(module: torch.nn.Module, entry: Mapping[str, Any], home: str) -> None:
+    """Blocks on their devices; those that rest in host memory are sent when they run."""
+    main = entry["devices"][0]
+    for path, device in entry["blocks"].items():
+        block = module.get_submodule(path)
+        if device == "host":
+            rest = Resting(block)
+            wrap(block, "forward", main, None, functools.partial(rest.bring, main), rest.leave)
+        else:
+            block.to(device)
+            wrap(block, "forward", device, None)
+    kept = {id(t) for path in entry["blocks"] for t in module.get_submodule(path).parameters()}
+    kept |= {id(t) for path in entry["blocks"] for t in module.get_submodule(path).buffers()}
+    for tensor in (*module.parameters(), *module.buffers()):
+        if id(tensor) not in kept:
+            tensor.data = tensor.data.to(main)
+    # Blocks leave their results where they are; modules after them are on the main device.
+    for path, part in module.named_modules():
+        outside = path and not any(
+            path == b or path.startswith(f"{b}.") or b.startswith(f"{path}.")
+            for b in entry["blocks"]
+        )
+        if outside and not list(part.children()):
+            wrap(part, "forward", main, None)
+    wrap(module, entry["method"], main, home)
+
+
+def place(pipe: Any, plan: Mapping[str, Any]) -> None:
+    """Put the components of a pipeline where the plan says."""
+    home = plan["home"]
+    turns = []
+    for entry in plan["components"]:
+        module, method = getattr(pipe, entry["name"]), entry["method"]
+        device = entry["devices"][0]
+        if entry["residence"] == "moved":
+            turns.append((module, method, device))
+        elif entry["residence"] == "blocks sent":
+            from diffusers.hooks import apply_group_offloading
+
+            on_gpu = device.startswith("cuda")
+            apply_group_offloading(
+                module, torch.device(device), torch.device("cpu"), num_blocks_per_group=1,
+                use_stream=on_gpu, record_stream=on_gpu,
+            )  # fmt: skip
+            wrap(module, method, device, home)
+        elif entry["blocks"]:
+            by_blocks(module, entry, home)
+        else:
+            module.to(device)
+            wrap(module, method, device, home)
+    by_turns(turns, home)
+    if plan["tiling"]:
+        pipe.vae.enable_tiling()
+    if plan["slicing"]:
+        pipe.vae.enable_slicing()
+    # Pipelines make latents on the device that they take for that of all components.
+    own = {"_execution_device": property(lambda _: torch.device(home))}
+    pipe.__class__ = type(pipe.__class__.__name__, (pipe.__class__,), own)
+
+
+def arguments(pipe: Any, plan: Mapping[str, Any]) -> dict[str, Any]:
+    """Arguments of the plan that the pipeline's call has."""
+    known = inspect.signature(pipe.__call__).parameters
+    return {name: value for name, value in plan["call"].items() if name in known}
+
+
+def main() -> None:
+    """Load, place, run and save."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("model")
+    parser.add_argument("--prompt", required=True)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("-o", "--output", default="")
+    given = parser.parse_args()
+    import diffusers
+
+    plan = json.loads((Path(__file__).parent / "plan.json").read_text())
+    kind = getattr(diffusers, plan["class"])
+    pipe = kind.from_pretrained(given.model, torch_dtype=getattr(torch, plan["dtype"]))
+    place(pipe, plan)
+    began = time.perf_counter()
+    generator = torch.Generator("cpu").manual_seed(given.seed)
+    result = pipe(given.prompt, generator=generator, **arguments(pipe, plan))
+    print(f"{time.perf_counter() - began:.2f} s; predicted {plan['seconds']:.2f} s")
+    if hasattr(result, "images"):
+        for i, image in enumerate(result.images):
+            image.save(given.output or f"image-{i}.png")
+    else:
+        from diffusers.utils import export_to_video
+
+        for i, frames in enumerate(result.frames):
+            export_to_video(frames, given.output or f"video-{i}.mp4")
+
+
+if __name__ == "__main__":
+    main()

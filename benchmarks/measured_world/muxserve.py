@@ -255,7 +255,7 @@ def _serve(
         passes.step_s, passes.token_s, context_s, 2048, 256, max(room, prompt + new + 1.0),
         copies=model.copies, launch_s=passes.launch_s, scheduler=PromptsFirst(),
     )  # fmt: skip
-    rows = served_requests(Traffic(requests), engine)
+    rows, _ = served_requests(Traffic(requests), engine)
     return rows, summary_of(rows, 0.0)
 
 

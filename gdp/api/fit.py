@@ -247,7 +247,7 @@ def fit_traffic(
             token=served.token, running=served.running, room=plan.room, layout=plan.layout,
             limit=plan.generation.limits[1], costs=result.costs, links=result.links,
             note=loading_note(request, result.question.graph), intervals=plan.intervals,
-            note=loading_note(request, result.question.graph), watts=plan.watts,
+            watts=plan.watts,
             joules_per_token=plan.joules_per_token, joules_per_request=plan.joules_per_request,
         )  # fmt: skip
         rows.append(row)
@@ -325,7 +325,7 @@ def _with_answer(row: FitRow, question: Question, result: Result) -> FitRow:
         full_tokens_per_s=found.full_tokens_per_s, gap=result.gap if result.bound_by else None,
         note="; ".join(filter(None, notes)), costs=result.costs, links=links_line(question.cluster),
         layout=_layout(result.placement, found.stages), intervals=found.intervals,
-        layout=_layout(result.placement, found.stages), watts=found.watts,
+        watts=found.watts,
         joules_per_token=found.joules_per_token, joules_per_request=found.joules_per_request,
     )  # fmt: skip
 

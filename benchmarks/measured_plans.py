@@ -35,8 +35,8 @@ from gdp.costs.adapt import AdaptedCosts, Piece, Run, adapt, op_keys, piece_shar
 from gdp.costs.base import CostModel, roofline
 from gdp.costs.measured.costs import MeasuredCosts
 from gdp.costs.measured.network import KernelNetwork, shipped_network
+from gdp.costs.measured.own import fit_vector
 from gdp.graph.fuse import fuse
-from pretrain.costs.few import fit_vector
 from pretrain.costs.tables import Rows, silicon
 from pretrain.costs.train import FEW, load_rows, train
 

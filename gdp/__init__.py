@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from gdp.api.diffusion.place import place_pipeline as place_pipeline
     from gdp.api.explain import explain as explain
     from gdp.api.finetune import finetune as finetune
+    from gdp.api.measured.kernels import learn_kernels as learn_kernels
     from gdp.api.measured.learn import learn_runs as learn_runs
     from gdp.api.on_devices import on_devices as on_devices
     from gdp.api.place import compare as compare
@@ -80,6 +81,7 @@ _WHERE = {
     "explain": "gdp.api.explain",
     "export": "gdp.api.run",
     "finetune": "gdp.api.finetune",
+    "learn_kernels": "gdp.api.measured.kernels",
     "learn_runs": "gdp.api.measured.learn",
     "load": "gdp.question.models",
     "load_placement": "gdp.placement.placement",

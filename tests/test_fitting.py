@@ -79,8 +79,18 @@ def test_a_row_is_what_place_answers(tmp_path: Path, context: int | str | None) 
         told = result.generation
         assert told is not None
         assert result.to_json()["generation"] == told.to_json()
-        for name in ("tokens_per_s", "first_token_s", "request_s", "full_tokens_per_s", "context"):
+        for name in (
+            "tokens_per_s", "first_token_s", "request_s", "full_tokens_per_s", "context",
+            "intervals",
+        ):  # fmt: skip
             assert getattr(row, name) == getattr(told, name), name
+        low, high = row.intervals["tokens_per_s"]
+        assert row.tokens_per_s is not None
+        assert low < row.tokens_per_s < high
+        header, cells = (line.split("  ") for line in fit_text([row]).splitlines()[:2])
+        assert "90%" in map(str.strip, header)
+        assert f"{low:.4g} to {high:.4g}" in map(str.strip, cells)
+        assert row.to_json()["intervals"].keys() == {"first_token_s", "token_s", "tokens_per_s"}
         assert row.gap == result.gap
         full = row.full_tokens_per_s
         assert (full is None) == (context is None)

@@ -18,9 +18,9 @@ PUBLIC = [
     "ArgumentError", "Cluster", "ClusterError", "Constraints", "Device", "GdpError", "Generation",
     "InfeasibleError", "Link", "Measuring", "ModelError", "OpGraph", "Pin", "Placement",
     "PlacementError", "Problem", "Result", "Search", "Split", "Traffic", "compare", "explain",
-    "export", "finetune", "learn_runs", "load", "load_placement", "make_cluster", "make_placement",
-    "on_devices", "place", "place_models", "place_pipeline", "report", "run", "save_placement",
-    "serve", "simulate", "trace", "trace_torch", "tune",
+    "export", "finetune", "learn_kernels", "learn_runs", "load", "load_placement", "make_cluster",
+    "make_placement", "on_devices", "place", "place_models", "place_pipeline", "report", "run",
+    "save_placement", "serve", "simulate", "trace", "trace_torch", "tune",
 ]  # fmt: skip
 
 

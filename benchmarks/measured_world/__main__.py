@@ -16,8 +16,10 @@ from benchmarks.measured_world import (
     media,
     models,
     muxserve,
+    muxserve_packing,
     passes,
     peaks,
+    pilot_contest,
     sailor,
     serving,
     traffic,
@@ -33,6 +35,7 @@ for _command in (
     serving.main,
     engines.mlenergy,
     engines.pilot,
+    pilot_contest.main,
     passes.main,
     llama_passes.main,
     peaks.main,
@@ -45,6 +48,7 @@ for _command in (
     energy_systems.main,
     sailor.main,
     muxserve.main,
+    muxserve_packing.main,
     media.main,
 ):
     main.add_command(_command)

@@ -41,6 +41,8 @@ from gdp.sim.traffic import ROUNDS, Arrival, Traffic
 PROMPTS = {"lm-arena-chat": 634, "gpqa": 224}
 """Mean tokens of a prompt by task: docs/posts/ml-energy-leaderboard-v3.0.md of ml-energy/blog."""
 
+PILOT_GPUS = {"A100": "a100-40"}
+"""Presets of GPUs that LLM-Pilot names otherwise: its A100 have 40 GB."""
 COSTS = {"vllm": "vllm-0.11"}
 """Row of the engines of gdp, as of `--costs`, whose steps those of a row are."""
 
@@ -110,9 +112,9 @@ def pilot_steps(path: Path, wanted: Iterable[str] = ()) -> list[Step]:
             )
             # Users ask the same, so that lengths that differ by chance are one length.
             run = Run(
-                "pilot", row["model"], row["gpu"].lower(), "tgi", "", 16 * round(prompt / 16),
-                4 * max(1, round(new / 4)), min(at_once, int(row["users"])), math.nan, token_s,
-                int(row["gpus"]),
+                "pilot", row["model"], PILOT_GPUS.get(row["gpu"], row["gpu"].lower()), "tgi", "",
+                16 * round(prompt / 16), 4 * max(1, round(new / 4)),
+                min(at_once, int(row["users"])), math.nan, token_s, int(row["gpus"]),
             )  # fmt: skip
             found.append(Step(run, math.nan))
     return found

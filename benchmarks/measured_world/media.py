@@ -63,8 +63,9 @@ def measured(bench: Path, kind: str) -> Iterator[Row]:
                 batch=int(row["batch"]),
             )  # fmt: skip
             name = NAMES.get(row["model"], row["model"].rpartition("/")[2])
+            degrees = ParallelDegrees(int(row["ulysses"]), int(row["ring"]))
             yield Row(
-                name, row["gpu"].lower(), ParallelDegrees(int(row["ulysses"]), int(row["ring"])), request,
+                name, row["gpu"].lower(), degrees, request,
                 float(row["batch_latency_s"]), float(row["joules_per_item"]), float(row["watts"]),
             )  # fmt: skip
 

@@ -34,8 +34,8 @@ import numpy as np
 
 from gdp.box.table import slowdown
 from gdp.sim.scheduling import IterationBatch, Scheduler, chunks_of
-from gdp.sim.serving import ServingEngine, serve
-from gdp.sim.traffic import Arrival, ServedTraffic, Traffic
+from gdp.sim.serving import ServingEngine, served_requests
+from gdp.sim.traffic import Arrival, ServedRequest, ServedTraffic, Traffic, summary_of
 
 SECONDS = 45_000.0
 """Seconds of the trace times its load: light models end at 90 s under load 500, 37 under 1200."""
@@ -163,49 +163,87 @@ class Predicted:
     tpot_s: float
 
 
+@dataclass(frozen=True)
+class Shared:
+    """A model of a mesh on its GPUs."""
+
+    row: Row
+    on: tuple[int, ...] = ()  # GPUs; (): all of the mesh
+    room: float | None = None  # tokens in the caches of a copy; None: by demand
+    copies: int = 1
+
+    def meets(self, other: "Shared") -> list[int]:
+        """GPUs that both are on; -1 stands for those of a whole mesh."""
+        return sorted(set(self.on) & set(other.on)) if self.on and other.on else [-1]
+
+
 def mesh_of(
     rows: list[Row], profile: Profile, tokens: Mapping[str, float], host_s: Mapping[str, float]
 ) -> Iterator[Predicted]:
-    """Predictions of the models of one mesh.
+    """Predictions of the models of one mesh, each of which is on all of its GPUs."""
+    found = shared_passes([Shared(row) for row in rows], profile, tokens, host_s)
+    for row, (_, one) in zip(rows, found, strict=True):
+        yield Predicted(row, row.requests / one.seconds, one.token.mean_s)
+
+
+def shared_passes(
+    models: list[Shared], profile: Profile, tokens: Mapping[str, float],
+    host_s: Mapping[str, float],
+) -> list[tuple[list[ServedRequest], ServedTraffic]]:  # fmt: skip
+    """Requests of the models of one mesh as they are served, and their summary.
 
     Args:
-        rows: Its models.
+        models: Its models.
         profile: Passes alone.
         tokens: Tokens of a request of each model.
         host_s: Least seconds of a step by model.
     """
-    sms = [row.decode_sm / 100 for row in rows]
+    rows = [one.row for one in models]
+    sms = np.array([row.decode_sm / 100 for row in rows])
     weights = sum(2 * PARAMETERS[row.model] for row in rows)
     need = [row.requests * tokens[row.llm] * CACHE_BYTES[row.model] for row in rows]
-    active, served = np.zeros(len(rows)), list[ServedTraffic]()
+    # [K, J] by GPU: on which other models are, too; an engine waits for its slowest GPU.
+    gpus = [sorted({g for other in models for g in one.meets(other)}) for one in models]
+    meets = [
+        np.array([[g in one.meets(other) for other in models] for g in own], dtype=float)
+        for one, own in zip(models, gpus, strict=True)
+    ]
+    active, served = np.zeros(len(rows)), list[tuple[list[ServedRequest], ServedTraffic]]()
     pass_s = np.ones(len(rows))
     for _ in range(ROUNDS):
         served, before_s = [], pass_s.copy()
         for k, row in enumerate(rows):
-            others = np.delete(active, k)
+            others = np.where(np.arange(len(rows)) == k, 0.0, active)
             step, prompts = (
                 profile.passes(row.model, row.gpus, sm) for sm in (row.decode_sm, row.prefill_sm)
             )
             passes = replace(step, token_s=prompts.token_s, launch_s=prompts.launch_s)
             if row.sharing == "flexsm":
-                slow = max(1.0, sms[k] + float(others @ np.delete(sms, k)))
+                slow = max(1.0, sms[k] + float(others @ sms))
             else:
                 # Iterations alternate: a model waits for one of each other, however long that is.
-                waits = others @ (np.delete(before_s, k) / before_s[k])
+                waits = float((meets[k] @ (others * before_s / before_s[k])).max())
                 slow = float(slowdown(np.ones(1), np.array([1.0 + waits])))
             passes = passes.scaled(WORK, WORK)
             passes = replace(passes, step_s=max(step.step_s, host_s.get(row.model, 0.0)))
             passes = passes.scaled(slow, slow)
             room = max(0.0, row.gpus * USABLE_BYTES - weights) * need[k] / sum(need)
-            served.append(_serve(row, passes, tokens[row.llm], room / CACHE_BYTES[row.model]))
-            pass_s[k] = served[-1].token.mean_s / slow
-        active = (active + np.array([min(1.0, one.running) for one in served])) / 2
-    for row, one in zip(rows, served, strict=True):
-        yield Predicted(row, row.requests / one.seconds, one.token.mean_s)
+            own = models[k].room
+            held = room / CACHE_BYTES[row.model] if own is None else own
+            served.append(_serve(models[k], passes, tokens[row.llm], held))
+            pass_s[k] = served[-1][1].token.mean_s / slow
+        running = [
+            min(1.0, one.running / m.copies) for m, (_, one) in zip(models, served, strict=True)
+        ]
+        active = (active + np.array(running)) / 2
+    return served
 
 
-def _serve(row: Row, passes: Passes, tokens: float, room: float) -> ServedTraffic:
-    """The requests of a model on its engine."""
+def _serve(
+    model: Shared, passes: Passes, tokens: float, room: float
+) -> tuple[list[ServedRequest], ServedTraffic]:
+    """The requests of a model on its engine, or dealt to its copies."""
+    row = model.row
     rng = np.random.default_rng(0)
     new = max(2, round(OUTPUT * tokens))
     prompt = max(1, round(tokens) - new)
@@ -215,9 +253,10 @@ def _serve(row: Row, passes: Passes, tokens: float, room: float) -> ServedTraffi
     context_s = passes.context_s + passes.sequence_s / (prompt + new / 2)
     engine = ServingEngine(
         passes.step_s, passes.token_s, context_s, 2048, 256, max(room, prompt + new + 1.0),
-        launch_s=passes.launch_s, scheduler=PromptsFirst(),
+        copies=model.copies, launch_s=passes.launch_s, scheduler=PromptsFirst(),
     )  # fmt: skip
-    return serve(Traffic(requests), engine)
+    rows, _ = served_requests(Traffic(requests), engine)
+    return rows, summary_of(rows, 0.0)
 
 
 @dataclass(frozen=True)

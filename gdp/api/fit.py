@@ -3,7 +3,7 @@
 import itertools
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -59,6 +59,8 @@ class FitRow:
     costs: str = ""  # where the seconds come from, and how far off they may be
     links: str = ""  # of the machine's accelerators, by kind
     layout: str = ""  # of a plan that divides ops, such as "tensor 4"
+    # 90%, of first_token_s, token_s (TPOT) and tokens_per_s; empty where nothing is known of them.
+    intervals: Mapping[str, tuple[float, float]] = field(default_factory=dict)
     joules_per_token: float | None = None  # None where watts are unknown
     joules_per_request: float | None = None
     watts: float | None = None  # mean, of the devices that compute
@@ -98,6 +100,8 @@ class TrafficRow:
     costs: str = ""  # where the seconds come from, and how far off they may be
     model: str = ""
     links: str = ""  # of the machine's accelerators, by kind
+    # 90%, of mean first_token_s, token_s (TPOT) and tokens_per_s; empty where nothing is known.
+    intervals: Mapping[str, tuple[float, float]] = field(default_factory=dict)
     joules_per_token: float | None = None  # None where watts are unknown
     joules_per_request: float | None = None
     watts: float | None = None  # mean, of the devices that compute
@@ -242,7 +246,8 @@ def fit_traffic(
             row, fits=True, tokens_per_s=served.tokens_per_s, first_token=served.first_token,
             token=served.token, running=served.running, room=plan.room, layout=plan.layout,
             limit=plan.generation.limits[1], costs=result.costs, links=result.links,
-            note=loading_note(request, result.question.graph), watts=plan.watts,
+            note=loading_note(request, result.question.graph), intervals=plan.intervals,
+            watts=plan.watts,
             joules_per_token=plan.joules_per_token, joules_per_request=plan.joules_per_request,
         )  # fmt: skip
         rows.append(row)
@@ -319,7 +324,8 @@ def _with_answer(row: FitRow, question: Question, result: Result) -> FitRow:
         longest_context=found.longest_context,
         full_tokens_per_s=found.full_tokens_per_s, gap=result.gap if result.bound_by else None,
         note="; ".join(filter(None, notes)), costs=result.costs, links=links_line(question.cluster),
-        layout=_layout(result.placement, found.stages), watts=found.watts,
+        layout=_layout(result.placement, found.stages), intervals=found.intervals,
+        watts=found.watts,
         joules_per_token=found.joules_per_token, joules_per_request=found.joules_per_request,
     )  # fmt: skip
 

@@ -184,6 +184,7 @@ def fit_text(rows: "Sequence[FitRow]", price: "Price | None" = None) -> str:
         ("quantised?", lambda row: row.quantize),
         ("fits", lambda row: "yes" if row.fits else "no"),
         ("tokens/s", lambda row: _known(row.tokens_per_s, "{:.1f}".format)),
+        ("90%?", _interval),
         ("TTFT", lambda row: _known(row.first_token_s)),
         ("request", lambda row: _known(row.request_s)),
         ("gap", lambda row: _known(row.gap, "{:.0%}".format)),
@@ -207,6 +208,7 @@ def traffic_text(rows: "Sequence[TrafficRow]", price: "Price | None" = None) -> 
         ("quantised?", lambda row: row.quantize),
         ("fits", lambda row: "yes" if row.fits else "no"),
         ("tokens/s", lambda row: _known(row.tokens_per_s, "{:.1f}".format)),
+        ("90%?", _interval),
         ("TTFT", lambda row: row.first_token and _known(row.first_token.mean_s)),
         ("95%", lambda row: row.first_token and _known(row.first_token.p95_s)),
         ("TPOT", lambda row: row.token and _known(row.token.mean_s)),
@@ -218,7 +220,12 @@ def traffic_text(rows: "Sequence[TrafficRow]", price: "Price | None" = None) -> 
     ])  # fmt: skip
 
 
-def _known(value: float | None, text: "Callable[[Any], str]" = format_seconds) -> str:
+def _interval(row: "FitRow | TrafficRow") -> str:
+    """90% interval of tokens/s."""
+    return _known(row.intervals.get("tokens_per_s"), "{0[0]:.4g} to {0[1]:.4g}".format)
+
+
+def _known(value: Any, text: "Callable[[Any], str]" = format_seconds) -> str:
     """A number as text; "" where it is not known."""
     return "" if value is None else text(value)
 

@@ -14,6 +14,7 @@ from gdp.cli.asking import Asking, require_writable
 from gdp.cli.show import reporting_stages, show
 
 if TYPE_CHECKING:
+    from gdp.api.measured.kernels import LearnedKernels
     from gdp.api.measured.learn import Learned
     from gdp.api.measured.trial_files import EngineTrial
     from gdp.api.measured.trials import Trials
@@ -51,8 +52,10 @@ FIGURES = {"first_token_s": "TTFT", "token_s": "TPOT", "request_s": "request"}
     ),
     click.option("--no-keep", "keep", is_flag=True, flag_value=False, default=True,
                  help="Say what would be learned, and remember nothing."),
-    click.option("--list", "listed", is_flag=True, help="Stacks that were measured, and exit."),
-    click.option("--forget", metavar=f"STACK|{ALL}", help="Forget the runs of a stack of --list."),
+    click.option("--list", "listed", is_flag=True,
+                 help="Stacks and cards that were measured, and exit."),
+    click.option("--forget", metavar=f"STACK|CARD|{ALL}",
+                 help="Forget the runs of a stack of --list, or the kernels of a card."),
     click.option("--export", "exported", metavar="RUNS.json",
                  help="Write all that is remembered as one file."),
     click.option("--import", "imported", metavar="RUNS.json", help="Remember runs of such a file."),
@@ -68,36 +71,60 @@ def learn(
     llama-batched-bench, GuideLLM, genai-perf, AIPerf, or gdp run --json. Say what ran by --plan, or
     by --model and --cluster (and --for vllm). Later answers about this stack (engine, version,
     backend, card, host) are corrected by the runs, whatever the model, with narrower intervals.
+
+    A CSV of kernels that you measured on a card (kind,b,m,n,k,dtype,seconds) needs --cluster alone,
+    and teaches its costs.
     """
+    from gdp.api.measured.kernels import are_kernels, learn_kernels
     from gdp.corrections import records
+    from gdp.costs.measured import own as cards
 
     managing = [listed, forget is not None, exported is not None, imported is not None]
     if sum(managing) + bool(files) != 1:
         raise click.UsageError("give FILEs, or one of --list, --forget, --export and --import")
-    if files:
+    if files and all(map(are_kernels, files)):
+        asking = Asking(**values)
+        if plan is not None or asking.model is not None or asking.cluster is None:
+            raise click.UsageError("kernels of a card need --cluster, and no --plan or --model")
+        kernels = learn_kernels(files, asking.machine(), keep=keep)
+        show(kernels.to_json(), lambda: kernels_text(kernels))
+    elif files:
         asking = Asking(**values)
         with reporting_stages():
             found = _learned(files, plan, asking, keep)
         show(found.to_json(), lambda: learned_text(found))
     elif listed:
         rows = stacks_of(list(records.remembered().values()))
-        show({"stacks": rows}, lambda: stacks_text(rows))
+        known_cards = [
+            {"card": x.card, "kernels": len(x.kernels), "date": x.date}
+            for x in cards.remembered().values()
+        ]
+        show({"stacks": rows, "cards": known_cards}, lambda: stacks_text(rows, known_cards))
     elif forget is not None:
-        count = records.forget(None if forget == ALL else [forget])
-        if not count and forget != ALL:
-            raise ArgumentError(f"no run of a stack {forget!r}; gdp learn --list names them")
-        show({"forgot": count}, lambda: f"forgot {_runs(count)}")
+        named = None if forget == ALL else [forget]
+        count, kernels_count = records.forget(named), cards.forget(named)
+        if not count + kernels_count and named:
+            raise ArgumentError(
+                f"no run of a stack {forget!r}, nor kernels of such a card; gdp learn --list names "
+                "them"
+            )
+        show({"forgot": count, "kernels": kernels_count},
+             lambda: f"forgot {_known(count, kernels_count)}")  # fmt: skip
     elif exported is not None:
         require_writable(force, runs=exported)
-        known = list(records.remembered().values())
-        write_atomic(Path(exported), records.exported(known))
-        show({"written": exported, "runs": len(known)},
-             lambda: f"{_runs(len(known))} written to {exported}")  # fmt: skip
+        known, own = list(records.remembered().values()), list(cards.remembered().values())
+        write_atomic(Path(exported), records.exported(known, own))
+        size = sum(len(card.kernels) for card in own)
+        show({"written": exported, "runs": len(known), "kernels": size},
+             lambda: f"{_known(len(known), size)} written to {exported}")  # fmt: skip
     elif imported is not None:
-        runs = records.read_runs(imported)
-        folder = records.remember(runs)
-        show({"remembered_in": str(folder), "runs": len(runs)},
-             lambda: f"{_runs(len(runs))} remembered in {folder}")  # fmt: skip
+        document = records.read_file(imported)
+        folder = records.remember(document.runs)
+        size = sum(len(card.kernels) for card in document.cards)
+        if document.cards:
+            cards.remember(document.cards)
+        show({"remembered_in": str(folder), "runs": len(document.runs), "kernels": size},
+             lambda: f"{_known(len(document.runs), size)} remembered in {folder}")  # fmt: skip
 
 
 def _learned(files: Sequence[str], plan: str | None, asking: Asking, keep: bool) -> "Learned":
@@ -117,6 +144,23 @@ def _learned(files: Sequence[str], plan: str | None, asking: Asking, keep: bool)
 
 def _runs(count: int) -> str:
     return f"{count} measured run{'' if count == 1 else 's'}"
+
+
+def _known(runs: int, kernels: int) -> str:
+    more = f"{kernels:,} measured kernel{'' if kernels == 1 else 's'}"
+    if not kernels:
+        return _runs(runs)
+    return f"{_runs(runs)} and {more}" if runs else more
+
+
+def kernels_text(found: "LearnedKernels") -> str:
+    """Text of `gdp learn` for kernels of a card."""
+    kept = f"remembered in {found.folder}" if found.folder else "nothing is remembered (--no-keep)"
+    return (
+        f"predictions of these {found.kernels:,} kernels of {found.card} were "
+        f"{found.off_before:.0%} off; learned from the others, those of layers left out are "
+        f"{found.off:.0%} off; {found.known:,} kernels of it, {kept}"
+    )
 
 
 def learned_text(found: "Learned") -> str:
@@ -156,14 +200,18 @@ def stacks_of(runs: "Sequence[RunRecord]") -> list[dict[str, Any]]:
     return list(found.values())
 
 
-def stacks_text(rows: Sequence[dict[str, Any]]) -> str:
+def stacks_text(rows: Sequence[dict[str, Any]], cards: Sequence[dict[str, Any]] = ()) -> str:
     """Text of `gdp learn --list`."""
-    from gdp.cli.text import table
+    from gdp.cli.text import shown, table
 
-    if not rows:
+    if not rows and not cards:
         return "no run was learned from yet: gdp learn FILE --plan PLACEMENT"
     cells = [[r["stack"], str(r["runs"]), ", ".join(r["models"]), r["date"][:10]] for r in rows]
-    return table(["stack", "runs", "models", "last"], cells)
+    lines = [table(["stack", "runs", "models", "last"], cells)] if rows else []
+    if cards:
+        cells = [[c["card"], f"{c['kernels']:,}", c["date"][:10]] for c in cards]
+        lines.append(table(["card", "kernels", "last"], cells))
+    return shown(lines)
 
 
 def tune_by_files(

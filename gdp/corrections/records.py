@@ -19,6 +19,7 @@ from gdp.corrections.features import EngineStack
 from gdp.corrections.process import Lesson
 from gdp.corrections.run import MeasurementFileError
 from gdp.costs.machine import data_folder
+from gdp.costs.measured.own import CardKernels
 
 SCHEMA = 1
 MOST_RUNS = 200
@@ -54,10 +55,11 @@ class RunRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class RunFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Several runs, as they are exchanged."""
+    """Several runs and kernels, as they are exchanged."""
 
     schema: int
     runs: tuple[RunRecord, ...]
+    cards: tuple[CardKernels, ...] = ()  # measured kernels
 
 
 def runs_folder() -> Path | None:
@@ -105,17 +107,22 @@ def _read(files: tuple[tuple[Path, int, int], ...]) -> dict[Path, RunRecord]:
 
 def read_runs(path: str | os.PathLike[str]) -> tuple[RunRecord, ...]:
     """Runs of a file of `gdp learn --export`; raises `MeasurementFileError` for another."""
+    return read_file(path).runs
+
+
+def read_file(path: str | os.PathLike[str]) -> RunFile:
+    """All of such a file; raises `MeasurementFileError` for another."""
     document = read_json(path, _KIND, RunFile)
     if document.schema != SCHEMA:
         raise MeasurementFileError(
             f"{os.fspath(path)}: schema {document.schema}, this gdp reads {SCHEMA}"
         )
-    return document.runs
+    return document
 
 
-def exported(runs: Sequence[RunRecord]) -> bytes:
-    """Runs as one JSON file."""
-    return indented_json(RunFile(SCHEMA, tuple(runs)))
+def exported(runs: Sequence[RunRecord], cards: Sequence[CardKernels] = ()) -> bytes:
+    """Runs and kernels as one JSON file."""
+    return indented_json(RunFile(SCHEMA, tuple(runs), tuple(cards)))
 
 
 def forget(keys: Sequence[str] | None = None) -> int:

@@ -25,6 +25,7 @@ from gdp.costs.measured.costs import MeasuredCosts, covers
 from gdp.costs.measured.graph import type_of_products
 from gdp.costs.measured.host import HOSTS
 from gdp.costs.measured.network import error_label, shipped_network
+from gdp.costs.measured.own import with_own_cards
 from gdp.costs.offload import OpOffloadCosts
 from gdp.costs.profile import ProfileError
 from gdp.costs.work_rates import WorkRates
@@ -56,7 +57,8 @@ def resolve_costs(
 ) -> tuple[CostModel, str]:
     """The cost model to use, and a line with its name and reason.
 
-    None takes what was learned of this machine (`gdp.costs.machine`) on top of the shipped costs;
+    None takes what was learned of this machine (`gdp.costs.machine`) and of kernels of its cards
+    (`gdp.costs.measured.own`) on top of the shipped costs;
     "shipped" the latter alone: calibrations for the devices they match, the kernel network for
     accelerators, datasheet numbers for the others, and the rates of XLA for graphs of JAX on cores
     such as were measured. "datasheet" takes datasheet numbers for all. The name of an
@@ -70,7 +72,7 @@ def resolve_costs(
             return model, label
         return remembered_costs(model, label, cluster, graph)
     if costs == SHIPPED:
-        return _shipped_costs(cluster, graph)
+        return _shipped_costs(cluster, graph, own_cards=False)
     if costs == DATASHEET:
         return _datasheets(cluster, graph)
     if isinstance(costs, str) and costs in HOSTS:
@@ -99,7 +101,9 @@ def resolve_costs(
     return costs, getattr(costs, "__name__", type(costs).__name__)
 
 
-def _shipped_costs(cluster: Cluster, graph: OpGraph | None) -> tuple[CostModel, str]:
+def _shipped_costs(
+    cluster: Cluster, graph: OpGraph | None, own_cards: bool = True
+) -> tuple[CostModel, str]:
     rates = shipped_rates() if graph is not None and graph.source == "jax" else None
     if rates is not None and any(
         device.kind == CORE_KIND and same_vectors(device.model, rates.device.model)
@@ -109,7 +113,7 @@ def _shipped_costs(cluster: Cluster, graph: OpGraph | None) -> tuple[CostModel, 
     if graph is not None and graph.source == "gguf":
         return _llama_costs(cluster, graph)
     known = with_processors(shipped(), cluster, graph)
-    return _with_network(LearnedCosts(known), cluster, graph)
+    return _with_network(LearnedCosts(known), cluster, graph, own_cards)
 
 
 def _llama_costs(cluster: Cluster, graph: OpGraph) -> tuple[CostModel, str]:
@@ -134,20 +138,27 @@ def _llama_costs(cluster: Cluster, graph: OpGraph) -> tuple[CostModel, str]:
 
 
 def _with_network(
-    model: LearnedCosts, cluster: Cluster, graph: OpGraph | None
+    model: LearnedCosts, cluster: Cluster, graph: OpGraph | None, own_cards: bool = True
 ) -> tuple[CostModel, str]:
-    """The kernel network on the accelerators that it covers, another model elsewhere; for PyTorch
-    with the seconds of its copies."""
+    """The kernel network on the accelerators that it covers or whose kernels the user measured,
+    another model elsewhere; for PyTorch with the seconds of its copies."""
     served = graph is not None and graph.request is not None and graph.request.is_served
     eager = graph is not None and graph.source == "torch" and not served
-    learned = shipped_network()
-    own = [x for x in cluster.devices if learned and covers(x) and model.of(x) is None]
+    learned, lines = shipped_network(), dict[str, str]()
+    if learned is not None and own_cards:
+        network, lines = with_own_cards(learned[0], cluster.devices)
+        learned = network, learned[1]
+    own = [
+        x for x in cluster.devices
+        if learned and (x.kind in lines or covers(x)) and model.of(x) is None
+    ]  # fmt: skip
     others = [device for device in cluster.devices if device not in own]
     costs, label = _with_label(model, cluster, graph, others)
     if learned is not None and own:
         network, meta = learned
         kinds = dict.fromkeys(device.kind for device in own)
-        labels = [error_label(meta, kind, graph and type_of_products(graph)) for kind in kinds]
+        dtype = graph and type_of_products(graph)
+        labels = [lines.get(kind) or error_label(meta, kind, dtype) for kind in kinds]
         costs = MeasuredCosts(network, costs, served, eager)
         label = "; ".join(filter(None, [*labels, label]))
     if not eager or cluster.num_devices < 2 or cluster.is_cpu.all():
@@ -173,8 +184,9 @@ def source_of(device: Device) -> str:
     if calibration is not None:
         return calibration.label()
     found = shipped_network()
-    if found is not None and covers(device):
-        return error_label(found[1], device.kind).partition(": ")[2]
+    lines = with_own_cards(found[0], [device])[1] if found else {}
+    if found is not None and (lines or covers(device)):
+        return (*lines.values(), error_label(found[1], device.kind))[0].partition(": ")[2]
     if device.is_cpu and shipped():
         scaled = transferred(shipped()[0], device).label()
         return f"{scaled} for ONNX models, else {FROM_DATASHEETS}"

@@ -183,16 +183,25 @@ def serve(traffic: Traffic, engine: ServingEngine) -> ServedTraffic:
         ArgumentError: One request alone needs more cache than there is, or the prompts take more
             than `MOST_PASSES` passes.
     """
+    rows, work = served_requests(traffic, engine)
+    return summary_of(rows, traffic.begin_s, work, idle_watts(engine))
+
+
+def served_requests(
+    traffic: Traffic, engine: ServingEngine
+) -> tuple[list[ServedRequest], list[Work]]:
+    """The requests of `serve`, each with the times when it was served, and the work of all
+    passes."""
     _require_countable(traffic, engine)
     clients = traffic.concurrency
     lanes = _lanes(engine, clients, max(r.prompt + r.new for r in traffic.requests))
-    rows, work, count = list[_Request](), list[Work](), len(lanes)
+    rows, work, count = list[ServedRequest](), list[Work](), len(lanes)
     for k, lane in enumerate(lanes):
         own = max(1, clients // count + (k < clients % count)) if clients else 0
         run = _Run(traffic.requests[k::count], own, [lane])
         rows += run.served(run.clients.end)
         work += lane.work
-    return summary_of(rows, traffic.begin_s, work, idle_watts(engine))
+    return rows, work
 
 
 def serve_disaggregated(traffic: Traffic, groups: TwoGroups) -> DisaggregatedTraffic:

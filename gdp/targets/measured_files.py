@@ -38,8 +38,7 @@ def read_runs(path: str | os.PathLike[str]) -> list[MeasuredRun]:
         MeasurementFileError: It cannot be read, is broken off, is of no form that gdp knows, has
             requests that failed, or says what cannot be.
     """
-    where = str(path)
-    records = records_of(read_bytes(path, FILE), where)
+    where, records = str(path), records_of_file(path)
     known = readers()
     fitting = [reader for reader in known if all(map(reader.knows, records))]
     if not fitting:
@@ -54,6 +53,11 @@ def read_runs(path: str | os.PathLike[str]) -> list[MeasuredRun]:
             f"{'; '.join(reader.title for reader in known)}"
         )
     return fitting[0].read(records, where)
+
+
+def records_of_file(path: str | os.PathLike[str]) -> list[Record]:
+    """The records of a file, as `records_of` reads them."""
+    return records_of(read_bytes(path, FILE), str(path))
 
 
 def records_of(data: bytes, where: str) -> list[Record]:
@@ -134,17 +138,17 @@ def _lines(text: str, where: str) -> list[Any]:
 
 
 def _table(text: str, where: str) -> list[Record]:
-    """The rows of a table of llama-bench by their columns."""
+    """The rows of a table of llama-bench, or of kernels, by their columns."""
     try:
         header, *rows = [row for row in csv.reader(io.StringIO(text), strict=True) if row]
     except csv.Error as error:
         raise FILE.exception(
             f"{where} is no table, or is cut short: {error}; copy the whole file"
         ) from None
-    if "build_commit" not in header or not rows:
+    if not {"build_commit", "dtype"} & set(header) or not rows:
         raise FILE.exception(
-            f"{where} is neither JSON nor a table of llama-bench with rows; give a file of results "
-            "in JSON"
+            f"{where} is neither JSON nor a table of llama-bench or of kernels with rows; give a "
+            "file of results in JSON"
         )
     for i, row in enumerate(rows, 2):
         if len(row) != len(header):

@@ -4,6 +4,7 @@ import json
 import re
 import shlex
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -219,6 +220,28 @@ def test_a_model_of_any_name_has_a_file_of_its_own(folder: Path, tmp_path: Path)
     document = json.loads((tmp_path / "out" / "box.json").read_text())
     assert [model["name"] for model in document["models"]] == ["box"]
     assert gdp.load_placement(tmp_path / "out" / "box.plan.json").op_names
+
+
+def test_services_and_profiles_have_names_that_compose_takes(
+    folder: Path, answer: BoxAnswer, tmp_path: Path
+) -> None:
+    """compose-spec: ^[a-zA-Z0-9._-]+$ of services, [a-zA-Z0-9][a-zA-Z0-9_.-]+ of profiles."""
+    yaml = pytest.importorskip("yaml")
+    names = ("chat:7b", "chat-7b", "7", "ü")
+    odd = [replace(m.model, name=name) for m, name in zip(answer.models, names, strict=True)]
+    turns = [replace(m, model=model, group=0) for m, model in zip(answer.models, odd, strict=True)]
+    export_box(replace(answer, models=tuple(turns)), tmp_path / "out")
+    services = yaml.safe_load((tmp_path / "out" / "compose.yaml").read_text())["services"]
+    assert len(services) == 3
+    assert "chat-7b" in services
+    for name, service in services.items():
+        assert re.fullmatch(r"[a-zA-Z0-9._-]+", name)
+        assert re.fullmatch(r"[a-zA-Z0-9][a-zA-Z0-9_.-]+", service["profiles"][0])
+    swap = yaml.safe_load((tmp_path / "out" / "llama-swap.yaml").read_text())
+    assert swap["healthCheckTimeout"] >= 15
+    assert swap.keys() <= {"healthCheckTimeout", "hooks", "models", "groups"}
+    known = {"cmd", "env", "proxy", "ttl"}
+    assert all({"cmd"} <= entry.keys() <= known for entry in swap["models"].values())
 
 
 def test_groups_are_written_as_groups(tmp_path: Path) -> None:

@@ -82,7 +82,7 @@ def test_a_run_is_learned_from_listed_and_forgotten(
     assert json.loads(out)["stacks"][0]["runs"] == 2
     code, _, err = run("learn", "--forget", "none")
     assert code != 0
-    assert "no run of a stack 'none'; gdp learn --list names them" in err
+    assert "no run of a stack 'none', nor kernels of such a card; gdp learn --list names" in err
     assert run("learn", "--forget", stack)[1] == "forgot 2 measured runs\n"
     assert "no run was learned from yet: gdp learn FILE --plan" in run("learn", "--list")[1]
     assert run("learn", "--forget", "all")[1] == "forgot 0 measured runs\n"

@@ -30,12 +30,12 @@ from gdp.costs.measured.costs import (
 from gdp.costs.measured.graph import graph_kernels
 from gdp.costs.measured.kernels import ARITHMETIC, KINDS, Kernels, descriptor_of, features, floor_s
 from gdp.costs.measured.network import VECTOR, KernelNetwork, load_network, shipped_network
+from gdp.costs.measured.own import fit_vector
 from gdp.graph.fuse import fuse, group_seconds
 from gdp.graph.generation import generation_graph, single_step
 from gdp.graph.op_graph import WEIGHT_ARITHMETIC, OpDetail, OpGraph
 from gdp.graph.request import DECODE, PREFILL, Request
 from gdp.graph.source import Source
-from pretrain.costs.few import fit_vector
 from pretrain.costs.ship import save_network
 
 H100 = descriptor_of(device_preset("h100"))

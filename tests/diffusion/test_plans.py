@@ -227,7 +227,8 @@ def test_one_request_is_needed(request_: dict[str, str]) -> None:
 def test_degrees_divide_the_heads() -> None:
     found = degrees_for(graph(heads=6), 4, guided=True)
     assert set(found) == {
-        ParallelDegrees(1, 4), ParallelDegrees(2, 2), ParallelDegrees(1, 2, 2), ParallelDegrees(2, 1, 2)
+        ParallelDegrees(1, 4), ParallelDegrees(2, 2), ParallelDegrees(1, 2, 2),
+        ParallelDegrees(2, 1, 2),
     }  # fmt: skip
 
 

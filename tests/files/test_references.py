@@ -76,6 +76,7 @@ DECISIONS = {
     "costs.machine.MachineRecord": dict.fromkeys(
         ("costs", "date", "digest", "model", "runtime", "versions"), TEXT),
     "costs.machine.TunedDevice": {"kind": TEXT, "model": TEXT},
+    "costs.measured.own.CardKernels": {"card": TEXT, "date": TEXT},
     "costs.measured.collectives.CollectivesMeta": dict.fromkeys(
         ("curves", "date", "errors", "licence", "links", "source"), TEXT),  # travels with gdp
     "costs.measured.collectives.MeasuredLink": dict.fromkeys(("devices", "family"), TEXT),

@@ -12,6 +12,7 @@ pytest.importorskip("transformers", reason="transformers is not installed")
 import torch
 import transformers
 
+import gdp
 from benchmarks.architectures import architectures, imported, small_config
 from gdp.base.errors import ModelError
 from gdp.importers.huggingface.model import huggingface_model
@@ -162,3 +163,15 @@ def test_ropes_that_grow_with_the_sequence_decode(
     grown = load(spec)
     assert grown.flop.sum() == pytest.approx(plain.flop.sum(), rel=1e-3)
     assert grown.cache_bytes.sum() == plain.cache_bytes.sum() == 2 * 2 * 20 * 12 * 2
+
+
+def test_a_model_without_positions_has_no_longest_context(tmp_path: Path) -> None:
+    """T5 counts distances: its prompt bounds neither what it reads nor what it writes."""
+    tiny = transformers.T5Config(
+        vocab_size=96, d_model=32, d_kv=16, d_ff=48, num_heads=2, num_layers=2,
+        is_encoder_decoder=True, architectures=["T5ForConditionalGeneration"],
+    )  # fmt: skip
+    tiny.save_pretrained(tmp_path)
+    spec = gdp.Generation(f"hf:{tmp_path}", prompt=8, new=24)
+    assert gdp.load(spec).growth.longest == 0
+    assert gdp.place(spec, "cpu+t4", target="vllm").of_request().context == 32

@@ -47,6 +47,9 @@ def test_each_row_is_what_the_machine_alone_would_serve(config: str, tmp_path: P
         assert row["room"] == alone.room
     assert rows[2]["tokens_per_s"] is None
     assert "fit" in rows[2]["limit"]
+    low, high = rows[0]["intervals"]["tokens_per_s"]
+    assert low <= rows[0]["tokens_per_s"] <= high
+    assert rows[2]["intervals"] == {}
     text = CliRunner().invoke(cli, [*words, "--picture", str(picture)])
     assert text.exit_code == 0, text.output
     table = text.output.splitlines()

@@ -1,12 +1,12 @@
 """Files that start the models of a box: a shell script, llama-swap, ollama, docker compose.
 
 llama-swap starts and stops servers by its `config.yaml` (mostlygeek/llama-swap,
-docs/config.example.yaml): `models` with `cmd`, `env`, `proxy` and `ttl`; `groups` say which of them
-stop each other: in a group with `swap` one member runs, groups that are not `exclusive` leave the
-others alone, members of a `persistent` one are never stopped by others. Newer versions read groups
-beside a `matrix`, of which a file has one. ollama decides itself which card a model is on; what its
-variables and `num_gpu` can say of the plan is written. A compose file gives each service its cards
-by number (Compose Deploy Specification, `devices`).
+docs/config.example.yaml, config-schema.json): `models` with `cmd`, `env`, `proxy` and `ttl`;
+`groups` say which of them stop each other: in a group with `swap` one member runs, groups that are
+not `exclusive` leave the others alone, members of a `persistent` one are never stopped by others.
+Newer versions read groups beside a `matrix`, of which a file has one. ollama decides itself which
+card a model is on; what its variables and `num_gpu` can say of the plan is written. A compose file
+gives each service its cards by number (Compose Deploy Specification, `devices`).
 
 YAML is written as JSON in its places, which YAML 1.2 reads.
 """
@@ -14,6 +14,7 @@ YAML is written as JSON in its places, which YAML 1.2 reads.
 import json
 import math
 import os
+import re
 import shlex
 from pathlib import Path
 from typing import Any
@@ -175,9 +176,13 @@ def compose(answer: BoxAnswer) -> str:
         inside = {k: v for k, v in placed.environment.items() if k != "CUDA_VISIBLE_DEVICES"}
         if inside:
             own["environment"] = inside
+        # Names of services have letters, digits, "._-" alone, those of profiles two at least
+        # (schema/compose-spec.json and 15-profiles.md of compose-spec/compose-spec).
+        name = re.sub(r"[^a-zA-Z0-9._-]", "-", placed.model.name)
+        name = f"{name}-{port}" if name != placed.model.name else name
         if placed.group is not None:
-            own["profiles"] = [placed.model.name]
-        services[placed.model.name] = own
+            own["profiles"] = [f"{name}-alone"]
+        services[name] = own
     return _yaml({"services": services}) if services else ""
 
 

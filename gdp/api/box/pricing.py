@@ -39,7 +39,8 @@ SHARES = (0.75, 0.5, 0.25)
 more; the rest of the model is on the processor."""
 SPREAD, ON_HOST = 2, 0.1
 """Times the least number of cards that hold a model that it is spread over, by engines without
-copies of it; and the part of its weights that may be on the processor for that."""
+copies of it; of vLLM and SGLang, on more than `ALL_SUBSETS` cards, of those that serve its traffic
+within its limits. And the part of its weights that may be on the processor for that."""
 NEGLIGIBLE = 0.02
 """Share of an engine's time below which a device is not one that others wait for."""
 SLOTS = 4
@@ -106,9 +107,10 @@ class Pricer:
         """
         options: list[Priced] = []
         reason, least, misfits = "", 0, False
+        large = len(self.cluster.gpus) > ALL_SUBSETS
         for devices in self._sets(model):
             cards = [self.cluster.devices[d] for d in devices if not self.cluster.devices[d].is_cpu]
-            if 0 < SPREAD * least < len(cards) and model.target != "vllm":
+            if 0 < SPREAD * least < len(cards) and (model.target != "vllm" or large):
                 continue
             key = (_question(model), _signature(self.cluster, devices))
             if key not in self.known:
@@ -117,7 +119,7 @@ class Pricer:
                 except (InfeasibleError, PlacementError, ArgumentError) as error:
                     self.known[key], reason = [], str(error)
                     misfits = misfits or not isinstance(error, ArgumentError)
-            if not least and any(map(self._is_on_cards, self.known[key])):
+            if not least and any(self._is_enough(model, own) for own in self.known[key]):
                 least = len(cards)
             # The price is of devices that were looked at first: interchangeable ones. A plan that
             # leaves a card empty is one of fewer cards.
@@ -131,8 +133,11 @@ class Pricer:
             raise ArgumentError(f"model {model.name!r}: {reason}")
         return options, reason
 
-    def _is_on_cards(self, own: Priced) -> bool:
-        """True where cards hold a model, apart from parts that its engine keeps on the host."""
+    def _is_enough(self, model: BoxModel, own: Priced) -> bool:
+        """True where cards hold a model, apart from parts that its engine keeps on the host; of
+        vLLM and SGLang where they serve its traffic within its limits."""
+        if model.target == "vllm":
+            return own.capacity >= model.rate and model.within.excess(own.served) <= 1.0
         on_host = sum(
             h.weights_bytes
             for d, h in zip(own.devices, own.held, strict=True)

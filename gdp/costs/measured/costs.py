@@ -96,8 +96,10 @@ class MeasuredCosts:
         return "kernel network"
 
     def predicts(self, device: Device) -> bool:
-        """True for accelerators that the network covers and no calibration is of."""
-        return covers(device) and not self._calibrated(device)
+        """True for accelerators that the network covers, or has kernels of, and no calibration is
+        of."""
+        known = covers(device) or (device.kind in self.network.vectors and not device.is_cpu)
+        return known and not self._calibrated(device)
 
     def _calibrated(self, device: Device) -> bool:
         return isinstance(self.base, LearnedCosts) and self.base.of(device) is not None

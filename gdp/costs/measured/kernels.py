@@ -175,6 +175,10 @@ def features(
     return shown, np.log(floor)
 
 
+CLASSES = slice(22, 22 + len(KINDS))
+"""Columns of the inputs that are 1 for kernels of a class."""
+
+
 def _fill(size: np.ndarray, block: int) -> np.ndarray:
     """Mean utilisation of blocks of a size: 1 where it divides."""
     return size / (np.ceil(size / block) * block)

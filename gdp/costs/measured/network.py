@@ -23,7 +23,7 @@ from jaxtyping import Float, Int
 from gdp.base import checkpoint
 from gdp.base.files.reading import Kind, convert, data_path
 from gdp.cluster.table import presets
-from gdp.costs.measured.kernels import DeviceDescriptor, Kernels, features
+from gdp.costs.measured.kernels import CLASSES, DeviceDescriptor, Kernels, features
 
 NAME = "kernels"
 """Folder of the shipped network in `checkpoints/`."""
@@ -42,7 +42,7 @@ class Inputs(NamedTuple):
     floor: Float[np.ndarray, "K"]  # log seconds of the roofline
     device: Int[np.ndarray, "K"]  # of the D
     told: Float[np.ndarray, "D G"]  # descriptors
-    vectors: Float[np.ndarray, "D V"]
+    vectors: Float[np.ndarray, "D V"]  # or in whole (`factors`)
 
     def some(self, kernels: slice | Int[np.ndarray, "U"]) -> "Inputs":
         """The inputs of a part of the kernels."""
@@ -100,7 +100,18 @@ def _alike(
 
 def forward(weights: Mapping[str, np.ndarray], inputs: Inputs) -> Float[np.ndarray, "K"]:
     """Log seconds of kernels."""
-    shown, floor, device, told, vectors = inputs
+    whole = inputs.vectors.shape[1] > VECTOR
+    above, slopes = factors(weights, inputs, whole)
+    own = (slopes * inputs.vectors[inputs.device]).sum(axis=1)
+    return inputs.floor + np.logaddexp(0.0, above + own)
+
+
+def factors(
+    weights: Mapping[str, np.ndarray], inputs: Inputs, whole: bool
+) -> tuple[Float[np.ndarray, "K"], Float[np.ndarray, "K W"]]:
+    """(log of the factor above the roofline, less one, without a vector; its slopes by the entries
+    of a vector): the `VECTOR` modes, in whole also the classes and the units of the last layer."""
+    shown, _, device, told, _ = inputs
     told = (told - weights["told_mean"]) / weights["told_scale"]
     hidden = (shown - weights["shown_mean"]) / weights["shown_scale"]
     for i in LAYERS:
@@ -109,7 +120,8 @@ def forward(weights: Mapping[str, np.ndarray], inputs: Inputs) -> Float[np.ndarr
         hidden *= gate[device]
     above = hidden @ weights["kernel4"] + (told @ weights["gate4"])[device] + weights["bias4"]
     modes = hidden @ weights["modes"]
-    return floor + np.logaddexp(0.0, above[:, 0] + (modes * vectors[device]).sum(axis=1))
+    slopes = np.column_stack([modes, shown[:, CLASSES], hidden]) if whole else modes
+    return above[:, 0], slopes
 
 
 def _silu(x: np.ndarray) -> np.ndarray:

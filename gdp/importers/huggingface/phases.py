@@ -295,7 +295,7 @@ def generating_model(
         for n in (max(1, new // 2), new, new + 1)
     ]
     longest = longest_of(asked.config.get_text_config(decoder=True))
-    longest += spec.prompt if encodes(model) else 0
+    longest += spec.prompt if longest and encodes(model) else 0
 
     def step() -> HuggingFaceModel:
         with countable(asked.text), closed():

@@ -87,7 +87,7 @@ def _cluster(name: str) -> Cluster | None:
             return cluster_preset(preset)
     card = re.search(r"\((.*?)1?\)", name)  # 1: a footnote
     preset = preset_of_model(card[1].replace("AMD AI Pro", "AMD Radeon AI Pro")) if card else None
-    if preset is None:
+    if card is None or preset is None:
         return None
     board = BOARDS.match(name) is not None
     cluster = cluster_preset(f"cpu-ddr4+{preset}" if board else f"cpu+{preset}")

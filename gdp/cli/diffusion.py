@@ -15,8 +15,8 @@ if TYPE_CHECKING:
 
 
 def place_media(
-    spec: str, cluster: "Cluster", request: dict[str, str | None], costs: str | None,
-    output: str | None, force: bool, price: "Price | None" = None,
+    spec: str, cluster: "Cluster", request: dict[str, str | None], quantize: str,
+    costs: str | None, output: str | None, force: bool, price: "Price | None" = None,
 ) -> None:  # fmt: skip
     """Answer about a pipeline, and write the files that run it to a folder."""
     from gdp.api.diffusion.export import KIND, export_pipeline
@@ -26,7 +26,9 @@ def place_media(
     if output:
         check_folder_writable(output, KIND, OverwritePolicy(force=force))
     with stages() as say:
-        answer = place_pipeline(spec, cluster, costs=costs, progress=say, **request)
+        answer = place_pipeline(
+            spec, cluster, quantize=quantize, costs=costs, progress=say, **request
+        )
     if output and answer.feasible:
         export_pipeline(answer, output, force)
     plain = answer.to_json()

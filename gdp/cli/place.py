@@ -85,8 +85,9 @@ def _place_media(
 
     _require_options(_OF_MEDIA, f"{{}} is not for {asking.spec}, which makes images or videos")
     image = None if asking.image is None else str(asking.image)
-    request = {"image": image, "video": video, "quantize": asking.quantize or ""}
-    place_media(asking.spec, asking.machine(), request, asking.costs, output, force, price)
+    request = {"image": image, "video": video}
+    own = asking.spec, asking.machine(), request, asking.quantize or ""
+    place_media(*own, asking.costs, output, force, price)
 
 
 def _require_options(known: set[str], message: str) -> None:

@@ -11,8 +11,8 @@ attention of prompts and of tokens, experts. These are not fitted, only compared
 
 import json
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
 
 import click
 import numpy as np
@@ -32,7 +32,8 @@ KERNELS = 400
 """Drawn of each table, so that a fit takes seconds."""
 
 
-class Sample(NamedTuple):
+@dataclass(frozen=True, eq=False)
+class Sample:
     """Ops of one GPU over some seconds and its mean watts. Axis: C classes of ops."""
 
     name: str  # of the model, or "kernels"
@@ -71,7 +72,7 @@ def servers(path: Path) -> Iterator[Sample]:
         all_s = row["token_s"] + row["first_s"] / run["new"]
         yield Sample(
             run["model"], run["system"], row["watts"] / run["tensor"], tuple(row["power"]), count,
-            *work[:, 2:].T, all_s, row["joules"] * run["batch"] / run["tensor"],
+            work[:, 2], work[:, 3], work[:, 4], all_s, row["joules"] * run["batch"] / run["tensor"],
         )  # fmt: skip
 
 
@@ -97,8 +98,9 @@ def kernels(data: Path) -> Iterator[Sample]:
         for s, f, b, w, most in zip(
             seconds, flop / peak, moved / device.bytes_per_s, table["power"], limit, strict=True
         ):
-            ones = (np.array([x]) for x in (1.0, s, f, b))
-            yield Sample("kernels", "b200", w, (most, IDLE * most, most), *ones, s)
+            one, own_s, flop_s, byte_s = (np.array([x]) for x in (1.0, s, f, b))
+            power = (most, IDLE * most, most)
+            yield Sample("kernels", "b200", w, power, one, own_s, flop_s, byte_s, s)
 
 
 def _prompts(t):

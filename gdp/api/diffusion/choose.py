@@ -72,11 +72,9 @@ def choose(
     # The component with most to decide first.
     order = sorted(range(len(ways)), key=lambda c: -max((w.seconds for w in ways[c]), default=0.0))
     least_s = [min((w.seconds for w in ways[c]), default=np.inf) for c in order]
-    least_held = [
-        np.min([w.held_bytes for w in ways[c]], axis=0) if ways[c] else None for c in order
-    ]
-    if any(held is None for held in least_held):
+    if not all(ways):
         return Choice(None, np.inf, 0)
+    least_held = [np.min([w.held_bytes for w in ways[c]], axis=0) for c in order]
     rest_s = np.append(np.cumsum(least_s[::-1])[::-1], 0.0)
     rest_held = [sum(least_held[i:], np.zeros_like(least_held[0])) for i in range(len(order) + 1)]
     sorted_ways = [sorted(range(len(ways[c])), key=lambda w, c=c: _rank(ways[c][w])) for c in order]

@@ -35,7 +35,7 @@ def main() -> None:
     pipe = kind.from_pretrained(given.model, torch_dtype=getattr(torch, plan["dtype"]))
     own = [c | {"devices": [f"cuda:{rank}"]} for c in plan["components"]]
     place(pipe, plan | {"home": f"cuda:{rank}", "components": own})
-    degrees = diffusers.ContextParallelConfig(
+    degrees = diffusers.ContextParallelConfig(  # pyright: ignore[reportPrivateImportUsage]
         ring_degree=plan["ring"], ulysses_degree=plan["ulysses"]
     )
     for name in plan["denoisers"]:
@@ -50,7 +50,7 @@ def main() -> None:
         if hasattr(result, "images"):
             result.images[0].save(given.output or "image.png")
         else:
-            from diffusers.utils import export_to_video
+            from diffusers.utils.export_utils import export_to_video
 
             export_to_video(result.frames[0], given.output or "video.mp4")
     dist.destroy_process_group()

@@ -126,7 +126,7 @@ def place(pipe: Any, plan: Mapping[str, Any]) -> None:
         if entry["residence"] == "moved":
             turns.append((module, method, device))
         elif entry["residence"] == "blocks sent":
-            from diffusers.hooks import apply_group_offloading
+            from diffusers.hooks.group_offloading import apply_group_offloading
 
             on_gpu = device.startswith("cuda")
             apply_group_offloading(
@@ -177,7 +177,7 @@ def main() -> None:
         for i, image in enumerate(result.images):
             image.save(given.output or f"image-{i}.png")
     else:
-        from diffusers.utils import export_to_video
+        from diffusers.utils.export_utils import export_to_video
 
         for i, frames in enumerate(result.frames):
             export_to_video(frames, given.output or f"video-{i}.mp4")

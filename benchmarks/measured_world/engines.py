@@ -90,7 +90,7 @@ def mlenergy_steps(path: Path, wanted: Iterable[str] = ()) -> list[Step]:
                 float(row["itl_ms_median"]) / 1e3, int(row["gpus"]), int(row["expert"]) > 1,
             ),
             float(row["batch_mean"]) / float(row["tokens_per_s"]),
-            float(row["watts"]), float(row["joules_per_token"]),
+            float(row.get("watts") or math.nan), float(row.get("joules_per_token") or math.nan),
         )
         for row in rows
     ]  # fmt: skip

@@ -54,7 +54,7 @@ def test_each_row_is_what_the_machine_alone_would_serve(config: str, tmp_path: P
     assert text.exit_code == 0, text.output
     table = text.output.splitlines()
     (head,) = (line for line in table if line.startswith("machine"))
-    assert head.split()[-3:] == ["concurrency", "room", "layout"]
+    assert head.split()[-5:] == ["concurrency", "room", "layout", "J/token", "watts"]
     assert picture.read_text().count("does not fit") == 1
 
 

@@ -2,11 +2,12 @@
 
 import atexit
 import gc
+import logging
 import os
 import shutil
 import sys
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +39,14 @@ checked_package("gdp")
 
 WHOLE_RUN = 1000
 """Tests from which a run needs nearly all kernels."""
+
+
+@pytest.fixture(autouse=True)
+def _levels_of_logs() -> Iterator[None]:
+    """A command with `--verbose` says more in its own process, not in the tests after it."""
+    level = logging.getLogger().level
+    yield
+    logging.getLogger().setLevel(level)
 
 
 @pytest.fixture

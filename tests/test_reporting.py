@@ -25,7 +25,7 @@ def test_a_placement_is_shown_beside_what_the_heuristics_find(tmp_path: Path) ->
     placement = make_placement(GRAPH, CLUSTER, np.zeros(6, np.int64), made_by="a hand")
     reporting.report(GRAPH, placement, CLUSTER, tmp_path / "r.html", costs=roofline)
     text = (tmp_path / "r.html").read_text()
-    assert "<b>1.00\u00d7</b>" in text
+    assert "<b>1.00</b>" in text
     assert "Method a hand" in text
     for name in ("single", "blocks", "heft"):
         assert f"<td>{name}</td>" in text

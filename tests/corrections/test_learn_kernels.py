@@ -100,6 +100,7 @@ def test_a_card_that_is_slower_is_learned(factor: float) -> None:
 
 
 def test_place_uses_what_is_learned_of_a_card(run: Run, tmp_path: Path, data: Path) -> None:
+    pytest.importorskip("transformers")
     model = f"hf:{ROOT / 'examples' / 'llama-7b'}"
     machine = f"cpu+{CARD}"
 

@@ -3,19 +3,19 @@
 A host launches kernel after kernel ahead of the device, so that a call takes what all its kernels
 take, or all its launches, whichever is more. Kernels were measured in bursts, at clocks that a
 device under its power limit does not keep, and on contiguous tensors: over a whole image or video
-they take `PACE` times as long. Attention multiplies by the synchronous instructions of Ampere
+they take longer (`Paces`). Attention multiplies by the synchronous instructions of Ampere
 (FlashAttention-2, which `scaled_dot_product_attention` takes), while the kernels that the network
 learned use Hopper's and Blackwell's own; 3-D convolutions come nowhere near 2-D ones.
 
-All constants are fitted to single-GPU seconds of ML.ENERGY's develop models on H100 and B200;
-docs/benchmarks/predictions.md has the errors of whole models left out.
+The paces were rounded from a fit to single-GPU seconds of ML.ENERGY's develop models on H100 and
+B200. `python -m pretrain.costs.sustained` fits them again, and prints errors of models left out.
 """
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
-from jaxtyping import Float
+from jaxtyping import Float, Int
 
 from gdp.cluster.presets import presets
 from gdp.cluster.types import Cluster, Device
@@ -29,25 +29,31 @@ from gdp.graph.op_graph import OpGraph
 from gdp.ops.rule import CONVOLUTION
 from gdp.ops.table import kernel_of
 
-PACE = {"product": 1.4, "batched product": 1.4, "prompt attention": 1.0, "convolution": 1.0}
-"""Factor of kernels' seconds by class; `MOVES` of others, which read and write tensors."""
-MOVES, VOLUMES = 1.6, 9.5
-"""Factors of ops that are no products, and of 3-D convolutions."""
-NEW_FAMILY, NEW_PRODUCTS, NEW_MOVES = "Blackwell", 1.3, 1.25
-"""Family whose libraries are further from its fastest kernels, and factors beside those above."""
-ATTENTION_FLOP = 1600.0
-"""FLOP a clock of a multiprocessor that attention reaches with heads of 128. 225 TFLOP/s on an A100
-of 108 multiprocessors at 1.41 GHz are 1,480 (Dao 2023, arXiv 2307.08691)."""
-NARROW_HEAD, NARROW = 64, 0.85
-"""Size of a head up to which attention reaches that share of it."""
-PRODUCTS = [KINDS.index("product"), KINDS.index("batched product")]
-HEAD_STEP = 32
-"""Heads are padded to a multiple of this."""
+HEAD_STEP, NARROW_HEAD = 32, 64
+"""Heads are padded to a multiple of the first; the second is the largest of narrow ones."""
+NEW_FAMILY = "Blackwell"
+"""Family whose libraries are further from its fastest kernels."""
 
+
+class Paces(NamedTuple):
+    """Factors of the seconds of kernels by class, and the rate of attention."""
+
+    products: float = 1.4
+    moves: float = 1.6  # ops that read and write tensors
+    volumes: float = 9.5  # 3-D convolutions
+    new_products: float = 1.3  # of `NEW_FAMILY`, beside those above
+    new_moves: float = 1.25
+    # FLOP a clock of a multiprocessor with heads of 128. 225 TFLOP/s on an A100 of 108 at 1.41 GHz
+    # are 1,480 (Dao 2023, arXiv 2307.08691).
+    attention: float = 1600.0
+    narrow: float = 0.85  # share of it with heads up to `NARROW_HEAD`
+
+
+PACES = Paces()
 EFFORT = 1.25
 """Joules of such kernels, to those of their FLOP and bytes in servers of language models, of which
 the power model (`gdp.costs.power`) is: they read and write more often, and multiply with older
-instructions."""
+instructions. Chosen by hand on the same rows."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -58,7 +64,9 @@ class CallSeconds:
     launch_s: Float[np.ndarray, "N D"]  # of the host; zero on processors, whose seconds hold it
 
 
-def call_seconds(graph: OpGraph, cluster: Cluster, costs: CostModel) -> CallSeconds:
+def call_seconds(
+    graph: OpGraph, cluster: Cluster, costs: CostModel, paces: Paces = PACES
+) -> CallSeconds:
     """Seconds of an unfused graph of PyTorch by a cost model, at the pace that devices keep."""
     seconds = costs(graph, cluster)
     works = (graph.flop > 0) | (graph.memory_traffic_bytes > 0)
@@ -78,7 +86,7 @@ def call_seconds(graph: OpGraph, cluster: Cluster, costs: CostModel) -> CallSeco
             if isinstance(own, MeasuredCosts) and own.predicts(device):
                 learned = found.known & ~slower_types(graph, device)
                 kernel_s = np.where(learned, own.kernel_seconds(found, device), kernel_s)
-            alike[key] = _at_pace(graph, found, kernel_s, device)
+            alike[key] = _at_pace(graph, found, kernel_s, device, paces)
         seconds[:, d] = np.where(np.isfinite(seconds[:, d]), alike[key], np.inf)
         launch_s[:, d] = launches_s(found)
     works = works[:, None]
@@ -86,26 +94,41 @@ def call_seconds(graph: OpGraph, cluster: Cluster, costs: CostModel) -> CallSeco
 
 
 def _at_pace(
-    graph: OpGraph, found: GraphKernels, kernel_s: Float[np.ndarray, "N"], device: Device
-) -> Float[np.ndarray, "N"]:
+    graph: OpGraph, found: GraphKernels, kernel_s: Float[np.ndarray, "N"], device: Device,
+    paces: Paces,
+) -> Float[np.ndarray, "N"]:  # fmt: skip
     """Seconds of kernels over a whole image or video."""
-    kernels = found.kernels
-    by_kind = np.array([PACE.get(kind, MOVES) for kind in KINDS])
-    paces = np.where(found.known, by_kind[kernels.kind], MOVES)
-    kinds, which = graph.kinds
-    preset = presets().get(device.kind)
-    if preset is not None and preset.family == NEW_FAMILY:
-        products = found.known & np.isin(kernels.kind, PRODUCTS)
-        paces *= np.where(products, NEW_PRODUCTS, np.where(paces == MOVES, NEW_MOVES, 1.0))
-    volumes = np.array([_is_volume(op_type, detail.input_shapes) for op_type, detail in kinds])
-    paces[volumes[which]] = VOLUMES
-    seconds = kernel_s * paces
-    attends = found.known & (kernels.kind == KINDS.index("prompt attention"))
+    kernels, preset = found.kernels, presets().get(device.kind)
+    is_new = preset is not None and preset.family == NEW_FAMILY
+    factors = {
+        "products": paces.products * (paces.new_products if is_new else 1.0),
+        "moves": paces.moves * (paces.new_moves if is_new else 1.0),
+        "volumes": paces.volumes, "attention": 1.0, "planes": 1.0,
+    }  # fmt: skip
+    classes = classes_of(graph, found)
+    seconds = kernel_s * np.array([factors[name] for name in CLASSES])[classes]
     padded = np.ceil(kernels.k / HEAD_STEP) * HEAD_STEP / np.maximum(kernels.k, 1.0)
-    share = np.where(kernels.k <= NARROW_HEAD, NARROW, 1.0)
+    share = np.where(kernels.k <= NARROW_HEAD, paces.narrow, 1.0)
     silicon = descriptor_of(device)
-    rate = ATTENTION_FLOP * silicon.units * silicon.clock_hz * share
+    rate = paces.attention * silicon.units * silicon.clock_hz * share
+    attends = classes == CLASSES.index("attention")
     return np.where(attends, np.maximum(seconds, kernels.flop * padded / rate), seconds)
+
+
+CLASSES = ("products", "moves", "volumes", "planes", "attention")
+"""Classes of kernels with a pace; planes are 2-D convolutions."""
+_CLASS_OF = {"product": "products", "batched product": "products", "convolution": "planes",
+             "prompt attention": "attention"}  # fmt: skip
+
+
+def classes_of(graph: OpGraph, found: GraphKernels) -> Int[np.ndarray, "N"]:
+    """Index into `CLASSES` of each op."""
+    by_kind = np.array([CLASSES.index(_CLASS_OF.get(kind, "moves")) for kind in KINDS])
+    classes = np.where(found.known, by_kind[found.kernels.kind], CLASSES.index("moves"))
+    kinds, which = graph.kinds
+    volumes = np.array([_is_volume(op_type, detail.input_shapes) for op_type, detail in kinds])
+    classes[volumes[which]] = CLASSES.index("volumes")
+    return classes
 
 
 def _is_volume(op_type: str, shapes: tuple[tuple[int, ...], ...]) -> bool:

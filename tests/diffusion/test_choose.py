@@ -5,7 +5,7 @@ import itertools
 import numpy as np
 import pytest
 
-from gdp.api.diffusion.choose import HandOver, Way, choose, undominated
+from gdp.api.diffusion.choose import HandOver, Way, choose
 
 
 def problem(
@@ -61,14 +61,6 @@ def test_equals_the_best_of_all_combinations(seed: int) -> None:
     held = np.sum([w.held_bytes for w in chosen], axis=0)
     assert (held <= memory).all()
     assert (found.seconds, sum(w.moved_bytes for w in chosen), int(held.sum())) == expected
-
-
-@pytest.mark.parametrize("seed", range(100))
-def test_dominated_ways_are_not_needed(seed: int) -> None:
-    ways, flows, memory = problem(seed)
-    fewer = [undominated(own) for own in ways]
-    assert all(set(map(id, few)) <= set(map(id, own)) for few, own in zip(fewer, ways, strict=True))
-    assert choose(fewer, flows, memory).seconds == choose(ways, flows, memory).seconds
 
 
 def test_a_component_without_a_way_has_no_choice() -> None:

@@ -146,20 +146,37 @@ def test_weights_at_rest_leave_the_device() -> None:
     assert [p.data_ptr() for p in module.parameters()] == places
 
 
-def test_one_component_at_a_time_is_on_its_device() -> None:
+def test_a_component_that_moved_leaves_when_any_other_is_called() -> None:
     import torch
 
-    parts = [torch.nn.Linear(2, 2) for _ in range(2)]
-    places = [part.weight.data_ptr() for part in parts]
-    runner.by_turns([(part, "forward", "cpu") for part in parts], "cpu")
+    parts = [torch.nn.Linear(2, 2) for _ in range(3)]
+    places = [part.weight.data_ptr() for part in parts[:2]]
+
+    class Pipe:
+        a, b, c = parts
+
+    pipe = Pipe()
+    ways = {"a": "moved", "b": "moved", "c": "whole"}
+    entries = [
+        {"name": n, "method": "forward", "residence": way, "devices": [HOME], "blocks": {}}
+        for n, way in ways.items()
+    ]
+    own = {"home": HOME, "tiling": False, "slicing": False, "components": entries, "call": {}}
+    runner.place(pipe, own)
     x = torch.ones(1, 2)
-    for first, second in ((0, 1), (1, 0)):
-        parts[first](x)
-        there = parts[first].weight.data_ptr()
-        parts[first](x)
-        assert parts[first].weight.data_ptr() == there  # it is brought once
-        assert there != places[first]
-        assert parts[second].weight.data_ptr() == places[second]
+
+    def away() -> list[bool]:
+        return [p.weight.data_ptr() != place for p, place in zip(parts, places, strict=False)]
+
+    parts[0](x)
+    there = parts[0].weight.data_ptr()
+    parts[0](x)
+    assert parts[0].weight.data_ptr() == there  # it is brought once
+    assert away() == [True, False]
+    parts[1](x)
+    assert away() == [False, True]
+    parts[2](x)
+    assert away() == [False, False]
 
 
 def test_tensors_are_found_in_every_kind_of_value() -> None:
@@ -190,3 +207,14 @@ def test_files_of_an_export(tmp_path: Path) -> None:
     for entry, placed in zip(written["components"], answer.plan.placed, strict=True):  # pyright: ignore[reportOptionalMemberAccess]
         assert entry["residence"] == placed.way.residence
         assert entry["devices"] == [f"cuda:{d - 1}" if d else "cpu" for d in placed.way.devices]
+
+
+def test_programs_that_load_16_bits_are_not_written_for_fewer(tmp_path: Path) -> None:
+    from gdp.api.diffusion.export import export_pipeline
+    from gdp.api.diffusion.place import place_pipeline
+    from tests.diffusion.test_plans import machine, pipeline
+
+    answer = place_pipeline(pipeline(), machine(1 << 30), costs="datasheet", quantize="nf4")
+    assert set(export_pipeline(answer, tmp_path / "out")) == {
+        "plan.json", "answer.json", "comfyui.json"
+    }  # fmt: skip

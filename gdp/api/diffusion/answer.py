@@ -1,6 +1,6 @@
 """The answer about an image or video pipeline on a machine, as data."""
 
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
@@ -68,7 +68,6 @@ class PipelineAnswer:
     costs: str = ""
     dtype: str = "bfloat16"  # of weights and activations
     notes: tuple[str, ...] = ()
-    phases: dict[str, float] = field(default_factory=dict)  # seconds of each part of the answer
 
     @property
     def feasible(self) -> bool:

@@ -39,20 +39,6 @@ class Choice(NamedTuple):
 
     ways: tuple[int, ...] | None
     seconds: float
-    looked_at: int  # partial choices
-
-
-def undominated(ways: Sequence[Way]) -> list[Way]:
-    """The ways for which no other one, at the same devices, takes as few seconds and bytes."""
-    ordered = sorted(ways, key=lambda w: (w.seconds, int(w.held_bytes.sum()), w.moved_bytes))
-    kept: list[Way] = []
-    for way in ordered:
-        if not any(
-            (k.first, k.last) == (way.first, way.last) and (k.held_bytes <= way.held_bytes).all()
-            for k in kept
-        ):
-            kept.append(way)
-    return kept
 
 
 def choose(
@@ -73,14 +59,13 @@ def choose(
     order = sorted(range(len(ways)), key=lambda c: -max((w.seconds for w in ways[c]), default=0.0))
     least_s = [min((w.seconds for w in ways[c]), default=np.inf) for c in order]
     if not all(ways):
-        return Choice(None, np.inf, 0)
+        return Choice(None, np.inf)
     least_held = [np.min([w.held_bytes for w in ways[c]], axis=0) for c in order]
     rest_s = np.append(np.cumsum(least_s[::-1])[::-1], 0.0)
     rest_held = [sum(least_held[i:], np.zeros_like(least_held[0])) for i in range(len(order) + 1)]
     sorted_ways = [sorted(range(len(ways[c])), key=lambda w, c=c: _rank(ways[c][w])) for c in order]
-    best: list[tuple[float, int, int] | tuple[int, ...]] = [(np.inf, 0, 0), ()]
+    best, best_ways = (np.inf, 0, 0), tuple[int, ...]()
     chosen: dict[int, int] = {}
-    looked_at = 0
 
     def crossing_s(component: int, way: Way) -> float:
         """Seconds of tensors between a component and those that are chosen."""
@@ -95,31 +80,29 @@ def choose(
         return total
 
     def descend(level: int, seconds: float, held: np.ndarray, moved: int) -> None:
-        nonlocal looked_at
+        nonlocal best, best_ways
         if level == len(order):
             value = (seconds, moved, int(held.sum()))
-            if value < best[0]:
-                best[:] = [value, tuple(chosen[c] for c in range(len(ways)))]
+            if value < best:
+                best, best_ways = value, tuple(chosen[c] for c in range(len(ways)))
             return
         component = order[level]
         for w in sorted_ways[level]:
             way = ways[component][w]
-            if seconds + way.seconds + rest_s[level + 1] > best[0][0] * (1 + 1e-12):
+            if seconds + way.seconds + rest_s[level + 1] > best[0] * (1 + 1e-12):
                 break  # of more seconds, all that follow
-            looked_at += 1
             total = held + way.held_bytes
             if ((total + rest_held[level + 1]) > memory_bytes).any():
                 continue
             own_s = seconds + way.seconds + crossing_s(component, way)
-            if own_s + rest_s[level + 1] > best[0][0] * (1 + 1e-12):
+            if own_s + rest_s[level + 1] > best[0] * (1 + 1e-12):
                 continue
             chosen[component] = w
             descend(level + 1, own_s, total, moved + way.moved_bytes)
             del chosen[component]
 
     descend(0, 0.0, np.zeros_like(rest_held[0]), 0)
-    found = best[1] if best[0][0] < np.inf else None
-    return Choice(found, best[0][0], looked_at)  # pyright: ignore[reportArgumentType]
+    return Choice(best_ways if best[0] < np.inf else None, best[0])
 
 
 def _rank(way: Way) -> tuple[float, int, int]:

@@ -45,20 +45,27 @@ def export_pipeline(
     plan = answer.plan
     if plan is None:
         raise PlacementError("nothing fits, so that there is no plan to export")
-    files = {"plan.json": indented_json(plan_of(answer)) + b"\n", "answer.json": b""}
-    files["answer.json"] = indented_json(answer.to_json()) + b"\n"
+    files = {
+        "plan.json": indented_json(plan_of(answer)) + b"\n",
+        "answer.json": indented_json(answer.to_json()) + b"\n",
+    }
+    # Programs that load the weights of a model as they are published hold 16 bits.
+    plain = not any(p.priced.scheme for p in plan.placed)
     if plan.cards:
         denoisers = {p.priced.component.class_name for p in plan.placed if p.role == "denoise"}
-        if denoisers <= DIFFUSERS_PARALLEL and plan.degrees.guidance == 1:
+        if plain and denoisers <= DIFFUSERS_PARALLEL and plan.degrees.guidance == 1:
             # The two programs lie in one folder.
             inside = (b"from gdp.api.diffusion.runner import", b"from runner import")
             files["run.py"] = source("parallel_runner.py").replace(*inside)
             files["runner.py"] = source("runner.py")
-        files["xdit.sh"] = xdit_command(answer).encode()
+        if plain:
+            files["xdit.sh"] = xdit_command(answer).encode()
     else:
-        files["run.py"] = source("runner.py")
+        if plain:
+            files["run.py"] = source("runner.py")
         files["comfyui.json"] = indented_json(comfyui(answer)) + b"\n"
-        if answer.pipeline.class_name in SD_CPP_PIPELINES:
+        is_split = any(len(p.way.devices) > 1 for p in plan.placed)
+        if answer.pipeline.class_name in SD_CPP_PIPELINES and not is_split:
             files["sd-cpp.sh"] = sd_cpp(answer).encode()
     with new_contents(output, KIND, OverwritePolicy(force=force)) as folder:
         for name, content in files.items():

@@ -22,9 +22,9 @@ from gdp.ops.table import kernel_of
 HOST = 1.5
 """Times that launches take the processes of several GPUs on one host, to those of one process."""
 EXCHANGE_HOST_S, RING_HOST_S, RING_STEP_HOST_S = 400e-6, 100e-6, 200e-6
-"""Host seconds of a layer's four all-to-alls, of its ring, and of each step of the ring. Fitted
-with `HOST` to passes of eight GPUs, which wait for the host, of five image models on H100 and B200
-(ML.ENERGY; `benchmarks.measured_world media`)."""
+"""Host seconds of a layer's four all-to-alls, of its ring, and of each step of the ring. Chosen
+by hand with `HOST` on passes of eight GPUs, which wait for the host, of five image models on H100
+and B200 (ML.ENERGY; `benchmarks.measured_world media` prints the errors)."""
 COPIES, MERGES = 16, 12
 """Bytes read and written for each byte of queries of a card: by the permutations around the
 all-to-alls of queries, keys, values and results, and to merge the results of a step of a ring."""

@@ -3,7 +3,6 @@
 import functools
 import itertools
 import os
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -36,10 +35,9 @@ from gdp.question.question import Kept
 
 RUNTIME = "accelerate"
 """Target whose reserve of memory PyTorch's is."""
-ALIKE = ("whole", "moved", "blocks sent")
-DENOISER_ALIKE = ("whole", "moved")
-"""Ways of components where several cards compute each pass together: their exchanges hook into the
-blocks of the denoiser, which so stay whole."""
+PARALLEL_WAYS = (("whole", "moved", "blocks sent"), ("whole", "moved"))
+"""Ways of components, and of denoisers, where several cards compute each pass together: their
+exchanges hook into the blocks of the denoiser, which so stay whole."""
 SLOW = 0.75
 """Share of the FLOP/s in float16 below which bfloat16 is avoided."""
 ADVISED, BETTER = ("fp8", "nf4"), 0.9
@@ -88,21 +86,18 @@ def place_pipeline(
         >>> answer.item_s  # doctest: +SKIP
     """
     say = progress or (lambda text: None)
-    began = time.perf_counter()
     machine = for_runtime(load_cluster(cluster), RUNTIME)
     if isinstance(model, DiffusionPipeline):
         pipeline = model
     else:
         pipeline = load_pipeline(os.fspath(model), _request(image, video), dtype_on(machine))
-    loaded = time.perf_counter()
     say(f"pricing {len(pipeline.components)} components")
     planner = PipelinePlanner(pipeline, machine, costs, schemes_of(quantize, pipeline))
     plans = sorted(planner.plans(), key=lambda plan: plan.seconds)
     best = plans[0] if plans else None
-    phases = {"read": loaded - began, "plan": time.perf_counter() - loaded}
     return PipelineAnswer(
         pipeline, machine, best, tuple(plans[1:]), advice=tuple(advice(planner, best)),
-        costs=planner.label, dtype=dtype_on(machine), notes=pipeline.notes, phases=phases,
+        costs=planner.label, dtype=dtype_on(machine), notes=pipeline.notes,
     )  # fmt: skip
 
 
@@ -257,7 +252,7 @@ def _equal_cards(cluster: Cluster) -> Iterator[tuple[int, ...]]:
 
 
 def _possible(pipeline: DiffusionPipeline, cards: int) -> list[ParallelDegrees]:
-    """ParallelDegrees that divide the denoiser's heads."""
+    """Degrees that divide the denoiser's heads."""
     graphs = [c.graph for c in pipeline.components if c.role == "denoise"]
     return [
         d for d in degrees_for(graphs[0], cards, pipeline.guided)
@@ -276,10 +271,10 @@ def _best(
         room[host] //= len(cards)
     ways = [ways_of(c, i, len(own), cluster, memories) for i, c in enumerate(own)]
     if cards:
-        kept = {c: DENOISER_ALIKE if c.component.role == "denoise" else ALIKE for c in own}
         ways = [
-            [w for w in of if w.residence in kept[c]] for c, of in zip(own, ways, strict=True)
-        ]  # fmt: skip
+            [w for w in of if w.residence in PARALLEL_WAYS[c.component.role == "denoise"]]
+            for c, of in zip(own, ways, strict=True)
+        ]
     found = choose(ways, _flows(own, cluster), room)
     if found.ways is None:
         return None
@@ -287,15 +282,9 @@ def _best(
         PlacedComponent(c, ways[i][found.ways[i]]) for i, c in enumerate(own)
     )  # fmt: skip
     held = sum((p.way.held_bytes for p in placed), np.zeros_like(ways[0][0].held_bytes))
+    joules = _joules(placed, cluster, found.seconds, max(len(cards), 1))
     return PipelinePlan(
-        degrees,
-        cards,
-        cluster,
-        placed,
-        found.seconds,
-        held,
-        sum(map(len, ways)),
-        _joules(placed, cluster, found.seconds, max(len(cards), 1)),
+        degrees, cards, cluster, placed, found.seconds, held, sum(map(len, ways)), joules
     )
 
 

@@ -13,6 +13,7 @@ that nothing goes back.
 """
 
 import itertools
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -269,27 +270,35 @@ class _Ways:
         )
 
     def moved(self, d: int) -> PricedWay:
-        """Weights in host memory that move to the device for all passes."""
+        """Weights in host memory that move to the device for all passes. An encoder moves again for
+        a second prompt, as the others run in between."""
         host, weights = self.cluster.host, self.own.weight_bytes
+        times = math.ceil(self._calls) if self.own.component.role == "encode" else 1
         rate = unpinned_bytes_per_s(self.cluster, host, d)
         call_s = self.own.call_s(d)
         activations = int(self.own.activation_bytes[d])
         rows = {host: (weights, 0), d: (0, weights + activations)}
-        seconds = self._calls * call_s + weights / rate
-        return PricedWay(seconds, self._held(rows), d, d, weights, "moved", (d,), call_s=call_s)
+        sent = times * weights
+        seconds = self._calls * call_s + sent / rate
+        return PricedWay(seconds, self._held(rows), d, d, sent, "moved", (d,), call_s=call_s)
 
     def sent(self, d: int) -> Iterator[PricedWay]:
-        """Group offload: the next block is sent while one computes."""
+        """Group offload: the next block is sent while one computes. diffusers takes for blocks the
+        members of a component's own lists alone, and hooks into `forward`, which a decoder's
+        `decode` does not call."""
         own, host = self.own, self.cluster.host
-        blocks = own.part_bytes[1:]
-        if not len(blocks):
+        listed = [path.count(".") == 1 for path, _ in own.component.blocks]
+        blocks = np.flatnonzero([False, *listed])
+        if not len(blocks) or own.component.role == "decode":
             return
+        outside = np.setdiff1d(np.arange(len(own.part_bytes)), blocks)
         rate = float(self.cluster.link_bytes_per_s[host, d])  # pinned, as diffusers makes it
-        way_s = np.append(blocks / rate, 0.0)
-        outside_s = float(own.part_bytes[0]) / rate + float(own.part_s[0, d])
-        waits_s = np.maximum(own.part_s[1:, d], way_s[1:])
+        way_s = np.append(own.part_bytes[blocks] / rate, 0.0)
+        outside_bytes = int(own.part_bytes[outside].sum())
+        outside_s = outside_bytes / rate + float(own.part_s[outside, d].sum())
+        waits_s = np.maximum(own.part_s[blocks, d], way_s[1:])
         call_s = float(outside_s + way_s[0] + waits_s.sum())
-        inside = int(own.part_bytes[0]) + AHEAD * int(blocks.max())
+        inside = outside_bytes + AHEAD * int(own.part_bytes[blocks].max())
         rows = {
             host: (own.weight_bytes, 0), d: (0, inside + int(own.activation_bytes[d]))
         }  # fmt: skip

@@ -73,23 +73,23 @@ def wrap(
     setattr(module, method, call)
 
 
-def by_turns(parts: list[tuple[torch.nn.Module, str, str]], home: str) -> None:
-    """Components that are on their device only from their first call to that of another one."""
-    state: list[Resting | None] = [None]
-    for module, method, device in parts:
-        rest = Resting(module)
+class Turns:
+    """The component that is on its device while it runs: it leaves when any other one is called."""
 
-        def before(rest: Resting = rest, device: str = device) -> None:
-            if state[0] is not rest:
-                if state[0] is not None:
-                    state[0].leave()
+    def __init__(self) -> None:
+        self.there: Resting | None = None
+
+    def enter(self, rest: Resting | None, device: str) -> None:
+        """A component is called: its weights come, if they rest; others that moved leave."""
+        if self.there is not rest:
+            if self.there is not None:
+                self.there.leave()
+            if rest is not None:
                 rest.bring(device)
-                state[0] = rest
-
-        wrap(module, method, device, home, before)
+            self.there = rest
 
 
-def by_blocks(module: torch.nn.Module, entry: Mapping[str, Any], home: str) -> None:
+def by_blocks(module: torch.nn.Module, entry: Mapping[str, Any]) -> None:
     """Blocks on their devices; those that rest in host memory are sent when they run."""
     main = entry["devices"][0]
     for path, device in entry["blocks"].items():
@@ -113,18 +113,16 @@ def by_blocks(module: torch.nn.Module, entry: Mapping[str, Any], home: str) -> N
         )
         if outside and not list(part.children()):
             wrap(part, "forward", main, None)
-    wrap(module, entry["method"], main, home)
 
 
 def place(pipe: Any, plan: Mapping[str, Any]) -> None:
     """Put the components of a pipeline where the plan says."""
-    home = plan["home"]
-    turns = []
+    home, turns = plan["home"], Turns()
     for entry in plan["components"]:
-        module, method = getattr(pipe, entry["name"]), entry["method"]
-        device = entry["devices"][0]
+        module, device = getattr(pipe, entry["name"]), entry["devices"][0]
+        rest = None
         if entry["residence"] == "moved":
-            turns.append((module, method, device))
+            rest = Resting(module)
         elif entry["residence"] == "blocks sent":
             from diffusers.hooks.group_offloading import apply_group_offloading
 
@@ -133,13 +131,12 @@ def place(pipe: Any, plan: Mapping[str, Any]) -> None:
                 module, torch.device(device), torch.device("cpu"), num_blocks_per_group=1,
                 use_stream=on_gpu, record_stream=on_gpu,
             )  # fmt: skip
-            wrap(module, method, device, home)
         elif entry["blocks"]:
-            by_blocks(module, entry, home)
+            by_blocks(module, entry)
         else:
             module.to(device)
-            wrap(module, method, device, home)
-    by_turns(turns, home)
+        enter = functools.partial(turns.enter, rest, device)
+        wrap(module, entry["method"], device, home, enter)
     if plan["tiling"]:
         pipe.vae.enable_tiling()
     if plan["slicing"]:

@@ -8,7 +8,6 @@ frames before it.
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from gdp.base.errors import ModelError
 from gdp.importers.diffusers.request import MediaRequest
 
 
@@ -209,11 +208,3 @@ DECODERS = {
     ),
 }  # fmt: skip
 """Every class of decoders, by its name in diffusers."""
-
-
-def require_decoder(class_name: str, where: str) -> None:
-    """Raise `ModelError` for a class that is not in the table."""
-    if class_name not in DECODERS:
-        raise ModelError(
-            f"{where}: gdp does not know the decoder {class_name}; it knows {', '.join(DECODERS)}"
-        )

@@ -10,7 +10,7 @@ holds the fit, rounded.
 
 import math
 import statistics
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -109,7 +109,7 @@ def _part(component: Component, gpu: str) -> Part:
     sums = np.bincount(classes, call.kernel_s[:, 1], len(CLASSES))
     attends = np.flatnonzero(classes == CLASSES.index("attention"))
     clocks = preset.units * preset.clock_hz
-    heads = Counter[float]()
+    heads = defaultdict[float, float](float)
     for op in attends.tolist():
         head = float(found.kernels.k[op])
         padded = math.ceil(head / HEAD_STEP) * HEAD_STEP / head

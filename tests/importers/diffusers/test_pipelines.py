@@ -50,6 +50,8 @@ def test_components_are_those_of_the_modules(made: tuple[str, Tiny, DiffusionPip
         # Beside parameters and buffers stand constants that a trace holds, such as rotations.
         assert 0 <= component.weight_bytes - 4 * component.parameters <= buffers + (1 << 20)
         assert sum(size for _, size in component.blocks) <= component.weight_bytes
+        for path, size in component.blocks:  # programs find them by these
+            assert 0 < size <= sum(p.nbytes for p in module.get_submodule(path).parameters()) + 4096
         assert component.graph.flop.sum() > 0
         assert component.calls >= 1
         assert component.output_bytes > 0

@@ -209,6 +209,28 @@ def test_files_of_an_export(tmp_path: Path) -> None:
         assert entry["devices"] == [f"cuda:{d - 1}" if d else "cpu" for d in placed.way.devices]
 
 
+def test_the_program_runs_a_saved_pipeline(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Its file, as exported beside a plan, on a pipeline that another one loads."""
+    from PIL import Image
+
+    class Pipe:
+        def __call__(self, prompt: str, *, generator: Any, width: int, steps: int = 1) -> Any:
+            assert (prompt, width, steps) == ("a house", 64, 1)
+            assert generator.initial_seed() == 3
+            return type("Made", (), {"images": [Image.new("RGB", (2, 2))] * 2})()
+
+    own = {"seconds": 1.5, "call": {"width": 64, "num_frames": 9}}
+    words = ["run.py", "model", "--prompt", "a house", "--seed", "3", "-o", str(tmp_path / "x.png")]
+    monkeypatch.setattr("sys.argv", words)
+    monkeypatch.setattr(runner, "loaded", lambda _: (Pipe(), own))
+    monkeypatch.setattr(runner, "place", lambda *_: None)
+    runner.main()
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["x-1.png", "x.png"]
+    assert "predicted 1.50 s" in capsys.readouterr().out
+
+
 def test_programs_that_load_16_bits_are_not_written_for_fewer(tmp_path: Path) -> None:
     from gdp.api.diffusion.export import export_pipeline
     from gdp.api.diffusion.place import place_pipeline

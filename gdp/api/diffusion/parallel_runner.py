@@ -6,33 +6,21 @@ The plan lies beside this file (plan.json), with the program that places compone
 Needs torch and diffusers alone.
 """
 
-import argparse
-import json
-import time
-from pathlib import Path
-
 import torch
 import torch.distributed as dist
 
-from gdp.api.diffusion.runner import arguments, place
+from gdp.api.diffusion.runner import loaded, made, parsed, place, save
 
 
 def main() -> None:
     """Load on each GPU, compute together, save once."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("model")
-    parser.add_argument("--prompt", required=True)
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("-o", "--output", default="")
-    given = parser.parse_args()
     import diffusers
 
-    plan = json.loads((Path(__file__).parent / "plan.json").read_text())
+    given = parsed(__doc__)
     dist.init_process_group("nccl")
     rank = dist.get_rank()
     torch.cuda.set_device(rank)
-    kind = getattr(diffusers, plan["class"])
-    pipe = kind.from_pretrained(given.model, torch_dtype=getattr(torch, plan["dtype"]))
+    pipe, plan = loaded(given.model)
     own = [c | {"devices": [f"cuda:{rank}"]} for c in plan["components"]]
     place(pipe, plan | {"home": f"cuda:{rank}", "components": own})
     degrees = diffusers.ContextParallelConfig(  # pyright: ignore[reportPrivateImportUsage]
@@ -42,17 +30,9 @@ def main() -> None:
         denoiser = getattr(pipe, name)
         denoiser.set_attention_backend("flash" if plan["ring"] > 1 else "native")
         denoiser.enable_parallelism(config=degrees)
-    began = time.perf_counter()
-    generator = torch.Generator("cpu").manual_seed(given.seed)
-    result = pipe(given.prompt, generator=generator, **arguments(pipe, plan))
+    result = made(pipe, plan, given)
     if rank == 0:
-        print(f"{time.perf_counter() - began:.2f} s; predicted {plan['seconds']:.2f} s")
-        if hasattr(result, "images"):
-            result.images[0].save(given.output or "image.png")
-        else:
-            from diffusers.utils.export_utils import export_to_video
-
-            export_to_video(result.frames[0], given.output or "video.mp4")
+        save(result, given.output)
     dist.destroy_process_group()
 
 

@@ -152,32 +152,57 @@ def arguments(pipe: Any, plan: Mapping[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in plan["call"].items() if name in known}
 
 
-def main() -> None:
-    """Load, place, run and save."""
-    parser = argparse.ArgumentParser(description=__doc__)
+def parsed(text: str | None) -> argparse.Namespace:
+    """The arguments of the command line."""
+    parser = argparse.ArgumentParser(description=text)
     parser.add_argument("model")
     parser.add_argument("--prompt", required=True)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("-o", "--output", default="")
-    given = parser.parse_args()
+    return parser.parse_args()
+
+
+def loaded(model: str) -> tuple[Any, dict[str, Any]]:
+    """(pipeline in host memory, plan beside this file)."""
     import diffusers
 
     plan = json.loads((Path(__file__).parent / "plan.json").read_text())
     kind = getattr(diffusers, plan["class"])
-    pipe = kind.from_pretrained(given.model, torch_dtype=getattr(torch, plan["dtype"]))
-    place(pipe, plan)
+    return kind.from_pretrained(model, torch_dtype=getattr(torch, plan["dtype"])), plan
+
+
+def made(pipe: Any, plan: Mapping[str, Any], given: argparse.Namespace) -> Any:
+    """Images or videos of the prompt, after a line with their seconds."""
     began = time.perf_counter()
     generator = torch.Generator("cpu").manual_seed(given.seed)
     result = pipe(given.prompt, generator=generator, **arguments(pipe, plan))
     print(f"{time.perf_counter() - began:.2f} s; predicted {plan['seconds']:.2f} s")
+    return result
+
+
+def save(result: Any, output: str) -> None:
+    """Write the images or videos."""
     if hasattr(result, "images"):
         for i, image in enumerate(result.images):
-            image.save(given.output or f"image-{i}.png")
+            image.save(_numbered(output or "image.png", i))
     else:
         from diffusers.utils.export_utils import export_to_video
 
         for i, frames in enumerate(result.frames):
-            export_to_video(frames, given.output or f"video-{i}.mp4")
+            export_to_video(frames, _numbered(output or "video.mp4", i))
+
+
+def _numbered(name: str, i: int) -> str:
+    path = Path(name)
+    return name if i == 0 else str(path.with_stem(f"{path.stem}-{i}"))
+
+
+def main() -> None:
+    """Load, place, run and save."""
+    given = parsed(__doc__)
+    pipe, plan = loaded(given.model)
+    place(pipe, plan)
+    save(made(pipe, plan, given), given.output)
 
 
 if __name__ == "__main__":

@@ -240,3 +240,26 @@ def test_programs_that_load_16_bits_are_not_written_for_fewer(tmp_path: Path) ->
     assert set(export_pipeline(answer, tmp_path / "out")) == {
         "plan.json", "answer.json", "comfyui.json"
     }  # fmt: skip
+
+
+def test_a_parallel_export_needs_no_gdp(tmp_path: Path) -> None:
+    from dataclasses import replace
+
+    from gdp.api.diffusion.export import export_pipeline
+    from gdp.api.diffusion.place import place_pipeline
+    from tests.diffusion.test_plans import graph, machine, pipeline
+
+    made = pipeline()
+    parts = tuple(
+        replace(c, graph=graph(heads=8), class_name="WanTransformer3DModel")
+        for c in made.components
+    )
+    answer = place_pipeline(
+        replace(made, components=parts), machine(1 << 30, 1 << 30, link=1e12), costs="datasheet"
+    )
+    assert {"run.py", "runner.py", "xdit.sh"} <= set(export_pipeline(answer, tmp_path / "out"))
+    for name in ("run.py", "runner.py"):
+        text = (tmp_path / "out" / name).read_text()
+        compile(text, name, "exec")
+        assert "gdp." not in text
+    assert "from runner import" in (tmp_path / "out" / "run.py").read_text()

@@ -70,7 +70,7 @@ def row_of(step: Step, data: Path, folders: list[Path]) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def told(samples: "list[Sample]") -> Iterator[str]:
+def error_lines(samples: "list[Sample]") -> Iterator[str]:
     """Errors of watts and joules of all rows, and of those of each model and GPU."""
     from pretrain.costs.power import fitted
 
@@ -129,4 +129,4 @@ def main(
         with output.open("a") as file:
             file.write(json.dumps(row_of(step, data, folders)) + "\n")
         click.echo(f"{step.run.model} {step.run.system} {step.run.batch}", err=True)
-    click.echo("\n".join(told(list(servers(output)))))
+    click.echo("\n".join(error_lines(list(servers(output)))))

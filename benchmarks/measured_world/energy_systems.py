@@ -10,7 +10,7 @@ Each system is a cluster of the accelerator behind a desktop processor, with `ba
 class for the rest: 10 W for boards of one chip, 60 W for desktops and workstations, both with a
 tenth of the card's limit for the power supply; none where the preset is of a whole machine. These
 are assumptions, not fitted. `gdp.place` for llama.cpp predicts the rate of decode; peak watts are
-the larger mean of prefill and decode, tokens per joule the rate over them, as measured. Told are
+the larger mean of prefill and decode, tokens per joule the rate over them, as measured. Printed are
 errors, and the share of pairs of systems with one model in the measured order: all pairs, and those
 that differ by more than a quarter; beside it the orders by measured rate over predicted watts, by
 predicted rate over TDP, and by TDP alone.
@@ -60,7 +60,7 @@ class System(NamedTuple):
     cluster: Cluster
 
 
-class Told(NamedTuple):
+class PredictedSystem(NamedTuple):
     """Its prediction."""
 
     rate: float
@@ -97,7 +97,7 @@ def _cluster(name: str) -> Cluster | None:
     return with_backend(cluster, "vulkan" if others else None)
 
 
-def predicted(system: System, folder: Path) -> Told:
+def predicted(system: System, folder: Path) -> PredictedSystem:
     """A prompt and an answer of some sentences."""
     size = MODELS[system.model]
     path = folder / f"{size.layers}.gguf"
@@ -107,10 +107,10 @@ def predicted(system: System, folder: Path) -> Told:
     answer = gdp.place(request, system.cluster, target="llamacpp").of_request()
     assert answer.power is not None, answer.no_power
     power = answer.power
-    return Told(answer.tokens_per_s, max(power.prefill_w, power.decode_w), power.limit_w)
+    return PredictedSystem(answer.tokens_per_s, max(power.prefill_w, power.decode_w), power.limit_w)
 
 
-def told(found: list[System], answers: list[Told]) -> Iterator[str]:
+def error_lines(found: list[System], answers: list[PredictedSystem]) -> Iterator[str]:
     """A line for each system, errors, and the share of pairs in order."""
     yield head("model | system | tokens/s | measured | watts | measured | tokens/J | measured", 2)
     for s, a in zip(found, answers, strict=True):
@@ -151,4 +151,4 @@ def main(rows: Path) -> None:
     with tempfile.TemporaryDirectory(prefix="systems-") as root:
         found = list(systems(rows))
         answers = [predicted(system, Path(root)) for system in found]
-        click.echo("\n".join(told(found, answers)))
+        click.echo("\n".join(error_lines(found, answers)))

@@ -24,7 +24,7 @@ over its GPUs, and users are simulated in a closed loop with the mean lengths of
         users waited for memory, requests take the tokens of caches that they had. The run is that
         of the choice before it; or any of 8 or more users, each as the only one
 
-An answer is off where users wait for memory that nobody told of: TGI keeps room for the tokens that
+An answer is off where users wait for memory that no file states: TGI keeps room for the tokens that
 a request may write, and the rows tell those that it wrote.
 """
 
@@ -164,9 +164,11 @@ def times_of(engine: ServingEngine, row: Row, users: int) -> Times:
     of a step of those that run in the mean: most times between tokens have no prompt in them."""
     prompt, new = max(1, round(row.prompt)), max(2, round(row.new))
     traffic = Traffic((Arrival(0.0, prompt, new),) * max(20, 6 * users), users)
-    told = serve(in_steady_state(traffic, engine), engine)
-    running = max(1, round(told.running))
-    return Times(told.first_token.median_s, engine.pass_s(0, running, running * (prompt + new / 2)))
+    served = serve(in_steady_state(traffic, engine), engine)
+    running = max(1, round(served.running))
+    return Times(
+        served.first_token.median_s, engine.pass_s(0, running, running * (prompt + new / 2))
+    )
 
 
 def host_of(rows: Iterable[Row], engines: Engines, padded: bool) -> HostOf2023:
@@ -257,8 +259,8 @@ def predicted_most(rows: list[Row], change: Change, engines: Engines) -> dict[tu
         own = change(row, engine)
 
         def keeps(n: int, row: Row = row, own: ServingEngine = own) -> bool:
-            told = times_of(own, row, n)
-            return told.ttft_s / row.median_prompt <= FIRST_S and told.tpot_s <= TOKEN_S
+            times = times_of(own, row, n)
+            return times.ttft_s / row.median_prompt <= FIRST_S and times.tpot_s <= TOKEN_S
 
         found[row.profile] = most_users(keeps, USERS)
     return found
@@ -299,13 +301,13 @@ def errors(rows: list[Row], change: Change, engines: Engines) -> tuple[float, fl
     off = []
     for row in rows:
         if (engine := engines.get((row.model, *row.profile))) is not None:
-            told = times_of(change(row, engine), row, row.users)
-            off.append((abs(told.ttft_s / row.first_s - 1), abs(told.tpot_s / row.token_s - 1)))
+            times = times_of(change(row, engine), row, row.users)
+            off.append((abs(times.ttft_s / row.first_s - 1), abs(times.tpot_s / row.token_s - 1)))
     first, token = np.median(np.array(off), axis=0) if off else (math.nan, math.nan)
     return float(first), float(token)
 
 
-class Told(NamedTuple):
+class Outcome(NamedTuple):
     """A choice for one LLM, its outcome, and median errors of TTFT and time between tokens."""
 
     choice: Choice | None
@@ -315,24 +317,26 @@ class Told(NamedTuple):
     token_off: float
 
 
-def told(rows: list[Row], change: Change, engines: Engines, without: Row | None = None) -> Told:
+def chosen(
+    rows: list[Row], change: Change, engines: Engines, without: Row | None = None
+) -> Outcome:
     """The choice by some engines, and errors on all rows but one."""
     choice = cheapest(predicted_most(rows, change, engines))
     off = errors([row for row in rows if row != without], change, engines)
-    return Told(choice, *outcome(rows, choice), *off)
+    return Outcome(choice, *outcome(rows, choice), *off)
 
 
-def contest(rows: list[Row], model: str, engines: Engines) -> dict[str, list[Told]]:
+def contest(rows: list[Row], model: str, engines: Engines) -> dict[str, list[Outcome]]:
     """Choices for one LLM: by plans, with a host fitted to the others, and after single runs."""
     own, others = ([r for r in rows if (r.model == model) is same] for same in (True, False))
     host = host_of(others, engines, model in PADDED)
 
-    def after(run: Row) -> Told:
+    def after(run: Row) -> Outcome:
         factor, known = after_run(run, host, engines[model, *run.profile])
         change: Change = lambda row, engine: scaled(known.on(engine, row), 0.0, factor)  # noqa: E731
-        return told(own, change, engines, run)
+        return chosen(own, change, engines, run)
 
-    first = told(own, lambda row, engine: host.on(engine, row), engines)
+    first = chosen(own, lambda row, engine: host.on(engine, row), engines)
     runs = {row: after(row) for row in own if row.users >= LEAST_USERS
             and (model, *row.profile) in engines}  # fmt: skip
     at = first.choice
@@ -341,7 +345,7 @@ def contest(rows: list[Row], model: str, engines: Engines) -> dict[str, list[Tol
         if at is not None and row.profile == at.profile and row.users == at.users
     ]  # fmt: skip
     return {
-        "as planned": [told(own, lambda _, engine: engine, engines)], "TGI of 2023": [first],
+        "as planned": [chosen(own, lambda _, engine: engine, engines)], "TGI of 2023": [first],
         "one run of its choice": next_to_measure or [first], "any one run": list(runs.values()),
     }  # fmt: skip
 
@@ -357,7 +361,7 @@ def main(path: Path, configs: Path) -> None:
     """Print choices and scores with each LLM left out."""
     rows = rows_of(path)
     engines = engines_of(rows, configs)
-    totals: dict[str, list[Told]] = {}
+    totals: dict[str, list[Outcome]] = {}
     click.echo(head("LLM | by | choice | dollars an hour | kept | TTFT off | TPOT off", left=2))
     for model in dict.fromkeys(row.model for row in rows):
         best = cheapest(measured_most(row for row in rows if row.model == model))

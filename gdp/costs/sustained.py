@@ -75,19 +75,19 @@ def call_seconds(
     launch_s = np.zeros_like(seconds)
     own: Any = costs.base if isinstance(costs, CrossingCosts) else costs
     plain = roofline(graph, cluster)
-    alike: dict[Any, Float[np.ndarray, "N"]] = {}
+    of_kind: dict[Any, Float[np.ndarray, "N"]] = {}
     for d, device in enumerate(cluster.devices):
         if device.is_cpu:
             seconds[:, d] += np.where(works, cluster.op_dispatch_s[d], 0.0)
             continue
         key = device.kind, descriptor_of(device)
-        if key not in alike:
+        if key not in of_kind:
             kernel_s = plain[:, d]
             if isinstance(own, MeasuredCosts) and own.predicts(device):
                 learned = found.known & ~slower_types(graph, device)
                 kernel_s = np.where(learned, own.kernel_seconds(found, device), kernel_s)
-            alike[key] = _at_pace(graph, found, kernel_s, device, paces)
-        seconds[:, d] = np.where(np.isfinite(seconds[:, d]), alike[key], np.inf)
+            of_kind[key] = _at_pace(graph, found, kernel_s, device, paces)
+        seconds[:, d] = np.where(np.isfinite(seconds[:, d]), of_kind[key], np.inf)
         launch_s[:, d] = launches_s(found)
     works = works[:, None]
     return CallSeconds(np.where(works, seconds, 0.0), np.where(works, launch_s, 0.0))

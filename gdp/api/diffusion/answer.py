@@ -118,9 +118,9 @@ class PipelineAnswer:
         assert plan is not None
         found: list[str] = []
         for d in devices:
-            alike = plan.cards if plan.cards and d != plan.cluster.host else ()
+            others = plan.cards if plan.cards and d != plan.cluster.host else ()
             names = plan.cluster.device_names
-            found += [self.cluster.device_names[c] for c in alike] or [names[d]]
+            found += [self.cluster.device_names[c] for c in others] or [names[d]]
         return found
 
     def to_json(self) -> dict[str, Any]:

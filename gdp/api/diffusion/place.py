@@ -215,7 +215,7 @@ def schemes_of(text: str, pipeline: DiffusionPipeline) -> dict[str, str]:
 
 def advice(planner: PipelinePlanner, best: PipelinePlan | None) -> Iterator[str]:
     """Storage in fewer bits that makes a plan possible, or one at least a tenth quicker where
-    weights move or blocks are apart."""
+    weights move or blocks are on several devices."""
     whole = best is not None and (
         bool(best.cards) or all(p.way.residence == "whole" for p in best.placed)
     )

@@ -162,14 +162,14 @@ def held_out_error(
     )[1]
     fold = np.random.default_rng(0).permutation(int(layer.max()) + 1)[layer] % FOLDS
     zeros = np.zeros(len(kernels), dtype=np.int64)
-    told = np.empty((2, len(kernels)))
+    predicted = np.empty((2, len(kernels)))
     for part in range(FOLDS):
         own = fold == part
         vector = fit_vector(network, kernels.take(~own), silicon, seconds[~own])
         for i, one in enumerate((np.zeros(VECTOR), vector)):
             logs = network.log_seconds(kernels.take(own), [silicon], one[None], zeros[own])
-            told[i, own] = np.exp(logs)
-    before, after = np.abs(told / seconds - 1).mean(axis=1)
+            predicted[i, own] = np.exp(logs)
+    before, after = np.abs(predicted / seconds - 1).mean(axis=1)
     return float(before), float(after)
 
 

@@ -76,7 +76,7 @@ def pipeline() -> DiffusionPipeline:
     parts = (
         component("text_encoder", "encode", 1), component(), component("vae", "decode", 1)
     )  # fmt: skip
-    return DiffusionPipeline("made", "MadePipeline", parts, MediaRequest(64, 64), False, ())
+    return DiffusionPipeline("made", "PixArtSigmaPipeline", parts, MediaRequest(64, 64), False, ())
 
 
 def ways(cluster: Cluster, own: Component | None = None) -> dict[str, list[PricedWay]]:

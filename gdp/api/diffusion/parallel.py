@@ -4,7 +4,8 @@ Each card holds all weights and its part of the tokens. Around attention, Ulysse
 for heads by all-to-alls (Jacobs et al. 2023, arXiv 2309.14509); a ring passes keys and values on
 while it attends to those at hand (Liu et al. 2023, arXiv 2310.01889). Both together are USP (Fang
 and Zhao 2024, arXiv 2405.07719), as xDiT and diffusers' `ContextParallelConfig` have them. The pair
-of classifier-free guidance goes to two cards, where a model has one.
+of classifier-free guidance goes to two cards, where a model has one, and copies of the whole
+pipeline each make their share of a batch.
 """
 
 import math
@@ -38,30 +39,39 @@ class ParallelDegrees(NamedTuple):
     ulysses: int = 1
     ring: int = 1
     guidance: int = 1  # 2: each of the pair on cards of its own
+    copies: int = 1  # each makes an equal share of the batch
+
+    @property
+    def sequence(self) -> int:
+        """Cards that divide the tokens of one sample."""
+        return self.ulysses * self.ring
 
     @property
     def cards(self) -> int:
         """All of them."""
-        return self.ulysses * self.ring * self.guidance
+        return self.sequence * self.guidance * self.copies
 
     def __str__(self) -> str:
         words = [f"Ulysses {self.ulysses}"] * (self.ulysses > 1)
         words += [f"ring {self.ring}"] * (self.ring > 1)
         words += ["guidance on two halves"] * (self.guidance > 1)
+        words += [f"{self.copies} copies"] * (self.copies > 1)
         return " x ".join(words) or "one card"
 
 
-def degrees_for(graph: OpGraph, cards: int, guided: bool) -> list[ParallelDegrees]:
-    """All degrees for a number of cards: Ulysses divides the heads of every attention."""
+def degrees_for(graph: OpGraph, cards: int, guided: bool, batch: int = 1) -> list[ParallelDegrees]:
+    """All degrees for a number of cards: Ulysses divides the heads of every attention, copies the
+    batch."""
     heads = [d.input_shapes[0][1] for d in attentions(graph)]
     found = []
-    for guidance in (1, 2) if guided else (1,):
-        rest = cards // guidance
-        if rest * guidance != cards:
-            continue
-        for ulysses in (n for n in range(1, rest + 1) if rest % n == 0):
-            if all(h % ulysses == 0 for h in heads):
-                found.append(ParallelDegrees(ulysses, rest // ulysses, guidance))
+    for copies in range(1, math.gcd(cards, batch) + 1):
+        for guidance in (1, 2) if guided else (1,):
+            rest, uneven = divmod(cards, guidance * copies)
+            if uneven or batch % copies:
+                continue
+            for ulysses in (n for n in range(1, rest + 1) if rest % n == 0):
+                if all(h % ulysses == 0 for h in heads):
+                    found.append(ParallelDegrees(ulysses, rest // ulysses, guidance, copies))
     return found
 
 
@@ -79,7 +89,7 @@ def attentions(graph: OpGraph) -> list[OpDetail]:
 
 def rank_graph(graph: OpGraph, degrees: ParallelDegrees) -> OpGraph:
     """The graph as one card computes it: its share of the tokens, all weights."""
-    tokens, batch = degrees.ulysses * degrees.ring, degrees.guidance
+    tokens, batch = degrees.sequence, degrees.guidance * degrees.copies
     n = degrees.cards
     held = np.where(graph.is_io, 0, graph.weight_bytes)
     moved = np.maximum(graph.memory_traffic_bytes - held, 0.0)
@@ -104,8 +114,7 @@ def _shared(
 
     shapes = detail.input_shapes
     if kernel_of(op_type) == ATTENTION and len(shapes) > 2 and len(shapes[0]) == 4:
-        queries = (own.guidance, own.ulysses, own.ring)
-        keys = (own.guidance, own.ulysses, 1)
+        queries, keys = (batch, own.ulysses, own.ring), (batch, own.ulysses, 1)
         inputs = [_divided(shapes[0], queries), *(_divided(s, keys) for s in shapes[1:3])]
         outputs = [_divided(s, queries) for s in detail.output_shapes]
         return replace(detail, input_shapes=(*inputs, *shapes[3:]), output_shapes=tuple(outputs))
@@ -144,7 +153,7 @@ def exchange(
         cluster: The machine as it was named.
         cards: Its devices, as many as the degrees; neighbours share a group of Ulysses.
     """
-    if degrees.ulysses * degrees.ring == 1:
+    if degrees.sequence == 1:
         return ExchangeSeconds(0.0, 0.0)
     card_s = 0.0
     copied = COPY_SHARE * cluster.devices[cards[0]].bytes_per_s

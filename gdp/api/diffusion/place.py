@@ -36,8 +36,8 @@ from gdp.question.question import Kept
 RUNTIME = "accelerate"
 """Target whose reserve of memory PyTorch's is."""
 PARALLEL_WAYS = (("whole", "moved", "blocks sent"), ("whole", "moved"))
-"""Ways of components, and of denoisers, where several cards compute each pass together: their
-exchanges hook into the blocks of the denoiser, which so stay whole."""
+"""Ways of components, and of denoisers whose tokens several cards divide: their exchanges hook into
+the blocks of the denoiser, which so stay whole."""
 SLOW = 0.75
 """Share of the FLOP/s in float16 below which bfloat16 is avoided."""
 ADVISED, BETTER = ("fp8", "nf4"), 0.9
@@ -58,7 +58,7 @@ def place_pipeline(
 
     Each component is priced in every way: whole on a device, moved to it while it runs, its blocks
     sent to it one by one, split over cards, or the whole pipeline on several equal cards that
-    compute each denoising pass together. The plan with the fewest seconds that fits in each phase
+    compute each denoising pass together or make a share of the batch each. The plan with the fewest seconds that fits in each phase
     is found exactly.
 
     Args:
@@ -171,15 +171,25 @@ class PipelinePlanner:
         part = self.cluster.part((cards[0],))
         card = next(d for d in range(part.num_devices) if d != part.host)
         components = self.pipeline.components
-        alone = [None if c.role == "denoise" else self._priced(c, part) for c in components]
+        shares: dict[int, list[PricedComponent | None]] = {}  # of encoders and decoders, by copies
         for degrees in _possible(self.pipeline, len(cards)):
+            if degrees.copies not in shares:
+                shares[degrees.copies] = [
+                    None if c.role == "denoise"
+                    else self._priced(share_of(c, degrees.copies, self.pipeline.request), part)
+                    for c in components
+                ]  # fmt: skip
             ranks = []
-            for component, known in zip(components, alone, strict=True):
+            for component, known in zip(components, shares[degrees.copies], strict=True):
                 rank = known
                 if rank is None:
-                    graph = rank_graph(component.graph, degrees)
-                    rank = self._priced(replace(component, graph=graph), part)
-                    waits = exchange(component.graph, degrees, self.cluster, list(cards))
+                    # Where guidance calls the denoiser twice, each half computes one of the calls.
+                    by_calls = component.calls > 1 and degrees.guidance > 1
+                    own = degrees._replace(guidance=1) if by_calls else degrees
+                    calls = component.calls / (degrees.guidance if by_calls else 1)
+                    graph = rank_graph(component.graph, own)
+                    rank = self._priced(replace(component, graph=graph, calls=calls), part)
+                    waits = exchange(component.graph, own, self.cluster, list(cards))
                     own_s = rank.call_s(card)
                     host_s = HOST * rank.launch_s + waits.host_s + rank.step_s
                     rank.part_s[0, card] += max(own_s + waits.card_s, host_s) - own_s
@@ -252,12 +262,23 @@ def _equal_cards(cluster: Cluster) -> Iterator[tuple[int, ...]]:
 
 
 def _possible(pipeline: DiffusionPipeline, cards: int) -> list[ParallelDegrees]:
-    """Degrees that divide the denoiser's heads."""
+    """Degrees that divide the denoiser's heads, and copies that divide the batch."""
     graphs = [c.graph for c in pipeline.components if c.role == "denoise"]
-    return [
-        d for d in degrees_for(graphs[0], cards, pipeline.guided)
-        if all(d in degrees_for(g, cards, pipeline.guided) for g in graphs[1:])
-    ]  # fmt: skip
+    first, *others = (
+        degrees_for(g, cards, pipeline.guided, pipeline.request.batch) for g in graphs
+    )
+    return [d for d in first if all(d in other for other in others)]
+
+
+def share_of(component: Component, copies: int, request: MediaRequest) -> Component:
+    """An encoder or decoder as one of several copies of the pipeline computes it."""
+    if copies == 1:
+        return component
+    size = component.output_bytes // copies
+    if component.role == "decode" and request.slicing:  # a call for each sample
+        return replace(component, calls=component.calls / copies, output_bytes=size)
+    graph = rank_graph(component.graph, ParallelDegrees(copies=copies))
+    return replace(component, graph=graph, output_bytes=size)
 
 
 def _best(
@@ -272,7 +293,9 @@ def _best(
     ways = [ways_of(c, i, len(own), cluster, memories) for i, c in enumerate(own)]
     if cards:
         ways = [
-            [w for w in of if w.residence in PARALLEL_WAYS[c.component.role == "denoise"]]
+            [w for w in of if w.residence in PARALLEL_WAYS[
+                c.component.role == "denoise" and degrees.sequence > 1
+            ]]
             for c, of in zip(own, ways, strict=True)
         ]
     found = choose(ways, _flows(own, cluster), room)

@@ -18,21 +18,26 @@ from typing import Any
 import torch
 
 
-def moved(value: Any, device: str) -> Any:
-    """A value with all tensors inside it on a device."""
+def mapped(value: Any, change: Callable[[torch.Tensor], torch.Tensor]) -> Any:
+    """A value with all tensors inside it changed."""
     if isinstance(value, torch.Tensor):
-        return value.to(device)
+        return change(value)
     if isinstance(value, tuple) and hasattr(value, "_fields"):
-        return type(value)(*(moved(x, device) for x in value))
+        return type(value)(*(mapped(x, change) for x in value))
     if isinstance(value, list | tuple):
-        return type(value)(moved(x, device) for x in value)
+        return type(value)(mapped(x, change) for x in value)
     if isinstance(value, Mapping):  # outputs of models are mappings of their fields
-        parts = {key: moved(x, device) for key, x in value.items()}
+        parts = {key: mapped(x, change) for key, x in value.items()}
         return parts if type(value) is dict else type(value)(**parts)
     if hasattr(value, "latent_dist") or hasattr(value, "sample"):
         for name, part in vars(value).items():
-            setattr(value, name, moved(part, device))
+            setattr(value, name, mapped(part, change))
     return value
+
+
+def moved(value: Any, device: str) -> Any:
+    """A value with all tensors inside it on a device."""
+    return mapped(value, lambda tensor: tensor.to(device))
 
 
 class Resting:
@@ -180,15 +185,15 @@ def made(pipe: Any, plan: Mapping[str, Any], given: argparse.Namespace) -> Any:
     return result
 
 
-def save(result: Any, output: str) -> None:
-    """Write the images or videos."""
+def save(result: Any, output: str, first: int = 0) -> None:
+    """Write the images or videos, numbered from `first` on."""
     if hasattr(result, "images"):
-        for i, image in enumerate(result.images):
+        for i, image in enumerate(result.images, first):
             image.save(_numbered(output or "image.png", i))
     else:
         from diffusers.utils.export_utils import export_to_video
 
-        for i, frames in enumerate(result.frames):
+        for i, frames in enumerate(result.frames, first):
             export_to_video(frames, _numbered(output or "video.mp4", i))
 
 

@@ -1,6 +1,6 @@
 """Seconds from a command to its answer: the first after installing, and every later one.
 
-    python benchmarks/first_answer.py [--case run|place|train|heft|serve|fit] [--repeat 5]
+    python benchmarks/first_answer.py [--case run|place|train|heft|serve|fit|image] [--repeat 5]
 
 Whole processes, `python -m gdp`, with caches in a fresh folder: cold, then the median of the warm
 ones; wall-clock seconds and CPU seconds, those of processes started by it included. Installing is
@@ -26,6 +26,15 @@ TRAINING = "data/corpus/multi_modal/multi_modal-layers4-training.json.gz"
 INCEPTION = ["onnx:light_inception_v2", "--cluster", "2xcpu-core"]
 LLAMA = [f"hf:{ROOT / 'examples/llama-7b'}", "--for", "vllm"]
 RESNET = ["onnx:light_resnet50", "--cluster", "2xcpu-core", "--objective", "throughput"]
+IMAGE, CLIP, FILM = "1024x1024", "832x480x81,tiling", "1280x720x129,tiling"
+PIPELINES = {
+    "FLUX.1-dev": IMAGE, "stable-diffusion-3.5-medium": IMAGE,
+    "stable-diffusion-3.5-large": IMAGE, "stable-diffusion-xl-base-1.0": IMAGE,
+    "PixArt-Sigma": IMAGE, "SANA1.5-1.6B": IMAGE, "HunyuanDiT-v1.2": IMAGE, "Qwen-Image": IMAGE,
+    "Wan2.1-T2V-1.3B": CLIP, "Wan2.1-T2V-14B": CLIP, "HunyuanVideo": FILM,
+    "CogVideoX-2b": "720x480x49,tiling", "CogVideoX1.5-5B": "1360x768x81,tiling",
+}  # fmt: skip
+"""Requests to pipelines of diffusers: the case `image` is all of them."""
 CASES: dict[str, list[str]] = {
     # The README's first command.
     "run": ["run", *RESNET, "--max-memory", "core0=90MB,core1=90MB"],
@@ -61,6 +70,13 @@ def _caches() -> Iterator[dict[str, str]]:
         yield os.environ | {"NUMBA_CACHE_DIR": f"{folder}/numba", "GDP_CACHE_DIR": f"{folder}/gdp"}
 
 
+def pipeline_arguments(name: str) -> list[str]:
+    """The question about a pipeline on two cards."""
+    size = PIPELINES[name]
+    option = "--video" if size.partition(",")[0].count("x") == 2 else "--image"
+    return ["place", f"diffusers:{name}", option, size, "--cluster", "cpu+2xrtx4090"]
+
+
 def _timed_run(command: list[str], environment: dict[str, str]) -> dict[str, float]:
     """Wall-clock and CPU seconds of one process and of all that it waits for."""
     before, began_s = resource.getrusage(resource.RUSAGE_CHILDREN), time.perf_counter()
@@ -86,13 +102,16 @@ def measure(arguments: list[str], repeat: int) -> dict[str, Any]:
 
 @click.command()
 @click.option(
-    "--case", "cases", type=click.Choice(list(CASES)), multiple=True, help="Default: all."
+    "--case", "cases", type=click.Choice([*CASES, "image"]), multiple=True, help="Default: all."
 )
 @click.option("--repeat", type=int, default=5, show_default=True, help="Warm processes.")
 def main(cases: tuple[str, ...], repeat: int) -> None:
     """Print the table."""
-    for name in cases or CASES:
-        row = measure(CASES[name], repeat)
+    questions: list[list[str]] = []
+    for name in cases or (*CASES, "image"):
+        questions += map(pipeline_arguments, PIPELINES) if name == "image" else [CASES[name]]
+    for question in questions:
+        row = measure(question, repeat)
         click.echo(row["command"])
         for kind in ("cold", "warm"):
             click.echo(f"  {kind}: {row[kind]['wall_s']:.2f} s, CPU {row[kind]['cpu_s']:.2f} s")

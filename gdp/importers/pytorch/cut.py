@@ -10,6 +10,7 @@ layers are called, and whether the model computes something between them.
 
 import functools
 import inspect
+import itertools
 import re
 from collections import defaultdict
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
@@ -345,7 +346,8 @@ class _Seen:
         self.origin: dict[int, _Of] = {}  # of tensors, by their storage
         self.alive: list[Any] = []  # so that no storage is used again
         self.faults: dict[str, str] = {}
-        self.wanted: dict[str, set[int]] = {path: set() for path in self.stacks}
+        # Layers that are read from afar, by the layer that reads them; -1: what is outside does.
+        self.wanted: dict[str, dict[int, set[int]]] = {path: {} for path in self.stacks}
 
     def enter(self, stack: Stack, index: int, inputs: Mapping[str, Any]) -> None:
         """A layer is called."""
@@ -408,7 +410,8 @@ class _Seen:
             count = len(self.stacks[origin.stack].layers)
             own = self.inside is not None and self.inside.path == origin.stack
             if origin.layer < (self.index - 1 if own else count - 1):
-                self.wanted[origin.stack].add(origin.layer)
+                reader = self.index if own else -1
+                self.wanted[origin.stack].setdefault(reader, set()).add(origin.layer)
         if self.inside is not None or not made:
             return
         writes = getattr(getattr(func, "_schema", None), "is_mutable", False)
@@ -473,10 +476,30 @@ def _refine(stack: Stack, seen: _Seen) -> None:
             back = pairs[1].setdefault(own[0], value[0]) == value[0]
             if forth and back:
                 first[path] = (value[0], *own[1:])
-    stack.wanted |= seen.wanted[stack.path]
+    mirrored = _mirror(stack, [call for _, call in calls])
     stack.kinds = _numbered(
         (kind, tuple(call.items())) for kind, (_, call) in zip(stack.kinds, calls, strict=True)
     )
+    ends = {i for own in stack.members().values() for i in (own[0], own[-1])}
+    for reader, layers in seen.wanted[stack.path].items():
+        stack.wanted |= {i for i in layers if reader in ends or (reader, i) not in mirrored}
+
+
+def _mirror(stack: Stack, calls: list[dict[str, Hashable]]) -> set[tuple[int, int]]:
+    """(reader, layer) of skip connections in the form of a U, where each next layer reads one that
+    is further back by one; their calls get the sum of the two indices as the common source."""
+    pairs: dict[tuple[int, str], _Of] = {}
+    for i, (one, other) in enumerate(itertools.pairwise(calls)):
+        for path in one.keys() & other.keys():
+            near, far = (v[0] if isinstance(v, tuple) else None for v in (one[path], other[path]))
+            of_stack = isinstance(near, _Of) and isinstance(far, _Of) and near.stack == stack.path
+            if of_stack and far == near._replace(layer=near.layer - 1):
+                pairs |= {(i, path): near, (i + 1, path): far}
+    for (i, path), origin in pairs.items():
+        value = calls[i][path]
+        assert isinstance(value, tuple)
+        calls[i][path] = (("mirrored", i + origin.layer, origin.place), *value[1:])
+    return {(i, origin.layer) for (i, _), origin in pairs.items()}
 
 
 def _is_before(origin: Hashable) -> bool:

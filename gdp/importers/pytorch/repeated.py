@@ -94,6 +94,14 @@ class _Before(NamedTuple):
     out: int
 
 
+class _Mirrored(NamedTuple):
+    """The result of a layer further back, whose index and that of the reader have a sum."""
+
+    total: int
+    op: int
+    out: int
+
+
 class _Weight(NamedTuple):
     path: str  # of the first layer of the kind
     is_cache: bool
@@ -106,7 +114,7 @@ class _Fresh(NamedTuple):
     like: Value
 
 
-Source = _Own | _Before | _Weight | _Fresh | Value
+Source = _Own | _Before | _Mirrored | _Weight | _Fresh | Value
 """Sources of an op of a layer; a `Value` is one for all layers."""
 
 
@@ -205,6 +213,9 @@ class _Expansion:
                     elif isinstance(source, _Before):
                         place = here[there.index((source.op, source.out))]
                         ins.append(before[place[0]][place[1]])
+                    elif isinstance(source, _Mirrored):
+                        far = self.made[stack.path, source.total - layer]
+                        ins.append(far[source.op][source.out])
                     else:
                         ins.append(self._of_layer(stack, layer, source))
                 scope = op.scope
@@ -287,6 +298,14 @@ class _Expansion:
             earlier = segments[self._before(stack, one)]
             if earlier.start <= v.maker < earlier.stop:
                 return place
+        far = [
+            _Mirrored(reader + layer, x.maker - own.start, x.out)
+            for reader, x in ((one, v), (other, w))
+            for layer, own in segments.items()
+            if own.start <= x.maker < own.stop
+        ]
+        if len(far) == 2 and far[0] == far[1]:
+            return far[0]
         if v.maker < 0 and w.maker < 0 and (v.dims, v.dtype) == (w.dims, w.dtype):
             return self._weight(stack, layers, v, w)
         raise UncuttableError(f"layers {one} and {other} read different things")

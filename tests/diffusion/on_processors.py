@@ -14,6 +14,7 @@ import os
 import runpy
 import socket
 import sys
+import traceback
 from pathlib import Path
 from typing import Any
 
@@ -66,6 +67,8 @@ def forked(job: dict[str, Any]) -> None:
             try:
                 run(job)
                 code = 0
+            except BaseException:  # whatever a program raises; the fork ends here
+                traceback.print_exc()
             finally:
                 sys.stdout.flush()
                 sys.stderr.flush()

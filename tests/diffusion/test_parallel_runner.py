@@ -18,7 +18,7 @@ from gdp.api.diffusion.place import place_pipeline
 from gdp.api.diffusion.parallel import ParallelDegrees
 from gdp.api.diffusion.runner import arguments
 from tests.diffusion.test_plans import machine
-from tests.diffusion.test_runner import made, tiny
+from tests.diffusion.test_runner import made
 
 PROGRAM = Path(__file__).with_name("on_processors.py")
 PROMPT = "a lighthouse at dusk"

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from gdp.api.diffusion.parallel import ParallelDegrees, degrees_for, exchange, rank_graph
-from gdp.api.diffusion.place import dtype_on, place_pipeline, schemes_of
+from gdp.api.diffusion.place import dtype_on, place_pipeline, schemes_of, share_of
 from gdp.api.diffusion.pricing import (
     STEP_S,
     Memories,
@@ -230,6 +230,62 @@ def test_degrees_divide_the_heads() -> None:
         ParallelDegrees(1, 4), ParallelDegrees(2, 2), ParallelDegrees(1, 2, 2),
         ParallelDegrees(2, 1, 2),
     }  # fmt: skip
+
+
+def test_copies_divide_the_batch() -> None:
+    found = degrees_for(graph(heads=2), 4, guided=False, batch=6)
+    assert {d.copies for d in found} == {1, 2}  # four copies would have unequal shares
+    assert all(d.cards == 4 for d in found)
+    assert ParallelDegrees(2, copies=2) in found
+
+
+def batched(batch: int, **request: object) -> DiffusionPipeline:
+    """The pipeline with parts whose work grows with the batch."""
+    own = replace(graph(heads=7), flop=batch * graph().flop)
+    parts = tuple(replace(c, graph=own) for c in pipeline().components)
+    return replace(
+        pipeline(), components=parts, request=MediaRequest(64, 64, batch=batch, **request)
+    )  # pyright: ignore[reportArgumentType]
+
+
+def test_copies_take_the_seconds_of_their_share() -> None:
+    """Four images on four cards take what one takes on one card, and its memory on each."""
+    size = 1 << 30
+    four = place_pipeline(batched(4), machine(*[size] * 4), costs="datasheet")
+    one = place_pipeline(batched(1), machine(size), costs="datasheet")
+    assert four.plan is not None
+    assert one.plan is not None
+    assert four.plan.degrees == ParallelDegrees(copies=4)
+    assert four.seconds == pytest.approx(one.seconds, rel=1e-3)
+    assert four.item_s == pytest.approx(one.seconds / 4, rel=1e-3)
+    held = [plan.held_bytes[:, 1] for plan in (four.plan, one.plan)]
+    np.testing.assert_allclose(held[0], held[1], rtol=1e-2)
+    assert "4 copies" in four.plan.text
+
+
+def test_one_image_has_no_copies() -> None:
+    answer = place_pipeline(batched(1), machine(*[1 << 30] * 4), costs="datasheet")
+    assert answer.plan is not None
+    assert all(plan.degrees.copies == 1 for plan in (answer.plan, *answer.others))
+
+
+def test_a_decoder_that_takes_sample_by_sample_has_fewer_calls() -> None:
+    decoder = replace(component("vae", "decode", 1), calls=4.0, output_bytes=400)
+    own = share_of(decoder, 2, MediaRequest(64, 64, batch=4, slicing=True))
+    assert (own.calls, own.output_bytes) == (2.0, 200)
+    assert own.graph is decoder.graph
+
+
+def test_guidance_of_two_calls_leaves_each_half_one() -> None:
+    parts = list(pipeline().components)
+    parts[1] = replace(parts[1], calls=2.0, graph=graph(heads=7))
+    made = replace(pipeline(), components=tuple(parts), guided=True)
+    answer = place_pipeline(made, machine(1 << 30, 1 << 30), costs="datasheet")
+    assert answer.plan is not None
+    assert answer.plan.degrees == ParallelDegrees(guidance=2)
+    (denoiser,) = (p for p in answer.plan.placed if p.role == "denoise")
+    assert denoiser.priced.component.calls == 1.0
+    assert denoiser.priced.component.graph.flop.sum() == parts[1].graph.flop.sum()
 
 
 def test_a_rank_computes_its_share_with_all_weights() -> None:

@@ -39,7 +39,7 @@ def made(name: str) -> Any:
         and wanted[key].default is inspect.Parameter.empty
     }  # fmt: skip
     parts |= {k: copy.deepcopy(m).eval() for k, m in tiny(name).components.items()}
-    flows = ("FluxPipeline", "StableDiffusion3Pipeline", "WanPipeline")
+    flows = ("FluxPipeline", "StableDiffusion3Pipeline", "WanPipeline", "QwenImagePipeline")
     kind = "FlowMatchEulerDiscreteScheduler" if name in flows else "DDIMScheduler"
     if name == "WanPipeline":
         parts["boundary_ratio"] = 0.5

@@ -47,6 +47,13 @@ class Sharing(Block):
         return super().forward(x, mask, shared) + (shared["kept"].sum() if shared else 0)
 
 
+class Skipping(Block):
+    """Adds the result of an earlier layer, if it gets one."""
+
+    def forward(self, x: Any, mask: Any, shared: dict[str, Any], skip: Any = None) -> Any:
+        return super().forward(x if skip is None else x * skip, mask, shared)
+
+
 class Indexed(Block):
     """Computes with its index."""
 
@@ -112,6 +119,22 @@ class Tiny(nn.Module):
         return self.last(x[0] + x[1] if isinstance(x, tuple) else x)
 
 
+class UShaped(nn.Module):
+    """Layers of the second half read those of the first, the last one the first."""
+
+    def __init__(self, blocks: list[nn.Module]) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList(blocks)
+
+    def forward(self, x: Any) -> Any:
+        mask, skips = x.sigmoid(), []
+        for i, block in enumerate(self.blocks):
+            x = block(x, mask, {}, skips.pop()) if i >= 8 else block(x, mask, {})
+            if i < 7:
+                skips.append(x)
+        return x
+
+
 def tied() -> list[nn.Module]:
     """Every second block has the weights of one, and all have one `up`."""
     blocks = [Block(i) for i in range(8)]
@@ -143,6 +166,7 @@ REPEATED: dict[str, Callable[[], nn.Module]] = {
     "two results": lambda: Tiny([Pair(i) for i in range(7)]),
     "two parts of one tensor": lambda: Tiny([Joined(i) for i in range(30)]),
     "a last layer that makes too much": lambda: FirstOfPair([Writing(i) for i in range(7)]),
+    "results read in the form of a U": lambda: UShaped([Skipping(i) for i in range(15)]),
     "a result read from afar": lambda: Tiny([Block(i) for i in range(12)], third_last),
 }
 WHOLE: dict[str, Callable[[], nn.Module]] = {

@@ -59,9 +59,7 @@ def guide_by_calls(denoiser: Any, halves: DeviceMesh) -> None:
 
     def call(*args: Any, **named: Any) -> tuple[torch.Tensor]:
         turn = len(held)
-        result = (
-            inner(*args, **named)[0] if turn == half else torch.empty_like(_first(args, named))
-        )
+        result = inner(*args, **named)[0] if turn == half else torch.empty_like(_first(args, named))
         if turn == 0:
             held.append(result)
             return (result,)

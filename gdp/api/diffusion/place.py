@@ -293,9 +293,12 @@ def _best(
     ways = [ways_of(c, i, len(own), cluster, memories) for i, c in enumerate(own)]
     if cards:
         ways = [
-            [w for w in of if w.residence in PARALLEL_WAYS[
-                c.component.role == "denoise" and degrees.sequence > 1
-            ]]
+            [
+                w
+                for w in of
+                if w.residence
+                in PARALLEL_WAYS[c.component.role == "denoise" and degrees.sequence > 1]
+            ]
             for c, of in zip(own, ways, strict=True)
         ]
     found = choose(ways, _flows(own, cluster), room)

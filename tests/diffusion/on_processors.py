@@ -74,7 +74,8 @@ def forked(job: dict[str, Any]) -> None:
                 sys.stderr.flush()
                 os._exit(code)
         children.append(child)
-    if any([os.waitpid(child, 0)[1] for child in children]):
+    failures = sum(os.waitpid(child, 0)[1] != 0 for child in children)
+    if failures:
         raise RuntimeError(f"a process of {job['folder']} failed")
 
 

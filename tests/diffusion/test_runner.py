@@ -254,10 +254,13 @@ def test_a_parallel_export_needs_no_gdp(tmp_path: Path) -> None:
         replace(c, graph=graph(heads=8), class_name="WanTransformer3DModel")
         for c in made.components
     )
-    answer = place_pipeline(
-        replace(made, components=parts), machine(1 << 30, 1 << 30, link=1e12), costs="datasheet"
-    )
+    own = replace(made, components=parts, name="Wan2.1-T2V-14B")
+    answer = place_pipeline(own, machine(1 << 30, 1 << 30, link=1e12), costs="datasheet")
     assert {"run.py", "runner.py", "xdit.sh"} <= set(export_pipeline(answer, tmp_path / "out"))
+    start = "exec env CUDA_VISIBLE_DEVICES=0,1 xdit --model Wan-AI/Wan2.1-T2V-14B-Diffusers "
+    assert start in (tmp_path / "out" / "xdit.sh").read_text()
+    unknown = replace(answer, pipeline=replace(own, name="mine"))
+    assert "xdit.sh" not in export_pipeline(unknown, tmp_path / "mine")
     for name in ("run.py", "runner.py"):
         text = (tmp_path / "out" / name).read_text()
         compile(text, name, "exec")

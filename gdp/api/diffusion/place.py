@@ -58,8 +58,8 @@ def place_pipeline(
 
     Each component is priced in every way: whole on a device, moved to it while it runs, its blocks
     sent to it one by one, split over cards, or the whole pipeline on several equal cards that
-    compute each denoising pass together or make a share of the batch each. The plan with the fewest seconds that fits in each phase
-    is found exactly.
+    compute each denoising pass together or make a share of the batch each. The plan with the
+    fewest seconds that fits in each phase is found exactly.
 
     Args:
         model: `hf:DIR` with a `model_index.json`, or `diffusers:NAME`; configurations alone.

@@ -1,6 +1,5 @@
 """A diffusion pipeline as components with graphs: text encoders, denoiser and decoder."""
 
-import gc
 import math
 import re
 from dataclasses import dataclass
@@ -76,16 +75,9 @@ def load_pipeline(spec: str, request: MediaRequest, dtype: str = "bfloat16") -> 
     latent = _latent_shape(config, row, request)
     guided = row.guides_by != "distilled" and (request.guidance or 0.0) > 1.0
     about = _About(config, row, request, latent, guided, dtype)
-    # Imports and traces make many objects and little garbage, which takes long to look for.
-    collects = gc.isenabled()
-    gc.disable()
-    try:
-        components = tuple(
-            about.component(name, role, steps) for name, role, steps in _roles(config, row, request)
-        )
-    finally:
-        if collects:
-            gc.enable()
+    components = tuple(
+        about.component(name, role, steps) for name, role, steps in _roles(config, row, request)
+    )
     return DiffusionPipeline(
         config.name, config.class_name, components, request, guided, about.notes()
     )

@@ -239,13 +239,11 @@ def test_copies_divide_the_batch() -> None:
     assert ParallelDegrees(2, copies=2) in found
 
 
-def batched(batch: int, **request: object) -> DiffusionPipeline:
+def batched(batch: int) -> DiffusionPipeline:
     """The pipeline with parts whose work grows with the batch."""
     own = replace(graph(heads=7), flop=batch * graph().flop)
     parts = tuple(replace(c, graph=own) for c in pipeline().components)
-    return replace(
-        pipeline(), components=parts, request=MediaRequest(64, 64, batch=batch, **request)
-    )  # pyright: ignore[reportArgumentType]
+    return replace(pipeline(), components=parts, request=MediaRequest(64, 64, batch=batch))
 
 
 def test_copies_take_the_seconds_of_their_share() -> None:

@@ -492,8 +492,9 @@ def _mirror(stack: Stack, calls: list[dict[str, Hashable]]) -> set[tuple[int, in
     for i, (one, other) in enumerate(itertools.pairwise(calls)):
         for path in one.keys() & other.keys():
             near, far = (v[0] if isinstance(v, tuple) else None for v in (one[path], other[path]))
-            of_stack = isinstance(near, _Of) and isinstance(far, _Of) and near.stack == stack.path
-            if of_stack and far == near._replace(layer=near.layer - 1):
+            if not isinstance(near, _Of) or not isinstance(far, _Of) or near.stack != stack.path:
+                continue
+            if far == near._replace(layer=near.layer - 1):
                 pairs |= {(i, path): near, (i + 1, path): far}
     for (i, path), origin in pairs.items():
         value = calls[i][path]

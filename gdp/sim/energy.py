@@ -3,6 +3,9 @@
     joules = (idle watts of the used devices + base watts) * seconds
              + sum over ops of their joules above idle
 
+Runs that take longer than `Problem.within_s` count more than any run within it draws, and the more
+the longer they take, so that a search goes to short runs first.
+
 A device is used if it does arithmetic; one that only holds inputs, outputs or embeddings, or
 nothing, draws nothing here. Links draw nothing, as nothing is measured of them.
 """
@@ -104,7 +107,23 @@ def values(
     used[rows, problem.cluster.runs_on[devices[:, works]]] = True
     idle_w = used @ Power.of(problem.cluster).idle + problem.cluster.base_watts
     op_j = op_joules(problem)[np.arange(problem.num_ops), devices].sum(axis=1)
-    return idle_w * (latency_s * problem.unit.seconds) + op_j, overflow
+    seconds = latency_s * problem.unit.seconds
+    return _limited(problem, idle_w * seconds + op_j, seconds), overflow
+
+
+ROUNDING = 1e-6
+"""Share by which times in ticks, and sums in another order, may exceed a limit."""
+
+
+def _limited(
+    problem: Problem, joules: Float[np.ndarray, "*B"], seconds: Float[np.ndarray, "*B"]
+) -> Float[np.ndarray, "*B"]:
+    """Joules of runs within the limit; of others twice all devices' limits for as long, at least."""
+    if problem.within_s == np.inf:
+        return joules
+    limit_w = problem.cluster.base_watts + Power.of(problem.cluster).limit.sum()
+    late = seconds > problem.within_s * (1 + ROUNDING)
+    return np.where(late, 2 * limit_w * seconds, joules)
 
 
 def score(problem: Problem, device: Int[np.ndarray, "N"], rank: Rank = None) -> Score:
@@ -123,4 +142,6 @@ def value_under_traffic(served: ServedTraffic) -> float:
 def value_of(problem: Problem, assignment: Assignment, scored: Score) -> float:
     """Joules of one run with replica groups or splits."""
     require_power(problem.cluster)
-    return run_power(problem, assignment).joules(scored.latency_s * problem.unit.seconds)
+    seconds = scored.latency_s * problem.unit.seconds
+    joules = run_power(problem, assignment).joules(seconds)
+    return float(_limited(problem, np.array(joules), np.array(seconds)))

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 from jaxtyping import Float
 
+from benchmarks.measured_world.engines import median_pass_s
 from benchmarks.measured_world.servers import asked_of, set_up
 from benchmarks.measured_world.serving_runs import Run
 from gdp.corrections.features import EngineStack, Pass
@@ -125,7 +126,7 @@ def model_name(name: str) -> str:
 
 def _served(document: Mapping[str, Any], run: Run) -> tuple[Callable[[float, float], Times], Times]:
     """(times by residuals, measured times): through the simulator of the run's traffic."""
-    engine = ServingEngine(**document["engine"], scheduler=VllmScheduler())
+    engine = ServingEngine(**{**document["engine"], "watts": None}, scheduler=VllmScheduler())
     if document["source"] == "silicon":
         engine, traffic = set_up(engine, run), asked_of(run)
 
@@ -136,8 +137,11 @@ def _served(document: Mapping[str, Any], run: Run) -> tuple[Callable[[float, flo
         return clients, Times(run.first_s, run.token_s)
     step_s = float(document["step_s"])
     if document["source"] == "mlenergy":
-        # The median between two tokens is a pass of decoding alone.
-        return lambda _, decode: Times(1.0, math.exp(decode) * step_s), Times(math.nan, run.token_s)
+
+        def between(prefill: float, decode: float) -> Times:
+            return Times(1.0, median_pass_s(scaled(engine, prefill, decode), run))
+
+        return between, Times(math.nan, run.token_s)
     users = int(document["users"])
     engine = engine._replace(requests_at_once=users)
     asked = Traffic((Arrival(0.0, run.prompt, run.new),) * (ROUNDS * users), users)

@@ -114,6 +114,26 @@ def test_names_are_skipped_as_transformers_skips_them(model: Any) -> None:
         assert converted(model, config) == left, key
 
 
+def test_lists_of_names_and_patterns_skip_as_transformers_skips_them(model: Any) -> None:
+    lists = (
+        ["model.layers.0.self_attn.q_proj", "model.layers.1.mlp", "lm_head"],
+        ["model.layers.1", "model.layers.11", "mlp.up"], ["mlp_up", "model.layers-0"],
+        ["model.layers.0", ".*up_proj"], ["q_proj", "(?!lm).*gate"],
+    )  # fmt: skip
+    for keys in lists:
+        left = {path for path in ALL if should_convert_module(path, keys)}
+        config = skipping("llm_int8_skip_modules", "bitsandbytes", *keys)
+        assert converted(model, config) == left, keys
+
+
+def test_lists_of_each_module_are_no_long_comparison(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(patterns, "LIMIT_S", 0.0)  # nothing is left for patterns one by one
+    names = patterns.NamePatterns("F")
+    keys = [f"model.layers.{n}.self_attn.{k}_proj" for n in range(126) for k in "qkvo"]
+    found = [names.any_matches(keys, f"model.layers.{n}.self_attn.o_proj") for n in range(130)]
+    assert found == [True] * 126 + [False] * 4
+
+
 EVIL = (r"(\w+\.?)+!", ".?" * 30 + "!", r"(?:a?|b?|\w?){300}[!?]", ".*" * 200 + "[!?]",
         r"((.{0,200}){0,200}){0,200}[!?]")  # fmt: skip
 METHODS = (

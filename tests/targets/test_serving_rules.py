@@ -91,6 +91,13 @@ def test_methods_that_left_are_told() -> None:
     assert unknown_method(SGLANG, "bitsandbytes") == ""
 
 
+def test_methods_that_vllm_is_about_to_drop_are_allowed_by_an_option() -> None:
+    assert unknown_method(VLLM, "fbgemm_fp8") == ""
+    option = "--allow-deprecated-quantization"
+    assert option in VllmOptions((4,), (0,), 0.9, 64, kind="fbgemm_fp8").arguments()
+    assert option not in VllmOptions((4,), (0,), 0.9, 64, kind="fp8").arguments()
+
+
 def quantised(sizes: Sizes, block: tuple[int, int]) -> OpGraph:
     """A decoder all of whose products but the head have blocks."""
     graph = decoder(sizes)

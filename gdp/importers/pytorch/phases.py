@@ -7,6 +7,7 @@ it, so that another scheme traces nothing.
 import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Any
 
 from gdp.base.errors import GdpError
@@ -28,6 +29,20 @@ from gdp.importers.pytorch.trace_cache import cache_program, find_program, keeps
 LOG = logging.getLogger(__name__)
 
 
+@lru_cache(maxsize=6)
+def _read_once(key: str) -> Listed:
+    """A kept program, which scaling leaves as it is: three of a prompt and three of a step serve
+    every batch.
+
+    Raises:
+        LookupError: None is kept.
+    """
+    listed = find_program(key)
+    if listed is None:
+        raise LookupError(key)
+    return listed
+
+
 @dataclass(frozen=True)
 class Scaling:
     """A phase of a model whose programs of all sizes follow from those of three."""
@@ -44,12 +59,12 @@ class Scaling:
         traced = sizes_traced(self.sizes.tokens)
         programs = list[Listed]()
         for sizes in traced:
-            listed = find_program(self.key_at(sizes))
-            if listed is None and make and self.phase_at is not None:
-                listed = self.phase_at(sizes).program()
-            if listed is None:
-                return None
-            programs.append(listed)
+            try:
+                programs.append(_read_once(self.key_at(sizes)))
+            except LookupError:
+                if not make or self.phase_at is None:
+                    return None
+                programs.append(self.phase_at(sizes).program())
         try:
             listed = scaled(programs, traced, self.sizes) if traced else None
             if listed is None or self.grows is None:

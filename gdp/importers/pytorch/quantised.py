@@ -423,7 +423,7 @@ def _converted(
     )  # fmt: skip
     by_rules = scheme.method not in ("gptq", "compressed-tensors")
     for path, module in model.named_modules():
-        if by_rules and any(_is_skipped(path, key, patterns) for key in skips):
+        if by_rules and _is_skipped(path, skips, patterns):
             continue
         if not scheme.covers(config, path, patterns):
             continue
@@ -438,10 +438,10 @@ def _converted(
                     yield f"{path}.{name}", _experts(module, weight)
 
 
-def _is_skipped(path: str, key: str, patterns: NamePatterns) -> bool:
+def _is_skipped(path: str, keys: list[str], patterns: NamePatterns) -> bool:
     """True for a module that is left out by a name or a pattern: at the end of its path, or from
     the start to the end of a part of it (`should_convert_module` of transformers)."""
-    return path.endswith(key) or patterns.matches(key, path, r"(?:(?<=\.)|(?=\.|$))")
+    return path.endswith(tuple(keys)) or patterns.any_matches(keys, path, r"(?:(?<=\.)|(?=\.|$))")
 
 
 def _experts(module: Any, weight: Any) -> Weight:

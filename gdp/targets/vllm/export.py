@@ -44,7 +44,7 @@ from gdp.targets.options import (
     variables,
     write_commands,
 )
-from gdp.targets.vllm.rules import BITSANDBYTES_LEFT, TRITON, VLLM
+from gdp.targets.vllm.rules import BITSANDBYTES_LEFT, DEPRECATED, TRITON, VLLM
 
 UNTRIED = "vLLM was not run with this: the form is that of its source and documentation"
 QUANTIZED_WHEN_LOADED = {"fp8": "fp8", "nf4": "bitsandbytes", "nf4-double": "bitsandbytes"}
@@ -172,6 +172,8 @@ class VllmOptions:
              "room"),
             ("--quantization", quantization,
              f"the plan stands on weights stored as {self.quantize} (--quantize)"),
+            ("--allow-deprecated-quantization", self.kind in DEPRECATED,
+             f"vLLM reads weights in {self.kind} only where it is told to"),
             ("--kv-cache-dtype", self.kv_cache_dtype,
              "type of the keys and values that the plan has room for"),
             ("--dtype", self.dtype,

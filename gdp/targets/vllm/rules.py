@@ -12,6 +12,7 @@ VLLM = EngineRules(
         "awq": Needs(7.5, f"{_LAYERS}/auto_awq.py"),
         "gptq": Needs(6.0, f"{_LAYERS}/auto_gptq.py"),
         "fp8": Needs(7.5, f"{_LAYERS}/fp8.py"),
+        "fbgemm_fp8": Needs(8.0, f"{_LAYERS}/fbgemm_fp8.py"),
         "mxfp4": Needs(8.0, f"{_LAYERS}/mxfp4.py"),
         "torchao": Needs(7.5, f"{_LAYERS}/torchao.py"),
         "compressed-tensors": Needs(7.0, f"{_LAYERS}/compressed_tensors/compressed_tensors.py"),
@@ -40,6 +41,8 @@ VLLM = EngineRules(
     )),
     "vllm/model_executor/models/interfaces.py (SupportsPP)",
 )  # fmt: skip
+DEPRECATED = frozenset({"fbgemm_fp8"})
+"""Methods that it reads where it is told to (`DEPRECATED_QUANTIZATION_METHODS`)."""
 BITSANDBYTES_LEFT = "0.28"
 """Version since which bitsandbytes is a plugin."""
 TRITON = "TRITON_ATTN"

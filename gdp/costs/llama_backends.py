@@ -38,9 +38,9 @@ READ: Mapping[Memory, float] = {
 """Share of a datasheet's bandwidth at which large arrays are read. GDDR: 84 rows of 12 cards of May
 2024, 4.8% off in the median, 5.8% on a card that was left out. HBM: 17 rows of H100, V100 and A30;
 each alone gives 0.60. Shared: Strix Halo under ROCm 0.75, Vulkan 0.70, GB10 0.80. Apple: 24 models
-on M3 Pro, M4 Pro and M5 Max of 2026, 10.7% off in the mean. Main memory: experts of three mixtures in 4 to 8 bits beside
-a laptop's RTX 4070, whose RAM is not stated and taken as the preset's; measured bandwidth instead
-of a datasheet's counts by `READ_MEASURED`."""
+on M3 Pro, M4 Pro and M5 Max of 2026, 12% off in the mean. Main memory: experts of three mixtures in
+4 to 8 bits beside a laptop's RTX 4070, whose RAM is not stated and taken as the preset's; measured
+bandwidth instead of a datasheet's counts by `READ_MEASURED`."""
 READ_MEASURED = 0.78
 """Of what a processor reads by `gdp devices`: Q5_K of a mixture came at 26.5 of 34 GB/s (i5-10400
 beside an RX 6700 XT)."""

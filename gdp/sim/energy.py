@@ -10,6 +10,7 @@ A device is used if it does arithmetic; one that only holds inputs, outputs or e
 nothing, draws nothing here. Links draw nothing, as nothing is measured of them.
 """
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -111,6 +112,17 @@ def values(
     return _limited(problem, idle_w * seconds + op_j, seconds), overflow
 
 
+def chain_costs(problem: Problem, used: Sequence[int]) -> tuple[float, Float[np.ndarray, "N D"]]:
+    """(watts while some devices are used, joules above idle of each op on each device).
+
+    Raises:
+        ArgumentError: The watts of a device that computes are unknown.
+    """
+    require_power(problem.cluster)
+    idle_w = Power.of(problem.cluster).idle[list(used)].sum() + problem.cluster.base_watts
+    return float(idle_w), op_joules(problem)
+
+
 ROUNDING = 1e-6
 """Share by which times in ticks, and sums in another order, may exceed a limit."""
 
@@ -118,7 +130,7 @@ ROUNDING = 1e-6
 def _limited(
     problem: Problem, joules: Float[np.ndarray, "*B"], seconds: Float[np.ndarray, "*B"]
 ) -> Float[np.ndarray, "*B"]:
-    """Joules of runs within the limit; of others twice all devices' limits for as long, at least."""
+    """Joules of runs within the limit; of others those of twice the limits of all devices."""
     if problem.within_s == np.inf:
         return joules
     limit_w = problem.cluster.base_watts + Power.of(problem.cluster).limit.sum()

@@ -131,7 +131,7 @@ def test_the_least_joules_within_a_limit_by_hand(within_s: float, device: list[i
     assert answer.assignment.device.tolist() == device
 
 
-@pytest.mark.parametrize("seed", range(8))
+@pytest.mark.parametrize("seed", range(4))
 def test_the_best_within_a_limit_is_that_of_brute_force(seed: int) -> None:
     plain = random_problem(seed, objective="energy", num_ops=5, num_devices=2)
     plain = with_work(plain, seed)
@@ -139,8 +139,6 @@ def test_the_best_within_a_limit_is_that_of_brute_force(seed: int) -> None:
     joules, overflow = values(plain, devices)
     seconds = latencies(plain, devices)[0] * plain.unit.seconds
     fits = overflow == 0
-    if not fits.any():
-        pytest.skip("nothing fits")
     within_s = float(np.quantile(seconds[fits], 0.3))
     problem = replace(plain, within_s=within_s)
     limited, _ = values(problem, devices)
@@ -149,7 +147,7 @@ def test_the_best_within_a_limit_is_that_of_brute_force(seed: int) -> None:
     assert limited[kept].tolist() == joules[kept].tolist()
     assert (limited[seconds > within_s * 1.001] > joules[seconds <= within_s].max()).all()
     assert best_bound(problem, 0.2).value_s <= best * (1 + 1e-9)
-    found = METHODS["auto"](in_ticks(problem), replace(SEARCH, evaluations=2000)).assignment
+    found = METHODS["auto"](in_ticks(problem), SEARCH).assignment
     assert found is not None
     scored = score_of(problem, found)
     assert scored.latency_s * problem.unit.seconds <= within_s * 1.001
@@ -162,7 +160,7 @@ def test_a_limit_that_nothing_keeps_is_refused() -> None:
     def costs(graph: OpGraph, cluster: Cluster) -> np.ndarray:
         return np.where(graph.is_io[:, None], 0.0, problem.compute_s)
 
-    def within(limit: object, objective: str = "energy") -> float:
+    def within(limit: float | str, objective: str = "energy") -> float:
         return gdp.place(
             problem.graph, problem.cluster, objective=objective, costs=costs, search=SEARCH,
             within=limit,
@@ -170,7 +168,7 @@ def test_a_limit_that_nothing_keeps_is_refused() -> None:
 
     assert within("6.1s") == pytest.approx(6.0)
     assert within(2.1) == pytest.approx(2.0)
-    with pytest.raises(gdp.InfeasibleError, match="no plan within 1.000 s .* takes 2.000 s"):
+    with pytest.raises(gdp.InfeasibleError, match=r"no plan within 1\.000 s .* takes 2\.000 s"):
         within("1s")
     with pytest.raises(gdp.GdpError, match="--objective energy"):
         within("1s", "latency")

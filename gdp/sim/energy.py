@@ -58,6 +58,13 @@ class RunPower(NamedTuple):
 
 
 @cached_on_problem
+def _power(problem: Problem) -> Power:
+    """Power of the devices; `ArgumentError` where the watts of one that computes are unknown."""
+    require_power(problem.cluster)
+    return Power.of(problem.cluster)
+
+
+@cached_on_problem
 def op_joules(problem: Problem) -> Float[np.ndarray, "N D"]:
     """Joules above idle of each op on each device."""
     seconds = problem.compute_s * problem.unit.seconds
@@ -100,26 +107,21 @@ def values(
     Raises:
         ArgumentError: The watts of a device that computes are unknown.
     """
-    require_power(problem.cluster)
+    power = _power(problem)
     latency_s, overflow = latencies(problem, devices, ranks)
     works = problem.graph.flop > 0
     used = np.zeros((len(devices), problem.num_devices), dtype=bool)
     rows = np.arange(len(devices))[:, None]
     used[rows, problem.cluster.runs_on[devices[:, works]]] = True
-    idle_w = used @ Power.of(problem.cluster).idle + problem.cluster.base_watts
+    idle_w = used @ power.idle + problem.cluster.base_watts
     op_j = op_joules(problem)[np.arange(problem.num_ops), devices].sum(axis=1)
     seconds = latency_s * problem.unit.seconds
     return _limited(problem, idle_w * seconds + op_j, seconds), overflow
 
 
 def chain_costs(problem: Problem, used: Sequence[int]) -> tuple[float, Float[np.ndarray, "N D"]]:
-    """(watts while some devices are used, joules above idle of each op on each device).
-
-    Raises:
-        ArgumentError: The watts of a device that computes are unknown.
-    """
-    require_power(problem.cluster)
-    idle_w = Power.of(problem.cluster).idle[list(used)].sum() + problem.cluster.base_watts
+    """(watts while some devices are used, joules above idle of each op on each device)."""
+    idle_w = _power(problem).idle[list(used)].sum() + problem.cluster.base_watts
     return float(idle_w), op_joules(problem)
 
 
@@ -133,7 +135,7 @@ def _limited(
     """Joules of runs within the limit; of others those of twice the limits of all devices."""
     if problem.within_s == np.inf:
         return joules
-    limit_w = problem.cluster.base_watts + Power.of(problem.cluster).limit.sum()
+    limit_w = problem.cluster.base_watts + _power(problem).limit.sum()
     late = seconds > problem.within_s * (1 + ROUNDING)
     return np.where(late, 2 * limit_w * seconds, joules)
 

@@ -18,7 +18,7 @@ from gdp.placement.placement import Placement
 from gdp.question import solve
 from gdp.question.question import Question
 from gdp.question.result import Result, with_placement
-from gdp.sim.objectives import Score, find_objective
+from gdp.sim.objectives import Objective, Score, find_objective
 
 SAME = 0.005
 """Values that differ by a smaller share are called equal."""
@@ -60,7 +60,7 @@ def beside(result: Result, peer: Peer, streamed_bytes: int = 0) -> Result:
     result = replace(result, candidates=(*result.candidates, row))
     if not refusal and score.value_s < result.value_s:
         return _instead(result, peer, placement, score)
-    note = compared(result, score, peer.title)
+    note = compared(result.score, score, peer.title, find_objective(question.objective))
     return replace(result, notes=(*result.notes, note))
 
 
@@ -101,12 +101,11 @@ def broken_constraint(placement: Placement, question: Question) -> str:
     return ""
 
 
-def compared(result: Result, other: Score, title: str) -> str:
+def compared(own: Score, other: Score, title: str, row: Objective) -> str:
     """Comparison of a placement with that of another tool, in a sentence."""
-    row = find_objective(result.question.objective)
     if not other.feasible:
         return f"{title} does not fit: {other.overflow_bytes / 2**30:.2f} GiB over device memory"
-    ratio = other.value_s / result.value_s
+    ratio = other.value_s / own.value_s
     if abs(ratio - 1) < SAME:
         return f"as {'fast' if row.unit == 's' else 'good'} as {title}"
     return f"{ratio:.{1 if ratio >= 1.1 else 2}f} {row.compared} {title}"

@@ -83,7 +83,7 @@ def plan_llamacpp(question: Question) -> Result:
         raise ArgumentError("llama.cpp's flags move blocks and experts: leave out --granularity")
     if question.objective != "latency" and not find_objective(question.objective).chain:
         raise ArgumentError(
-            f"--for llamacpp plans the latency or the energy of one pass, not {question.objective}"
+            f"--for llamacpp plans the latency of one pass, or its energy, not {question.objective}"
         )
     if question.constraints.together or question.constraints.whole:
         raise ArgumentError("--for llamacpp keeps blocks whole by itself: leave out --together")

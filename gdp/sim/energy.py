@@ -64,11 +64,19 @@ def _power(problem: Problem) -> Power:
     return Power.of(problem.cluster)
 
 
+def busy_seconds(problem: Problem) -> Float[np.ndarray, "N D"]:
+    """Seconds in which devices compute the ops of one sample: their `compute_s` without the
+    dispatch that it holds of all runs but the first. Nothing is drawn for a dispatch."""
+    graph = problem.graph
+    runs = np.where(graph.is_io, 0, graph.repeats - 1)[:, None]
+    seconds = problem.compute_s - runs * problem.cluster.op_dispatch_s
+    return np.maximum(seconds, 0.0) * problem.unit.seconds
+
+
 @cached_on_problem
 def op_joules(problem: Problem) -> Float[np.ndarray, "N D"]:
     """Joules above idle of each op on each device."""
-    seconds = problem.compute_s * problem.unit.seconds
-    return joules_above_idle(problem.graph, problem.cluster, seconds)
+    return joules_above_idle(problem.graph, problem.cluster, busy_seconds(problem))
 
 
 def run_power(problem: Problem, assignment: Assignment) -> RunPower:
@@ -82,7 +90,7 @@ def run_power(problem: Problem, assignment: Assignment) -> RunPower:
     used = np.zeros(problem.num_devices, dtype=bool)
     used[cluster.runs_on[device[works]]] = True
     op_j = op_joules(problem)[ops, device]
-    seconds = problem.compute_s[ops, device] * problem.unit.seconds
+    seconds = busy_seconds(problem)[ops, device]
     for split in assignment.splits:
         mine = np.flatnonzero((device == split.devices[0]) & ~problem.graph.is_io)
         for d in split.devices[1:]:

@@ -9,7 +9,7 @@ from gguf_models import MIB, box, sayable, write_gguf
 import gdp
 from gdp.cluster.types import Cluster
 from gdp.question import solve
-from gdp.question.models import load
+from gdp.question.models import Generation, load
 from gdp.question.question import Question
 from gdp.targets.llamacpp.plan import plan_llamacpp
 
@@ -87,3 +87,14 @@ def test_other_objectives_are_refused(tmp_path: Path) -> None:
     graph = load(f"{write_gguf(tmp_path / 'm.gguf')}?decode&sequence=64")
     with pytest.raises(gdp.GdpError, match=r"of one pass, or its energy, not throughput"):
         plan_llamacpp(Question(graph, box(MIB), objective="throughput"))
+
+
+@pytest.mark.parametrize("devices", ["cpu-server-ddr5", "cpu-server-ddr5+rtx4090"])
+def test_the_value_is_the_joules_of_the_request(devices: str, tmp_path: Path) -> None:
+    """Steps are launched again and again, for which nothing is drawn."""
+    request = Generation(str(write_gguf(tmp_path / "m.gguf")), prompt=64, new=16)
+    found = gdp.place(request, devices, target="llamacpp", objective="energy")
+    answer = found.generation
+    assert answer is not None
+    assert found.score.value_s == pytest.approx(answer.joules_per_request, rel=2e-3)
+    assert found.bound_s <= found.score.value_s * (1 + 1e-9)

@@ -18,7 +18,7 @@ from gdp.costs.base import roofline
 from gdp.graph.op_graph import INPUT, OUTPUT, OpGraph, make_graph
 from gdp.methods.base import Search
 from gdp.question.question import Question
-from gdp.sim.objectives import Score
+from gdp.sim.objectives import OBJECTIVES, Score
 from gdp.targets.hf_accelerate import plan
 from gdp.targets.hf_accelerate.plan import balanced_map
 from gdp.targets.llamacpp.fit_rule import FIT_MARGIN_BYTES, FitSizes, fit_plan
@@ -76,7 +76,12 @@ def test_a_gpu_smaller_than_the_margin_is_left_empty() -> None:
 )
 def test_plans_are_compared_in_words(value_s: float, over: int, said: str) -> None:
     own = Score(1.0, 1.0, 0, np.zeros(1, np.int64), 1.0)
-    assert compared(own, replace(own, value_s=value_s, overflow_bytes=over), "X") == said
+    other = replace(own, value_s=value_s, overflow_bytes=over)
+    assert compared(own, other, "X", OBJECTIVES["latency"]) == said
+    joules = said.replace("times as fast as", "times less energy than").replace(
+        "fast as", "good as"
+    )
+    assert compared(own, other, "X", OBJECTIVES["energy"]) == joules
 
 
 def split() -> OpGraph:

@@ -1,11 +1,12 @@
 """Joules per token of serving engines beside measured ones.
 
     python -m benchmarks.measured_world energy --rows mlenergy_serving.csv -o ROWS.jsonl
-        [--data FOLDER] [--configs FOLDER] [--batch B ...] [NAME ...]
+        [--data FOLDER] [--configs FOLDER] [--batch B ...] [--every K] [NAME ...]
 
 Rows of ML.ENERGY as `mlenergy --help` says, with its columns joules_per_token and watts: of the
 GPUs alone, as NVML counts them. `--batch` takes the rows whose mean number of requests at once is
-within a tenth of B. Predictions are appended to the file, and those in it are not made
+within a tenth of B, and `--every` each K-th of these in the order of model sizes, GPU and
+tensor-parallel degree. Predictions are appended to the file, and those in it are not made
 again: a run that was stopped goes on, and one without rows left prints.
 
 Joules are predicted watts times predicted seconds of a token, and, with measured times given,
@@ -34,6 +35,10 @@ from gdp.question.prepare import once_of, prepare_placement
 
 if TYPE_CHECKING:
     from pretrain.costs.power import Sample
+
+
+NEAR = 0.1
+"""Log of the ratio of two numbers of requests that count as equal."""
 
 
 def work_of(plan: RunPlan) -> list[list[float]]:
@@ -109,9 +114,10 @@ def error_lines(samples: "list[Sample]") -> Iterator[str]:
 @click.option("--data", type=click.Path(exists=True, file_okay=False, path_type=Path))
 @click.option("--configs", type=click.Path(exists=True, file_okay=False, path_type=Path))
 @click.option("--batch", "batches", type=int, multiple=True)
+@click.option("--every", type=click.IntRange(1), default=1)
 def main(
     names: tuple[str, ...], rows: Path | None, output: Path, data: Path | None,
-    configs: Path | None, batches: tuple[int, ...],
+    configs: Path | None, batches: tuple[int, ...], every: int,
 ) -> None:  # fmt: skip
     from pretrain.costs.power import servers
 
@@ -122,9 +128,12 @@ def main(
     lines = output.read_text().splitlines() if output.is_file() else []
     done = {json.dumps(json.loads(line)["run"], sort_keys=True) for line in lines}
     steps = [] if rows is None else mlenergy_steps(rows, names)
-    for step in sorted(steps, key=lambda s: (s.run.sizes, s.run.system, s.run.tensor)):
-        off = [abs(math.log(step.run.batch / batch)) for batch in batches]
-        if (off and min(off) > 0.1) or json.dumps(asdict(step.run), sort_keys=True) in done:
+    if batches:
+        off = [min(abs(math.log(s.run.batch / batch)) for batch in batches) for s in steps]
+        steps = [step for step, own in zip(steps, off, strict=True) if own <= NEAR]
+    steps = sorted(steps, key=lambda s: (s.run.sizes, s.run.system, s.run.tensor, s.run.batch))
+    for step in steps[::every]:
+        if json.dumps(asdict(step.run), sort_keys=True) in done:
             continue
         with output.open("a") as file:
             file.write(json.dumps(row_of(step, data, folders)) + "\n")

@@ -200,7 +200,7 @@ def benches(path: Path) -> list[Bench]:
 def _computes(preset: str, backend: str) -> bool:
     """True where a backend is for the GPUs of a preset's maker."""
     try:
-        return backend in BACKENDS and bool(_machine(preset, backend))
+        return backend in BACKENDS and bool(machine_with(preset, backend))
     except ClusterError:
         return False
 
@@ -312,7 +312,8 @@ def write_header(path: Path, size: Size, kind: str) -> int:
 
 
 @cache
-def _machine(preset: str, backend: str) -> Cluster:
+def machine_with(preset: str, backend: str | None) -> Cluster:
+    """A card behind a processor, or a machine of its own, under a backend."""
     alone = cluster_preset(preset)
     # Unified memory is that of the device's own processor.
     unified = alone.devices[0].is_unified
@@ -343,8 +344,8 @@ class Asker:
         path = self.folder / f"{size.layers} {size.width} {bench.kind}.gguf"
         if not path.exists():
             write_header(path, size, bench.kind)
-        machine = _machine(bench.preset, bench.backend)
-        return _seconds(f"{path}?ubatch={bench.ubatch}", machine, prompt, new, build)
+        machine = machine_with(bench.preset, bench.backend)
+        return pass_seconds(f"{path}?ubatch={bench.ubatch}", machine, prompt, new, build)
 
 
 @cache
@@ -353,9 +354,11 @@ def _graph(spec: str, prompt: int, new: int) -> OpGraph:
 
 
 @cache
-def _seconds(
+def pass_seconds(
     spec: str, cluster: Cluster, prompt: int, new: int, build: Build | None
 ) -> tuple[float, float]:
+    """Seconds to the first token, and of each one after it, of a model that lies whole on the last
+    device; of datasheets without a build."""
     graph = _graph(spec, prompt, new)
     costs = DATASHEET if build is None else costs_of(build)
     card = cluster.num_devices - 1
@@ -445,7 +448,7 @@ def told(rows: list[Bench], columns: Mapping[str, np.ndarray], worst: int) -> It
 
 def _groups(row: Bench) -> tuple[str, ...]:
     """Groups whose errors are told: kind of memory, backend, build, card, model."""
-    device = _machine(row.preset, row.backend).devices[-1]
+    device = machine_with(row.preset, row.backend).devices[-1]
     age = "since July 2024" if row.build.fused else "before July 2024"
     context = " behind a context" if row.depth else ""
     return (
@@ -472,7 +475,7 @@ def main(rows: Path, worst: int) -> None:
         asker = Asker(Path(root))
         own = np.array([asker.rate(row) for row in asked])
         plain = np.array([asker.rate(row, datasheets=True) for row in asked])
-    known = np.array([covers(_machine(row.preset, row.backend).devices[-1]) for row in asked])
+    known = np.array([covers(machine_with(row.preset, row.backend).devices[-1]) for row in asked])
     columns = {
         "kernels of llama.cpp": own, "and its other models": others(asked, own),
         "datasheets": plain, "kernels, cards of the network": np.where(known, own, np.nan),

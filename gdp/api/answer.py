@@ -11,7 +11,7 @@ from msgspec import structs
 from gdp.api import first_run
 from gdp.api.generation import generation_answer, phases_s, with_energy
 from gdp.base.clock import COMPILE, Phases, waiting_for
-from gdp.base.errors import PlacementError
+from gdp.base.errors import InfeasibleError, PlacementError
 from gdp.base.terminal import stage
 from gdp.base.units import format_bytes, format_seconds
 from gdp.cluster.reserve import for_runtime
@@ -25,6 +25,7 @@ from gdp.question.models import HF_PREFIX, Model, spec_of
 from gdp.question.prepare import once_of, prepare_placement
 from gdp.question.question import NOTHING_KEPT, Question
 from gdp.question.result import Result
+from gdp.sim.energy import ROUNDING
 from gdp.sim.objectives import find_objective
 from gdp.targets.contexts import plan_longest
 from gdp.targets.free import plan_freely
@@ -45,12 +46,20 @@ def answer(question: Question, phases: Phases | None = None) -> Result:
     Args:
         question: What is asked; the placement remembers it.
         phases: Seconds of the call so far; by default none.
+
+    Raises:
+        InfeasibleError: No plan was found that fits, or that keeps the limit of seconds.
     """
     phases = phases or Phases()
     if question.target is None or PLANNERS[question.target].searches:
         compile_once(question.method, question.objective)
     phases.ended("read")
     result = plan_longest(question, planned) if question.longest else planned(question)
+    if result.score.latency_s > question.within_s * (1 + ROUNDING):
+        raise InfeasibleError(
+            f"no plan within {format_seconds(question.within_s)} was found: the fastest takes "
+            f"{format_seconds(result.score.latency_s)}; allow more time or add a faster device"
+        )
     phases.ended("planning", result.phases)
     # A runtime's plan may be of another size of micro-batches, which its model says.
     asked, model = result.question, result.question.model

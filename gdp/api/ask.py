@@ -1,5 +1,6 @@
 """The question of a call, made once: files are read, and what cannot be answered is refused."""
 
+import math
 from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
@@ -18,6 +19,7 @@ from gdp.question.models import Model, load, spec_of
 from gdp.question.prepare import costs_of, room_bytes
 from gdp.question.question import Kept, Question
 from gdp.question.solve import methods_of, require_time
+from gdp.sim.objectives import find_objective
 from gdp.targets.hf_accelerate.plan import cluster_with_offload
 from gdp.targets.table import PLANNERS
 
@@ -85,6 +87,10 @@ def _loaded(
 def require_answerable(question: Question) -> None:
     """Raise the errors of an answer before anything is compiled or searched."""
     target = question.target
+    if question.within_s < math.inf and not find_objective(question.objective).limited:
+        raise ArgumentError(
+            "--within 50ms is for --objective energy; latencies are minimised without it"
+        )
     if target is not None:
         row = PLANNERS[target]
         if row.by_module and question.granularity == "op":

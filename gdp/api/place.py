@@ -1,5 +1,6 @@
 """Placing a model freely or for a runtime, by one method or several; predictions of placements."""
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -20,7 +21,7 @@ from gdp.question.question import Question, question_about
 from gdp.question.result import Result, with_best_bound
 from gdp.sim.objectives import Score
 from gdp.sim.traffic import Traffic
-from gdp.sim.traffic_text import TrafficLimits
+from gdp.sim.traffic_text import TrafficLimits, parse_within
 
 if TYPE_CHECKING:
     from gdp.api.traffic.drafting import Draft
@@ -41,7 +42,7 @@ def place(
     checkpoint: str | Path | None = None,
     constraints: Constraints | None = None,
     traffic: Traffic | str | None = None,
-    within: TrafficLimits | str | None = None,
+    within: TrafficLimits | float | str | None = None,
     disaggregated: bool = True,
     draft: "Draft | None" = None,
 ) -> Result:
@@ -77,7 +78,9 @@ def place(
         constraints: Pins, forbidden devices, ops that stay together. Default: none.
         traffic: Requests that share the engine of an `hf:` model with target "vllm", as `gdp.serve`
             takes them; so are `within` and `disaggregated`. Default: one request, or none.
-        within: TTFT and TPOT that 95% of the requests of traffic are to keep. Default: no limits.
+        within: TTFT and TPOT that 95% of the requests of traffic are to keep; without traffic, for
+            objective "energy", seconds that one run may take, or a text such as "50ms". Default: no
+            limits.
         disaggregated: Prefill may get GPUs of its own.
         draft: A draft model for speculative decoding, where that is faster: with traffic, or for a
             request (`gdp.Generation`) to a .gguf model.
@@ -88,7 +91,8 @@ def place(
         also `traffic`, the latencies and rates that clients see. Times are in seconds.
 
     Raises:
-        InfeasibleError: Nothing fits the memory of the devices under the constraints.
+        InfeasibleError: Nothing fits the memory of the devices under the constraints, or no plan
+            was found within the limit.
         ModelError, ClusterError: A file cannot be read.
         ArgumentError: An argument is unknown or contradicts another.
 
@@ -111,7 +115,7 @@ def placed(
     model: Model,
     *,
     traffic: Traffic | str | None = None,
-    within: TrafficLimits | str | None = None,
+    within: TrafficLimits | float | str | None = None,
     disaggregated: bool = True,
     draft: "Draft | None" = None,
     phases: Phases | None = None,
@@ -122,9 +126,11 @@ def placed(
     phases = phases or Phases()
     spec = spec_of(model)
     if traffic is None:
-        if within is not None or not disaggregated:
-            name = "--no-disaggregation" if within is None else "--within"
+        within = parse_within(within) if isinstance(within, str) else within
+        if isinstance(within, TrafficLimits) or not disaggregated:
+            name = "--within first=,token=" if disaggregated else "--no-disaggregation"
             raise ArgumentError(f"{name} is for requests of --traffic to hf: models (--for vllm)")
+        parts["within_s"] = math.inf if within is None else within
         if draft is not None:
             from gdp.api.traffic.drafting import drafted
 
@@ -132,6 +138,8 @@ def placed(
         return answer(ask(model, phases=phases, **parts), phases)
     if parts.get("target") != "vllm" or not spec.startswith(HF_PREFIX):
         raise ArgumentError("--traffic is for hf: models --for vllm")
+    if isinstance(within, float | int):
+        raise ArgumentError("limits of --traffic look like --within first=500ms,token=30ms")
     from gdp.api.traffic.serve import served_plan  # it takes a tenth of a second to import
 
     plan = served_plan(

@@ -8,7 +8,7 @@ from gdp.bounds.best import bounds_of_latency
 from gdp.bounds.budget import Bound, WorkBudget
 from gdp.costs.power import Power, joules_above_idle
 from gdp.problem.problem import Problem
-from gdp.sim.energy import op_joules
+from gdp.sim.energy import busy_seconds, op_joules
 
 
 def energy_bounds(problem: Problem, budget: WorkBudget, found: float) -> list[Bound]:
@@ -30,7 +30,7 @@ def energy_bounds(problem: Problem, budget: WorkBudget, found: float) -> list[Bo
     power, joules = Power.of(problem.cluster), op_joules(problem)
     if origin.is_relaxed:
         graph = replace(problem.graph, memory_traffic_bytes=np.zeros(problem.num_ops))
-        joules = joules_above_idle(graph, problem.cluster, problem.compute_s * problem.unit.seconds)
+        joules = joules_above_idle(graph, problem.cluster, busy_seconds(problem))
     least_j = np.where(problem.allowed, joules, np.inf).min(axis=1).sum()
     may_use = problem.allowed[works].any(axis=0)
     idle_w = float(power.idle[may_use].min()) if works.any() else 0.0

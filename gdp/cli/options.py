@@ -316,9 +316,10 @@ DRAFT = click.option(
     ".gguf for a .gguf model and --generate; A is the probability that the first one is accepted.",
 )  # fmt: skip
 WITHIN = click.option(
-    "--within", metavar="first=500ms,token=30ms",
-    type=ParsedValue("gdp.sim.traffic_text:parse_limits"),
-    help="TTFT and TPOT that 95% of the requests of --traffic are to keep.",
+    "--within", metavar="50ms|first=500ms,token=30ms",
+    type=ParsedValue("gdp.sim.traffic_text:parse_within"),
+    help="Time that one run may take, for --objective energy; or TTFT and TPOT that 95% of the "
+    "requests of --traffic are to keep.",
 )  # fmt: skip
 SERVING = [
     TRAFFIC,

@@ -33,14 +33,14 @@ class Memory(StrEnum):
 
 
 READ: Mapping[Memory, float] = {
-    Memory.GDDR: 0.93, Memory.HBM: 0.60, Memory.SHARED: 0.75, Memory.APPLE: 0.80, Memory.MAIN: 0.62,
+    Memory.GDDR: 0.93, Memory.HBM: 0.60, Memory.SHARED: 0.75, Memory.APPLE: 0.85, Memory.MAIN: 0.62,
 }  # fmt: skip
 """Share of a datasheet's bandwidth at which large arrays are read. GDDR: 84 rows of 12 cards of May
 2024, 4.8% off in the median, 5.8% on a card that was left out. HBM: 17 rows of H100, V100 and A30;
-each alone gives 0.60. Shared: Strix Halo under ROCm 0.75, Vulkan 0.70, GB10 0.80. Apple: M1, M1 Max
-and M3 Max, 22% off on a chip left out. Main memory: experts of three mixtures in 4 to 8 bits beside
-a laptop's RTX 4070, whose RAM is not stated and taken as the preset's; measured bandwidth instead
-of a datasheet's counts by `READ_MEASURED`."""
+each alone gives 0.60. Shared: Strix Halo under ROCm 0.75, Vulkan 0.70, GB10 0.80. Apple: 24 models
+on M3 Pro, M4 Pro and M5 Max of 2026, 12% off in the mean. Main memory: experts of three mixtures in
+4 to 8 bits beside a laptop's RTX 4070, whose RAM is not stated and taken as the preset's; measured
+bandwidth instead of a datasheet's counts by `READ_MEASURED`."""
 READ_MEASURED = 0.78
 """Of what a processor reads by `gdp devices`: Q5_K of a mixture came at 26.5 of 34 GB/s (i5-10400
 beside an RX 6700 XT)."""
@@ -81,10 +81,11 @@ BFLOAT16_AS_FLOAT32 = 0.5
 """Share of the float32 peak at which bfloat16 is multiplied where a backend widens it: SYCL, and
 Vulkan on drivers without cooperative matrices of it (`coopmat_bf16_support` of ggml-vulkan.cpp).
 Strix Halo 0.4, B70 0.55 (Vulkan) and 0.64 (SYCL)."""
-_LAUNCH_S = {"vulkan": 5e-6, "metal": 16e-6}
-_VULKAN_INTEL_S = 20e-6
+_LAUNCH_S = {"vulkan": 5e-6, "metal": 7e-6}
+_VULKAN_INTEL_S, _METAL_M1_S = 20e-6, 16e-6
 """Least seconds of a kernel where they are not the device's launch: barriers of one command buffer.
-Fitted with the shares of `READ`."""
+Fitted with the shares of `READ`; of M1 and M1 Max on builds of May 2024, whose GPUs unpack slowly
+for their bandwidth."""
 
 
 def maker_of(device: Device) -> str:
@@ -129,6 +130,8 @@ def launch_s(device: Device) -> float:
         return device.dispatch_s  # described by hand, or measured
     if backend == "vulkan" and maker_of(device) == "intel":
         return _VULKAN_INTEL_S
+    if backend == "metal" and re.match(r"m1\b", device.kind):
+        return _METAL_M1_S
     return _LAUNCH_S.get(backend, device.dispatch_s)
 
 

@@ -81,6 +81,7 @@ class Problem:
     sent_s: Float[np.ndarray, "T"] | None = None
     replicas: bool = False  # whether devices may take samples round-robin; see gdp.sim.score
     unit: TimeUnit = SECONDS
+    within_s: float = np.inf  # seconds that a run may take, where the objective heeds them
     # By `cached_on_problem`.
     _cache: dict[tuple, Any] = field(default_factory=dict, init=False, repr=False)
 
@@ -181,6 +182,7 @@ def make_problem(
     replicas: bool = False,
     unit: TimeUnit = SECONDS,
     origin: Origin | None = None,
+    within_s: float = np.inf,
 ) -> Problem:
     """A problem; `allowed` and `together` (ids, ops of one id share a device) are the user's.
     `compute_s` is of all runs of an op in one sample (`graph.repeats`). `unit` is that of all times
@@ -212,7 +214,7 @@ def make_problem(
     origin = origin or Origin(np.arange(graph.num_ops))
     problem = Problem(
         graph, cluster, compute_s, objective, possible, group, graph.sent_bytes, origin, sent_s,
-        replicas, unit,
+        replicas, unit, within_s,
     )  # fmt: skip
     torn = np.flatnonzero(~problem.group_allowed.any(axis=1))
     if torn.size:
@@ -248,4 +250,5 @@ def contracted(
         together=joined(part, problem.group),
         unit=problem.unit,
         origin=problem.origin.coarser(part),
+        within_s=problem.within_s,
     )

@@ -80,6 +80,7 @@ def prepare_problem(
         origin=Origin(
             fused.group_of, label, model, kernels is not fused, slack_s, exchange_s, members
         ),
+        within_s=question.within_s,
     )
 
 
@@ -89,7 +90,8 @@ def problem_of(
 ) -> Problem:  # fmt: skip
     """The prepared problem of a question, made once; see `prepare_problem`."""
     q, labels = question, b"" if keep_apart is None else alike(keep_apart)[1].tobytes()
-    key = q.graph, q.cluster, q.objective, q.costs, repr(q.constraints), labels, replicas, parts
+    texts = q.objective, repr(q.constraints), repr(q.within_s), labels
+    key = q.graph, q.cluster, q.costs, *texts, replicas, parts
     return question.kept.once("problem", key, lambda: prepare_problem(
         question, keep_apart=keep_apart, replicas=replicas, parts=parts
     ))  # fmt: skip

@@ -5,6 +5,7 @@ Whoever changes a part of it, such as a runtime that needs other constraints, pa
 the file of a placement.
 """
 
+import math
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
@@ -89,7 +90,7 @@ class Question:
     """On which device of a cluster each op of a graph runs, and how that is found out.
 
     Raises:
-        ArgumentError: The objective is unknown.
+        ArgumentError: The objective is unknown, or the limit of seconds not above 0.
     """
 
     graph: OpGraph
@@ -109,10 +110,13 @@ class Question:
     copies: int = 0  # of a decoder, each for requests of its own; 0: as the objective wants them
     role: str = ""  # "prefill" or "decode" of disaggregated serving; "": both
     draft: DraftModel | None = None  # a small model beside it
+    within_s: float = math.inf  # that one run may take, for an objective that is no time
     kept: Kept = field(default=NOTHING_KEPT, repr=False)  # what was prepared for its answer
 
     def __post_init__(self) -> None:
         find_objective(self.objective)
+        if not self.within_s > 0:
+            raise ArgumentError(f"within must be seconds above 0, got {self.within_s!r}")
 
     @property
     def simplicity(self) -> float:

@@ -3,10 +3,14 @@
     joules = (idle watts of the used devices + base watts) * seconds
              + sum over ops of their joules above idle
 
+Runs that take longer than `Problem.within_s` count more than any run within it draws, and the more
+the longer they take, so that a search goes to short runs first.
+
 A device is used if it does arithmetic; one that only holds inputs, outputs or embeddings, or
 nothing, draws nothing here. Links draw nothing, as nothing is measured of them.
 """
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -54,10 +58,25 @@ class RunPower(NamedTuple):
 
 
 @cached_on_problem
+def _power(problem: Problem) -> Power:
+    """Power of the devices; `ArgumentError` where the watts of one that computes are unknown."""
+    require_power(problem.cluster)
+    return Power.of(problem.cluster)
+
+
+def busy_seconds(problem: Problem) -> Float[np.ndarray, "N D"]:
+    """Seconds in which devices compute the ops of one sample: their `compute_s` without the
+    dispatch that it holds of all runs but the first. Nothing is drawn for a dispatch."""
+    graph = problem.graph
+    runs = np.where(graph.is_io, 0, graph.repeats - 1)[:, None]
+    seconds = problem.compute_s - runs * problem.cluster.op_dispatch_s
+    return np.maximum(seconds, 0.0) * problem.unit.seconds
+
+
+@cached_on_problem
 def op_joules(problem: Problem) -> Float[np.ndarray, "N D"]:
     """Joules above idle of each op on each device."""
-    seconds = problem.compute_s * problem.unit.seconds
-    return joules_above_idle(problem.graph, problem.cluster, seconds)
+    return joules_above_idle(problem.graph, problem.cluster, busy_seconds(problem))
 
 
 def run_power(problem: Problem, assignment: Assignment) -> RunPower:
@@ -71,7 +90,7 @@ def run_power(problem: Problem, assignment: Assignment) -> RunPower:
     used = np.zeros(problem.num_devices, dtype=bool)
     used[cluster.runs_on[device[works]]] = True
     op_j = op_joules(problem)[ops, device]
-    seconds = problem.compute_s[ops, device] * problem.unit.seconds
+    seconds = busy_seconds(problem)[ops, device]
     for split in assignment.splits:
         mine = np.flatnonzero((device == split.devices[0]) & ~problem.graph.is_io)
         for d in split.devices[1:]:
@@ -96,15 +115,37 @@ def values(
     Raises:
         ArgumentError: The watts of a device that computes are unknown.
     """
-    require_power(problem.cluster)
+    power = _power(problem)
     latency_s, overflow = latencies(problem, devices, ranks)
     works = problem.graph.flop > 0
     used = np.zeros((len(devices), problem.num_devices), dtype=bool)
     rows = np.arange(len(devices))[:, None]
     used[rows, problem.cluster.runs_on[devices[:, works]]] = True
-    idle_w = used @ Power.of(problem.cluster).idle + problem.cluster.base_watts
+    idle_w = used @ power.idle + problem.cluster.base_watts
     op_j = op_joules(problem)[np.arange(problem.num_ops), devices].sum(axis=1)
-    return idle_w * (latency_s * problem.unit.seconds) + op_j, overflow
+    seconds = latency_s * problem.unit.seconds
+    return _limited(problem, idle_w * seconds + op_j, seconds), overflow
+
+
+def chain_costs(problem: Problem, used: Sequence[int]) -> tuple[float, Float[np.ndarray, "N D"]]:
+    """(watts while some devices are used, joules above idle of each op on each device)."""
+    idle_w = _power(problem).idle[list(used)].sum() + problem.cluster.base_watts
+    return float(idle_w), op_joules(problem)
+
+
+ROUNDING = 1e-6
+"""Share by which times in ticks, and sums in another order, may exceed a limit."""
+
+
+def _limited(
+    problem: Problem, joules: Float[np.ndarray, "*B"], seconds: Float[np.ndarray, "*B"]
+) -> Float[np.ndarray, "*B"]:
+    """Joules of runs within the limit; of others those of twice the limits of all devices."""
+    if problem.within_s == np.inf:
+        return joules
+    limit_w = problem.cluster.base_watts + _power(problem).limit.sum()
+    late = seconds > problem.within_s * (1 + ROUNDING)
+    return np.where(late, 2 * limit_w * seconds, joules)
 
 
 def score(problem: Problem, device: Int[np.ndarray, "N"], rank: Rank = None) -> Score:
@@ -123,4 +164,6 @@ def value_under_traffic(served: ServedTraffic) -> float:
 def value_of(problem: Problem, assignment: Assignment, scored: Score) -> float:
     """Joules of one run with replica groups or splits."""
     require_power(problem.cluster)
-    return run_power(problem, assignment).joules(scored.latency_s * problem.unit.seconds)
+    seconds = scored.latency_s * problem.unit.seconds
+    joules = run_power(problem, assignment).joules(seconds)
+    return float(_limited(problem, np.array(joules), np.array(seconds)))

@@ -74,6 +74,10 @@ class Objective:
     sent_s: str = ""  # (graph, cluster) -> `Problem.sent_s`; "": transfers take the cluster's links
     # (problem, assignment, score) -> value with replica groups or splits; "": one of the times.
     assigned: str = ""
+    # (problem, used devices) -> costs of a second, and beside it of each op on each device, of runs
+    # whose ops take turns; "": none is known.
+    chain: str = ""
+    limited: bool = False  # heeds `Problem.within_s`
     served: str = ""  # (ServedTraffic) -> value of a plan under traffic; "": seconds of a request
 
     @property
@@ -162,7 +166,8 @@ OBJECTIVES: dict[str, Objective] = {
     "energy": Objective(
         values=later("gdp.sim.energy:values"), score=later("gdp.sim.energy:score"),
         quantity="energy", unit="J", ordered=True, bounds="gdp.bounds.energy:energy_bounds",
-        assigned="gdp.sim.energy:value_of", served="gdp.sim.energy:value_under_traffic",
+        assigned="gdp.sim.energy:value_of", chain="gdp.sim.energy:chain_costs", limited=True,
+        served="gdp.sim.energy:value_under_traffic",
     ),
     # Tarnawski et al. 2020: devices meet in host memory.
     "max_load": Objective(

@@ -112,6 +112,16 @@ LIMITS_FORM = "first=500ms,token=30ms"
 _UNITS = {"s": 1.0, "ms": 1e-3, "us": 1e-6}
 
 
+def parse_within(text: str) -> TrafficLimits | float:
+    """Seconds that one run may take, such as "50ms", or the limits of traffic.
+
+    >>> parse_within("50ms"), parse_within("token=30ms").token_s
+    (0.05, 0.03)
+    """
+    match = re.fullmatch(r"(\d+\.?\d*|\.\d+)(s|ms|us)", text, re.ASCII)
+    return float(match[1]) * _UNITS[match[2]] if match else parse_limits(text)
+
+
 def parse_limits(text: str) -> TrafficLimits:
     """TrafficLimits from their text, as `gdp place --within` takes it.
 

@@ -1,7 +1,7 @@
 """Readers of tools that ask any server, and of gdp's own runs.
 
 GuideLLM's keys are those of guidellm/benchmark/benchmark.py (0.2, 0.3), schemas.py (0.4) and
-benchmark/schemas/ (0.5 to 0.7); AIPerf's those of its docs/reference/json-export-schema.md (1.0 to
+benchmark/schemas/ (0.5 to 0.8); AIPerf's those of its docs/reference/json-export-schema.md (1.0 to
 1.5) and config/phases.py; GenAI-Perf's, of which AIPerf took the form, those of
 genai_perf/export_data/json_exporter.py.
 """

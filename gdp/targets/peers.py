@@ -18,7 +18,7 @@ from gdp.placement.placement import Placement
 from gdp.question import solve
 from gdp.question.question import Question
 from gdp.question.result import Result, with_placement
-from gdp.sim.objectives import Score
+from gdp.sim.objectives import Objective, Score, find_objective
 
 SAME = 0.005
 """Values that differ by a smaller share are called equal."""
@@ -60,14 +60,15 @@ def beside(result: Result, peer: Peer, streamed_bytes: int = 0) -> Result:
     result = replace(result, candidates=(*result.candidates, row))
     if not refusal and score.value_s < result.value_s:
         return _instead(result, peer, placement, score)
-    note = compared(result.score, score, peer.title)
+    note = compared(result.score, score, peer.title, find_objective(question.objective))
     return replace(result, notes=(*result.notes, note))
 
 
 def _instead(result: Result, peer: Peer, placement: Placement, score: Score) -> Result:
     """The peer's plan as the result of the search that it beat."""
     ratio = result.value_s / score.value_s
-    note = f"{peer.title}, {ratio:.{1 if ratio >= 1.1 else 3}f} times as fast as the searched plan"
+    words = find_objective(result.question.objective).compared
+    note = f"{peer.title}, {ratio:.{1 if ratio >= 1.1 else 3}f} {words} the searched plan"
     return replace(with_placement(result, placement, score, (note,)), method=peer.name)
 
 
@@ -100,14 +101,14 @@ def broken_constraint(placement: Placement, question: Question) -> str:
     return ""
 
 
-def compared(own: Score, other: Score, title: str) -> str:
+def compared(own: Score, other: Score, title: str, row: Objective) -> str:
     """Comparison of a placement with that of another tool, in a sentence."""
     if not other.feasible:
         return f"{title} does not fit: {other.overflow_bytes / 2**30:.2f} GiB over device memory"
     ratio = other.value_s / own.value_s
     if abs(ratio - 1) < SAME:
-        return f"as fast as {title}"
-    return f"{ratio:.{1 if ratio >= 1.1 else 2}f} times as fast as {title}"
+        return f"as {'fast' if row.unit == 's' else 'good'} as {title}"
+    return f"{ratio:.{1 if ratio >= 1.1 else 2}f} {row.compared} {title}"
 
 
 TENSOR_PARALLEL = (

@@ -8,14 +8,16 @@ from tiny import all_devices, plain_graph, random_devices, random_problem
 
 import gdp
 from gdp.bounds.best import best_bound
-from gdp.cluster.types import Device, Link, make_cluster
+from gdp.cluster.types import Cluster, Device, Link, make_cluster
 from gdp.costs.power import BUSY
+from gdp.graph.op_graph import OpGraph
 from gdp.methods.base import Search
 from gdp.methods.table import METHODS
 from gdp.placement.placement import Assignment, Split
 from gdp.problem.problem import Problem, make_problem
 from gdp.problem.ticks import in_ticks
 from gdp.sim.energy import run_power, values
+from gdp.sim.latency import latencies
 from gdp.sim.score import score, score_of
 
 SEARCH = Search(seed=1, seconds=None, evaluations=400)
@@ -118,3 +120,59 @@ def test_unknown_watts_are_named() -> None:
     device = Device("card", "unheard-of", {"default": 1.0}, 1.0)
     with pytest.raises(gdp.GdpError, match="no watts are known of device 'card'"):
         gdp.place(graph, make_cluster("one", [device]), objective="energy", search=SEARCH)
+
+
+@pytest.mark.parametrize(("within_s", "device"), [(6.0, [1, 1]), (5.9, [0, 0]), (2.0, [0, 0])])
+def test_the_least_joules_within_a_limit_by_hand(within_s: float, device: list[int]) -> None:
+    """6 s on the frugal card (21 J), 4 s on both (125 J), 2 s on the fast one (98 J)."""
+    problem = replace(fast_and_frugal(), within_s=within_s)
+    answer = METHODS["auto"](in_ticks(problem), SEARCH)
+    assert answer.assignment is not None
+    assert answer.assignment.device.tolist() == device
+
+
+@pytest.mark.parametrize("seed", [1, 2])
+def test_the_best_within_a_limit_is_that_of_brute_force(seed: int) -> None:
+    plain = random_problem(seed, objective="energy", num_ops=5, num_devices=2)
+    plain = with_work(plain, seed)
+    devices = all_devices(plain)
+    joules, overflow = values(plain, devices)
+    seconds = latencies(plain, devices)[0] * plain.unit.seconds
+    fits = overflow == 0
+    within_s = float(np.quantile(seconds[fits], 0.3))
+    problem = replace(plain, within_s=within_s)
+    limited, _ = values(problem, devices)
+    kept = fits & (seconds <= within_s)
+    best = joules[kept].min()
+    assert limited[kept].tolist() == joules[kept].tolist()
+    assert (limited[seconds > within_s * 1.001] > joules[seconds <= within_s].max()).all()
+    assert best_bound(problem, 0.2).value_s <= best * (1 + 1e-9)
+    found = METHODS["auto"](in_ticks(problem), SEARCH).assignment
+    assert found is not None
+    scored = score_of(problem, found)
+    assert scored.latency_s * problem.unit.seconds <= within_s * 1.001
+    assert scored.value_s <= best * (1 + 1e-6)
+
+
+def test_a_limit_that_nothing_keeps_is_refused() -> None:
+    problem = fast_and_frugal()
+
+    def costs(graph: OpGraph, cluster: Cluster) -> np.ndarray:
+        return np.where(graph.is_io[:, None], 0.0, problem.compute_s)
+
+    def within(limit: float | str, objective: str = "energy") -> float:
+        return gdp.place(
+            problem.graph, problem.cluster, objective=objective, costs=costs, search=SEARCH,
+            within=limit,
+        ).score.latency_s  # fmt: skip
+
+    assert within("6.1s") == pytest.approx(6.0)
+    assert within(2.1) == pytest.approx(2.0)
+    with pytest.raises(gdp.InfeasibleError, match=r"no plan within 1\.000 s .* takes 2\.000 s"):
+        within("1s")
+    with pytest.raises(gdp.GdpError, match="--objective energy"):
+        within("1s", "latency")
+    with pytest.raises(gdp.GdpError, match="above 0"):
+        within(0.0)
+    with pytest.raises(gdp.GdpError, match="--traffic"):
+        within("token=30ms")

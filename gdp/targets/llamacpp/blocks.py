@@ -2,7 +2,8 @@
 in their order, and of each block the experts with it or on the CPU.
 
 A row of stretches takes the least sum of compute and transfers, which is what a chain of blocks
-takes.
+takes. For an objective that is no time, fields in seconds hold its value: those of a second and of
+the ops on the devices that a plan uses (`Objective.chain`).
 """
 
 import itertools
@@ -15,6 +16,7 @@ import numpy as np
 from jaxtyping import Float, Int
 
 from gdp.base.errors import InfeasibleError, PlacementError
+from gdp.base.rows import imported
 from gdp.cluster.types import Cluster
 from gdp.graph.generation import steps_of
 from gdp.graph.op_graph import OpGraph
@@ -23,6 +25,7 @@ from gdp.placement.placement import Placement, make_placement
 from gdp.problem.arrays import arrays_of
 from gdp.question.prepare import problem_of, requests_in_flight
 from gdp.question.question import Question
+from gdp.sim.objectives import find_objective
 from gdp.sim.segments import border_tensors
 from gdp.targets.llamacpp.flags import Slots
 from gdp.targets.llamacpp.parts import held_bytes
@@ -40,6 +43,7 @@ class LlamaBlocks:
     slots: Slots
     cluster: Cluster
     cpu: int
+    per_s: float  # value of a second
     layer_s: Float[np.ndarray, "S D"]
     experts_s: Float[np.ndarray, "S D"]
     prompt_s: Float[np.ndarray, "S D"]  # of these two, those of the micro-batches of a prompt
@@ -64,9 +68,17 @@ class LlamaBlocks:
 
     def move_s(self, src: int, dst: int, size: int) -> float:
         latency_s = self.cluster.link_latency_s * self.crossings
-        return 0.0 if src == dst else float(
+        return 0.0 if src == dst else self.per_s * float(
             latency_s[src, dst] + size / self.cluster.link_bytes_per_s[src, dst]
         )  # fmt: skip
+
+    @cached_property
+    def least(self) -> float:
+        """Value that no plan is below; of a latency that of the separate parts alone, as tensor
+        splits take less than whole slots."""
+        if not find_objective(self.question.objective).chain:
+            return self.parts_s
+        return self.parts_s + float((self.layer_s.min(1) + self.experts_s.min(1)).sum())
 
     def room_bytes(self, share: float, fill: float = 1.0) -> Int[np.ndarray, "D"]:
         """Memory for weights and caches beside a share of the tensors' bytes; on GPUs weights and
@@ -123,9 +135,13 @@ def processor_of(cluster: Cluster) -> int:
     return cluster.host if cluster.host in cpus else cpus[0]
 
 
-def llama_blocks(question: Question, slots: Slots, homes: Sequence[int] = ()) -> LlamaBlocks:
+def llama_blocks(
+    question: Question, slots: Slots, homes: Sequence[int] = (), used: Sequence[int] | None = None,
+    hurry: float = 1.0,
+) -> LlamaBlocks:  # fmt: skip
     """Seconds and bytes of the slots, with separate parts (image encoder, draft model) on `homes`,
-    by default the CPU.
+    by default the CPU; with `used`, values of the question's objective where these devices alone
+    compute slots, and a second counts `hurry` times.
 
     Raises:
         PlacementError: There is no CPU, or it may not have the embedding.
@@ -139,7 +155,10 @@ def llama_blocks(question: Question, slots: Slots, homes: Sequence[int] = ()) ->
     problem = problem_of(replace(question, objective="latency"), keep_apart=piece)
     count = len(slots.layers)
     op_s = np.where(problem.allowed, problem.compute_s + problem.cluster.op_dispatch_s, np.inf)
-    seconds = by_piece(problem, piece, op_s)
+    chain = find_objective(question.objective).chain
+    per_s, op_value = (1.0, 0.0) if used is None else imported(chain)(problem, used)
+    per_s *= hurry
+    seconds = by_piece(problem, piece, per_s * op_s + op_value)
     in_chunks = (problem.graph.chunks > 1)[:, None]
     prompt_s = by_piece(problem, piece, np.where(in_chunks, op_s, 0.0))
     if not np.isfinite(seconds[0, cpu]):
@@ -151,6 +170,8 @@ def llama_blocks(question: Question, slots: Slots, homes: Sequence[int] = ()) ->
         return np.bincount(piece, values, len(pieces) + 1).astype(np.int64)
 
     layers, experts = slice(1, count + 1), slice(count + 1, 2 * count + 1)
+    if used is not None:
+        seconds[1 : 2 * count + 1, ~np.isin(np.arange(cluster.num_devices), used)] = np.inf
     made_bytes = bytes_of(np.bincount(graph.producer, graph.held_bytes, graph.num_ops))
     own_bytes = bytes_of(np.where(graph.is_buffer & (graph.cache_bytes > 0), 0, graph.weight_bytes))
     largest, flow = int((made_bytes[layers] + made_bytes[experts]).max()), int(made_bytes[0])
@@ -167,9 +188,9 @@ def llama_blocks(question: Question, slots: Slots, homes: Sequence[int] = ()) ->
     read_s = prompt_s[layers] + prompt_s[experts]
     shared_bytes = _shared_bytes(question, slots.layers)
     return LlamaBlocks(
-        question=question, slots=slots, cluster=problem.cluster, cpu=cpu,
+        question=question, slots=slots, cluster=problem.cluster, cpu=cpu, per_s=per_s,
         layer_s=seconds[layers], experts_s=seconds[experts], prompt_s=read_s,
-        segment_s=arrays_of(problem).segment_s * passes,
+        segment_s=arrays_of(problem).segment_s * passes * per_s,
         layer_bytes=own_bytes[layers], expert_bytes=own_bytes[experts], shared_bytes=shared_bytes,
         memory_bytes=memory_bytes, rest=rest, tensor_bytes=largest + 2 * flow, crossings=passes,
         flow_bytes=_crossing(graph, slots.embedding)[1],

@@ -7,7 +7,6 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 from jaxtyping import Int
 
-from gdp.base.units import format_seconds
 from gdp.cluster.machines import machine_of
 from gdp.costs.offload import LENT
 from gdp.ops.llamacpp import DRAFT
@@ -15,6 +14,7 @@ from gdp.placement.constraints import allowed_mask
 from gdp.question.prepare import requests_in_flight
 from gdp.question.question import Question
 from gdp.question.result import Result
+from gdp.sim.objectives import find_objective
 from gdp.targets.llamacpp.flags import Slots
 
 
@@ -47,11 +47,12 @@ def parts_note(best: Result, found: Sequence[Result], slots: Slots) -> str:
         else "the image encoder" for part in slots.parts
     )  # fmt: skip
     verb = "is" if len(slots.parts) == 1 else "are"
+    text = find_objective(best.question.objective).text
     others = ", ".join(
-        f"{format_seconds(result.value_s)} on {_where(result, slots)}"
+        f"{text(result.value_s)} on {_where(result, slots)}"
         for result in found if result is not best
     )  # fmt: skip
-    beside = others and f" (so the plan takes {format_seconds(best.value_s)}, {others})"
+    beside = others and f" (so the plan takes {text(best.value_s)}, {others})"
     return f"{' and '.join(names)} {verb} on {_where(best, slots)}{beside}"
 
 

@@ -2,9 +2,13 @@
 or all blocks divided among GPUs (`gdp.targets.llamacpp.tensor`), where that is faster.
 
 The experts of any block may be on the CPU. The plan has the least sum of compute and transfers,
-which is what a chain of blocks takes; beside it stands llama.cpp's own plan (`fit_rule`).
+which is what a chain of blocks takes; beside it stands llama.cpp's own plan (`fit_rule`). Of an
+objective that is no time (`Objective.chain`), such as energy, it is the best of the plans of least
+value on each set of devices.
 """
 
+import itertools
+import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -29,6 +33,7 @@ from gdp.question.models import is_gguf, load
 from gdp.question.prepare import prepare_placement
 from gdp.question.question import Question
 from gdp.question.result import Result
+from gdp.sim.objectives import find_objective
 from gdp.targets.llamacpp.blocks import LlamaBlocks, LlamaRow, RowLimits, llama_blocks, llama_row
 from gdp.targets.llamacpp.fit_rule import FitSizes, fit_plan
 from gdp.targets.llamacpp.flags import draft_of, slots_of
@@ -58,6 +63,11 @@ PROPOSED, CACHES_TRIED = 1.15, 0.05
 tried."""
 DRAFTING = ("draft", "drafts", "acceptance")
 """Parameters of a spec with a model that drafts."""
+MOST_SETS, MOST_COUNTED = 256, 1 << 16
+"""Sets of devices whose plans are compared, the smallest of those that are listed."""
+HURRIES = 1.0, 10.0, 1e6
+"""Times that a second may count for more of an objective, where runs must keep a limit: with the
+last one plans are the fastest."""
 NOTED = 0.02
 """Share of an answer's seconds below which a pipeline of micro-batches is not mentioned."""
 
@@ -71,9 +81,9 @@ def plan_llamacpp(question: Question) -> Result:
     """
     if question.granularity not in (None, "op"):
         raise ArgumentError("llama.cpp's flags move blocks and experts: leave out --granularity")
-    if question.objective != "latency":
+    if question.objective != "latency" and not find_objective(question.objective).chain:
         raise ArgumentError(
-            f"--for llamacpp plans the latency of one pass, not {question.objective}"
+            f"--for llamacpp plans the latency of one pass, or its energy, not {question.objective}"
         )
     if question.constraints.together or question.constraints.whole:
         raise ArgumentError("--for llamacpp keeps blocks whole by itself: leave out --together")
@@ -87,6 +97,7 @@ def _smaller_caches(result: Result) -> str:
     """A proposal to pack keys and values, where the plan would be much faster with that; it is
     never taken unasked, as it changes what the model writes."""
     question, graph = result.question, result.question.graph
+    row = find_objective(question.objective)
     share = float(graph.cache_bytes.sum()) / max(1.0, float(graph.weight_bytes.sum()))
     if "cache" in ModelSpec.of(question.model).options or share < CACHES_TRIED:
         return ""
@@ -98,8 +109,8 @@ def _smaller_caches(result: Result) -> str:
     if found is None or found.value_s * PROPOSED > result.value_s:
         return ""
     return (
-        f"{PROPOSAL}: {result.value_s / found.value_s:.2f} times as fast, "
-        f"{format_seconds(found.value_s)}, by keys and values in 8.5 bits instead of 16"
+        f"{PROPOSAL}: {result.value_s / found.value_s:.2f} {row.compared} now, "
+        f"{row.text(found.value_s)}, by keys and values in 8.5 bits instead of 16"
     )
 
 
@@ -121,17 +132,17 @@ def _drafted(question: Question) -> Result:
         return replace(result, notes=(*result.notes, note))
     if plain is None:
         return result
-    without = _of_any_size(plain)
+    without, row = _of_any_size(plain), find_objective(question.objective)
     note = (
-        f"drafts of {name}: {without.value_s / result.value_s:.2f} times as fast as without "
-        f"({format_seconds(without.value_s)})"
+        f"drafts of {name}: {without.value_s / result.value_s:.2f} {row.compared} without "
+        f"({row.text(without.value_s)})"
     )
     return replace(result, notes=(*result.notes, note))
 
 
 def _of_any_size(question: Question) -> Result:
     """The best plan with micro-batches of the graph's size, or of a larger one that is faster."""
-    result = _of_size(question)
+    result, compared = _of_size(question), find_objective(question.objective).compared
     for ubatch in UBATCHES if question.search.seconds != 0.0 else ():
         other = _with_ubatch(question, ubatch) if _sends(result) else None
         try:
@@ -141,7 +152,7 @@ def _of_any_size(question: Question) -> Result:
         if found is None or found.value_s > result.value_s * (1 - NOTED):
             break
         note = (
-            f"--ubatch-size {ubatch}: {result.value_s / found.value_s:.2f} times as fast as with "
+            f"--ubatch-size {ubatch}: {result.value_s / found.value_s:.2f} {compared} with "
             f"half as many tokens at once; '?ubatch={UBATCH}' keeps llama.cpp's default"
         )
         kept = [n for n in found.notes if not n.startswith("--ubatch-size")]
@@ -186,21 +197,48 @@ def _of_size(question: Question) -> Result:
     """The best plan with the graph's micro-batch size."""
     slots = slots_of(question.graph)
     question = replace(question, cluster=with_known_gpus(question.cluster))
-    found, error = list[Result](), None
-    for homes in homes_of_parts(question, slots):
-        blocks = llama_blocks(question, slots, homes)
-        if any(result.value_s <= blocks.parts_s for result in found):
+
+    def order(result: Result) -> tuple[bool, float]:
+        return not result.score.feasible, result.value_s
+
+    found, error = dict[tuple[int, ...], Result](), None
+    homes_of, sets = homes_of_parts(question, slots), _device_sets(question)
+    for homes, (used, hurry) in itertools.product(homes_of, sets):
+        blocks = llama_blocks(question, slots, homes, used, hurry)
+        if any(hurry == 1 and result.value_s <= blocks.least for result in found.values()):
             continue
         try:
-            found.append(_planned(blocks))
+            result = _planned(blocks)
         except InfeasibleError as caught:
             error = error or caught
+            continue
+        found[homes] = min(result, found.get(homes, result), key=order)
     if not found:
         raise error or InfeasibleError("the constraints leave no device for --mmproj or --draft")
+    best = min(found.values(), key=order)
     if not slots.parts:
-        return found[0]
-    best = min(found, key=lambda result: (not result.score.feasible, result.value_s))
-    return replace(best, notes=(*best.notes, parts_note(best, found, slots)))
+        return best
+    return replace(best, notes=(*best.notes, parts_note(best, [*found.values()], slots)))
+
+
+def _device_sets(question: Question) -> list[tuple[tuple[int, ...] | None, float]]:
+    """Sets of devices that may compute blocks, small ones first and of identical devices the first
+    ones, each with factors of the cost of a second: 1, and larger ones under a limit of seconds.
+    All devices at once for a latency."""
+    if not find_objective(question.objective).chain:
+        return [(None, 1.0)]
+    kinds: dict[str, list[int]] = {}
+    distinct = question.constraints.pins or question.constraints.forbid
+    for d, device in enumerate(question.cluster.devices):
+        kind = device.name if distinct else repr(replace(device, name="any"))
+        kinds.setdefault(kind, []).append(d)
+    counts = itertools.product(*(range(len(own) + 1) for own in kinds.values()))
+    sets = [
+        tuple(d for own, count in zip(kinds.values(), row, strict=True) for d in own[:count])
+        for row in itertools.islice(counts, 1, MOST_COUNTED)
+    ]
+    hurries = HURRIES if question.within_s < math.inf else HURRIES[:1]
+    return [*itertools.product(sorted(sets, key=len)[:MOST_SETS], hurries)]
 
 
 def _planned(blocks: LlamaBlocks) -> Result:
@@ -209,6 +247,8 @@ def _planned(blocks: LlamaBlocks) -> Result:
     result = first_feasible(blocks.question, _placements(blocks), reason, "llamacpp")
     result = beside(result, _fit_peer(blocks))
     result = balance_memory(result, _even_placements(blocks))
+    if find_objective(blocks.question.objective).chain:
+        return result
     result = _pipelined(result, _piped_placements(blocks))
     return _or_divided(result, tensor_plans(blocks.question, blocks.slots, blocks.rest))
 

@@ -187,12 +187,17 @@ class _Run:
         return value
 
     def _start(self) -> None:
-        """A first packing: a dive, then models are taken out and put back where that is better."""
-        packing: Packing = (None,) * len(self.box.tenants)
-        for i in self.order:
-            if (longer := self._with(packing, i)) is None:
-                return
-            packing = longer
+        """First packings: of options that are best at once, and of those that keep limits with the
+        least memory, which leave room for the models that follow."""
+        for small in (False, True):
+            packing: Packing | None = (None,) * len(self.box.tenants)
+            for i in self.order:
+                packing = packing and self._with(packing, i, small)
+            if packing is not None:
+                self._improve(self._improve(packing, True) if small else packing, False)
+
+    def _improve(self, packing: Packing, small: bool) -> Packing:
+        """Models are taken out and put back where that is better."""
         value = self._take(packing)
         pairs = [(i,) for i in self.order] + list(itertools.combinations(self.order, 2))
         rng, improved = np.random.default_rng(0), value is not None
@@ -203,13 +208,15 @@ class _Run:
                     None if i in pairs[k] else place for i, place in enumerate(packing)
                 )
                 for i in pairs[k]:
-                    other = None if other is None else self._with(other, i)
+                    other = None if other is None else self._with(other, i, small)
                 found = None if other is None else self._take(other)
                 if other and found is not None and value is not None and found.less(value):
                     packing, value, improved = other, found, True
+        return packing
 
-    def _with(self, packing: Packing, i: int) -> Packing | None:
-        """The packing with one model more, where that is best; None where it has no room."""
+    def _with(self, packing: Packing, i: int, small: bool) -> Packing | None:
+        """The packing with one model more, where that is best, or (`small`) takes the least memory
+        of those that break as few limits; None where it has no room."""
         tenant, tenants = self.box.tenants[i], self.box.tenants
         slots: dict[int, list[int]] = {}
         for j, place in enumerate(packing):
@@ -235,7 +242,7 @@ class _Run:
                 continue
             engines = sum((uses[x] * 1.0 for x in rest), start=np.zeros(self.box.num_devices))
             engines = engines + (tenant.uses[fits] | uses.get(s, False))
-            rows.append((self._best_of(packing, i, s, fits, engines), s))
+            rows.append((self._best_of(packing, i, s, fits, engines, small), s))
         if not rows:
             return None
         (_, o), s = min(rows)
@@ -243,7 +250,7 @@ class _Run:
 
     def _best_of(
         self, packing: Packing, i: int, slot: int, fits: Int[np.ndarray, "K"],
-        engines: Float[np.ndarray, "K D"],
+        engines: Float[np.ndarray, "K D"], small: bool,
     ) -> tuple[tuple[float, ...], int]:  # fmt: skip
         """(value without what is left out, option) of a model's best option in a slot, of those
         that fit, with so many engines on each device."""
@@ -267,8 +274,10 @@ class _Run:
                 of_slot[:, k] += share
             load = np.maximum(load, box.load_of(of_slot))
         load = np.maximum(load, box.load_of(work).max(axis=1))
-        best = int(np.lexsort((waited, moved, load, crowded, broken))[0])
-        value = (broken[best], crowded[best], load[best], moved[best], waited[best])
+        need = box.tenants[i].held_bytes[fits] @ (1.0 / np.maximum(box.memory_bytes, 1))
+        fields = (broken, crowded, need * small, load, moved, waited)
+        best = int(np.lexsort(fields[::-1])[0])
+        value = [field[best] for field in fields]
         return tuple(map(float, value)), int(fits[best])
 
     def _explore(self, dropped: float, terms: _Terms) -> None:

@@ -158,7 +158,7 @@ def asked_under(
     require_context(longest_named(named), traffic)  # before anything is traced
     phases = parts.get("phases") or Phases()
     phases.ended("read")
-    kept = {"cluster": load_cluster(parts["cluster"]), "phases": phases, "kept": Kept()}
+    kept = {"cluster": load_cluster(parts["cluster"]), "phases": phases, "kept": parts.get("kept") or Kept()}
     return Asked(model, {**parts, **kept}, requests_at_once)
 
 

@@ -80,10 +80,13 @@ def start_script(answer: BoxAnswer) -> str:
     Engines of vLLM start one after the other: each measures the memory that is free on its cards
     while it starts.
     """
-    lines, seen = (
-        ["#!/bin/sh", "# One engine after the other: each measures its cards."],
-        set[int](),
-    )
+    lines, seen = ["#!/bin/sh"], set[int]()
+    if any(m.sm_percent for m in answer.models):
+        lines += [
+            "# Engines share SMs; echo quit | nvidia-cuda-mps-control ends that.",
+            "CUDA_DEVICE_ORDER=PCI_BUS_ID nvidia-cuda-mps-control -d",
+        ]
+    lines.append("# One engine after the other: each measures its cards.")
     for placed in answer.models:
         if not placed.commands:
             continue
@@ -166,8 +169,11 @@ def compose(answer: BoxAnswer) -> str:
             "ports": [f"{port}:{port}"],
             "restart": "unless-stopped", "ipc": "host",
         }  # fmt: skip
-        if Path(path).exists():  # else it is a name that the server downloads
-            own["volumes"] = [f"{Path(path).resolve().parent}:/models:ro"]
+        # Else it is a name that the server downloads. MPS clients reach the host's daemon there.
+        volumes = [f"{Path(path).resolve().parent}:/models:ro"] * Path(path).exists()
+        volumes += ["/tmp/nvidia-mps:/tmp/nvidia-mps"] * (placed.sm_percent > 0)
+        if volumes:
+            own["volumes"] = volumes
         cards = placed.environment.get("CUDA_VISIBLE_DEVICES", "")
         if cards:
             own["deploy"] = {"resources": {"reservations": {"devices": [

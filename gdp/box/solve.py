@@ -1,7 +1,7 @@
 """Packing of several models on one box: branch and bound over options and swap groups.
 
-Models are placed one after the other, the ones that take most memory first. A child is an option
-in a slot of its own, or in the slot of models that may be unloaded. All parts of the value grow
+Models are placed one after the other, those whose limits break first. A child is an option in a
+slot of its own, or in the slot of models that may be unloaded. All parts of the value grow
 with every model that is placed, so that those of a part of the packing bound all that begin with
 it; the load is bounded by linear programming, too: with duals pi of devices (sum 1) and mu of
 memories, and loads without weights, which are no larger,
@@ -282,21 +282,26 @@ class _Run:
 
     def _explore(self, dropped: float, terms: _Terms) -> None:
         """All packings that may be better than the best one."""
-        order = {i: np.argsort(terms.of[i], kind="stable") for i in self.order}
-        options = _options(self.box, self.order, order, dropped, terms)
-        walk, n = _walk(len(self.order), self.box), len(self.order)
+        tenants, n = self.box.tenants, len(self.order)
+        # Limits that the fewest engines beside it break come first, so that branches end early.
+        most = {i: min(float(tenants[i].allowed[0].max()), n) for i in self.order}
+        chosen = sorted(self.order, key=lambda i: (tenants[i].swaps, most[i]))
+        order = {i: np.argsort(terms.of[i], kind="stable") for i in chosen}
+        options = _options(self.box, chosen, order, dropped, terms)
+        walk = _walk(n, self.box)
         slots = np.zeros(n, np.int64)
         incumbent = Incumbent(np.array(self.value, dtype=float), slots - 1, slots)
-        args, run, most = (options, walk, incumbent), explore, PLAIN_CHILDREN
+        args, run, count = (options, walk, incumbent), explore, PLAIN_CHILDREN
         while walk.level[0] >= 0 and time.perf_counter() < self.deadline:
-            self.children += run(*args, most)
+            self.children += run(*args, count)
             if run is explore and is_worth_compiling(self.children, PLAIN_CHILDREN - 1):
-                run, most = compiled(explore, Options, BranchState, Incumbent), CHILDREN
+                run = compiled(explore, Options, BranchState, Incumbent)
+                count = CHILDREN
         self.ended = int(walk.level[0]) < 0
         if incumbent.option[0] < 0:
             return
         places: list[Place | None] = [None] * len(self.box.tenants)
-        for k, i in enumerate(self.order):
+        for k, i in enumerate(chosen):
             o = int(order[i][incumbent.option[k] - options.start[k]])
             places[i] = Place(o, int(incumbent.slot[k]))
         self._take(tuple(places))

@@ -243,6 +243,9 @@ def test_services_and_profiles_have_names_that_compose_takes(
     names = ("chat:7b", "chat-7b", "7", "ü")
     odd = [replace(m.model, name=name) for m, name in zip(answer.models, names, strict=True)]
     turns = [replace(m, model=model, group=0) for m, model in zip(answer.models, odd, strict=True)]
+    first = turns[0].priced
+    assert first is not None
+    turns[0] = replace(turns[0], priced=replace(first, slots=64))
     export_box(replace(answer, models=tuple(turns)), tmp_path / "out")
     services = yaml.safe_load((tmp_path / "out" / "compose.yaml").read_text())["services"]
     assert len(services) == 3
@@ -253,8 +256,11 @@ def test_services_and_profiles_have_names_that_compose_takes(
     swap = yaml.safe_load((tmp_path / "out" / "llama-swap.yaml").read_text())
     assert swap["healthCheckTimeout"] >= 15
     assert swap.keys() <= {"healthCheckTimeout", "hooks", "models", "groups"}
-    known = {"cmd", "env", "proxy", "ttl"}
+    known = {"cmd", "env", "proxy", "ttl", "concurrencyLimit"}
     assert all({"cmd"} <= entry.keys() <= known for entry in swap["models"].values())
+    # llama-swap refuses the eleventh request of a model unless it is told of more.
+    limits = [entry.get("concurrencyLimit") for entry in swap["models"].values()]
+    assert limits == [64, None, None, None]
 
 
 def test_groups_are_written_as_groups(tmp_path: Path) -> None:

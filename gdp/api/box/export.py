@@ -1,12 +1,13 @@
 """Files that start the models of a box: a shell script, llama-swap, ollama, docker compose.
 
 llama-swap starts and stops servers by its `config.yaml` (mostlygeek/llama-swap,
-docs/config.example.yaml, config-schema.json): `models` with `cmd`, `env`, `proxy` and `ttl`;
-`groups` say which of them stop each other: in a group with `swap` one member runs, groups that are
-not `exclusive` leave the others alone, members of a `persistent` one are never stopped by others.
-Newer versions read groups beside a `matrix`, of which a file has one. ollama decides itself which
-card a model is on; what its variables and `num_gpu` can say of the plan is written. A compose file
-gives each service its cards by number (Compose Deploy Specification, `devices`).
+docs/config.example.yaml, config-schema.json): `models` with `cmd`, `env`, `proxy`, `ttl` and
+`concurrencyLimit`; `groups` say which of them stop each other: in a group with `swap` one member
+runs, groups that are not `exclusive` leave the others alone, members of a `persistent` one are
+never stopped by others. Newer versions read groups beside a `matrix`, of which a file has one.
+ollama decides itself which card a model is on; what its variables and `num_gpu` can say of the plan
+is written. A compose file gives each service its cards by number (Compose Deploy Specification,
+`devices`).
 
 YAML is written as JSON in its places, which YAML 1.2 reads.
 """
@@ -34,6 +35,8 @@ IMAGES = {
     "sglang": "lmsysorg/sglang:latest",
 }
 """Images whose servers take the arguments of the plans."""
+SWAP_REQUESTS = 10
+"""Requests of a model beyond which llama-swap answers 429 by default (config-schema.json)."""
 _PROGRAMS = {"llamacpp": 1, "vllm": 2, "sglang": 0}
 """Words of a command that an image's entry point stands for."""
 
@@ -120,6 +123,8 @@ def llama_swap(answer: BoxAnswer) -> str:
         if placed.environment:
             entry["env"] = [f"{name}={value}" for name, value in placed.environment.items()]
         entry["ttl"] = placed.model.idle_s
+        if placed.priced is not None and placed.priced.slots > SWAP_REQUESTS:
+            entry["concurrencyLimit"] = placed.priced.slots
         models[placed.model.name] = entry
     turns = [[name for name in names if name in models] for names in answer.groups]
     apart = [name for name in models if not any(name in names for names in turns)]

@@ -35,8 +35,8 @@ from gdp.costs.offload import DISK_BYTES_PER_S
 from gdp.methods.base import Search
 
 PACKING_S, ADVICE_S = 10.0, 2.0
-"""Seconds of the search for a packing where a proof is not near, and after a change that may be
-advised."""
+"""Seconds of the search for a packing where a proof is not near (a tenth of those of prices, where
+that is more), and after a change that may be advised."""
 
 
 def place_models(
@@ -86,7 +86,7 @@ def place_models(
     priced = [_options(pricer, model) for model in asked]
     pricing_s = time.perf_counter() - began
     box = box_of(machine, asked, priced)
-    solution = solve(box, PACKING_S)
+    solution = solve(box, max(PACKING_S, pricing_s / 10))
     placed = _placed(machine, box, asked, priced, solution)
     answer = _answer(machine, box, placed, solution, pricer, pricing_s)
     if answer.feasible:

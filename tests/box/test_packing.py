@@ -178,7 +178,8 @@ def test_a_first_packing_leaves_room_for_all_models() -> None:
     held, busy = np.array([[8, 8], [8, 0], [0, 8]]), np.array([[1.0, 1], [1, 0], [0, 1]])
     speed, more = np.array([2.0, 1, 1]), np.zeros(3)
     large = Tenant("large", held, busy, speed, 1 / speed, 1 / speed, more, more, 0.5)
-    small = Tenant("small", held[1:] // 2, busy[1:], *np.ones((3, 2)), *np.zeros((2, 2)), 0.5)
+    one, none = np.ones(2), np.zeros(2)
+    small = Tenant("small", held[1:] // 2, busy[1:], one, one, one, none, none, 0.5)
     solution = solve(Box((large, small), np.array([8, 8]), np.array([0, 1])), seconds=0.0)
     assert not solution.proven
     assert solution.value.dropped == 0

@@ -45,7 +45,7 @@ def engine(name: str) -> ModuleType:
 def vllm_serve() -> Any:
     """The parser of `vllm serve`, whose defaults are those of a device: here of a processor."""
     serve, platforms = engine("vllm.entrypoints.cli.serve"), engine("vllm.platforms")
-    platforms.current_platform = engine("vllm.platforms.cpu").CpuPlatform()
+    platforms.__dict__["current_platform"] = engine("vllm.platforms.cpu").CpuPlatform()
     return serve.make_arg_parser(serve.FlexibleArgumentParser())
 
 

@@ -30,7 +30,7 @@ from gdp.targets.target import ExportJob, StartCommand
 from gdp.targets.vllm.export import VllmOptions, draft_name, scheme_of
 from gdp.targets.vllm.plan import checkpoint_of, options_of, started
 
-UNTRIED = "SGLang was not run with this: the form is that of its source and documentation"
+UNTRIED = "SGLang was not run with this; the parser of SGLang 0.5.23 reads it"
 MEETING_PORT = 20000
 """On the first machine of a server: there its processes find each other; as many behind it as
 there are servers are taken, too."""

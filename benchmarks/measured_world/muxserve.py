@@ -219,7 +219,7 @@ def shared_passes(
             )
             passes = replace(step, token_s=prompts.token_s, launch_s=prompts.launch_s)
             if row.sharing == "flexsm":
-                slow = max(1.0, sms[k] + float(others @ sms))
+                slow = max(1.0, sms[k] + float((meets[k] @ (others * sms)).max()))
             else:
                 # Iterations alternate: a model waits for one of each other, however long that is.
                 waits = float((meets[k] @ (others * before_s / before_s[k])).max())

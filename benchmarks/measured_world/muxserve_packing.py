@@ -6,9 +6,10 @@
 `--configs` holds llama-7b/config.json and those of 13b, 30b and 65b. `gdp.place_models` plans all
 models for vLLM, each with the rate of the load and the limits below; its prices are by its own
 costs, and it knows nothing of the profile. All placements are simulated as in `muxserve`: passes of
-the measured profile; engines that share GPUs by time slices ("temporal" and gdp), by shares of SMs
-("flexsm"), or not at all ("spatial"). A request is kept where its TTFT and its TPOT are within so
-many times those of one request alone on the GPUs that MuxServe gave its model for itself.
+the measured profile; engines that share GPUs by time slices ("temporal"), by shares of SMs
+("flexsm"), or not at all ("spatial"); gdp's by shares of SMs where its plan has them. A request is
+kept where its TTFT and its TPOT are within so many times those of one request alone on the GPUs
+that MuxServe gave its model for itself.
 """
 
 from collections import defaultdict
@@ -119,6 +120,8 @@ def packed(
         plan = plan_of(priced)
         copies = 1 if plan is None else plan.engine.copies
         alone = row._replace(gpus=len(on) // copies, sharing="temporal")
+        if sm := placed.sm_percent:
+            alone = alone._replace(sharing="flexsm", prefill_sm=sm, decode_sm=sm)
         found.append(Shared(alone, on, priced.cache_tokens / copies, copies))
     meshes = list[list[Shared]]()
     for one in found:

@@ -1,7 +1,7 @@
 """Packing of several models on one box: branch and bound over options and swap groups.
 
-Models are placed one after the other, the ones that take most memory first. A child is an option
-in a slot of its own, or in the slot of models that may be unloaded. All parts of the value grow
+Models are placed one after the other, those whose limits break first. A child is an option in a
+slot of its own, or in the slot of models that may be unloaded. All parts of the value grow
 with every model that is placed, so that those of a part of the packing bound all that begin with
 it; the load is bounded by linear programming, too: with duals pi of devices (sum 1) and mu of
 memories, and loads without weights, which are no larger,
@@ -187,12 +187,17 @@ class _Run:
         return value
 
     def _start(self) -> None:
-        """A first packing: a dive, then models are taken out and put back where that is better."""
-        packing: Packing = (None,) * len(self.box.tenants)
-        for i in self.order:
-            if (longer := self._with(packing, i)) is None:
-                return
-            packing = longer
+        """First packings: of options that are best at once, and of those that keep limits with the
+        least memory, which leave room for the models that follow."""
+        for small in (False, True):
+            packing: Packing | None = (None,) * len(self.box.tenants)
+            for i in self.order:
+                packing = packing and self._with(packing, i, small)
+            if packing is not None:
+                self._improve(self._improve(packing, True) if small else packing, False)
+
+    def _improve(self, packing: Packing, small: bool) -> Packing:
+        """Models are taken out and put back where that is better."""
         value = self._take(packing)
         pairs = [(i,) for i in self.order] + list(itertools.combinations(self.order, 2))
         rng, improved = np.random.default_rng(0), value is not None
@@ -203,13 +208,15 @@ class _Run:
                     None if i in pairs[k] else place for i, place in enumerate(packing)
                 )
                 for i in pairs[k]:
-                    other = None if other is None else self._with(other, i)
+                    other = None if other is None else self._with(other, i, small)
                 found = None if other is None else self._take(other)
                 if other and found is not None and value is not None and found.less(value):
                     packing, value, improved = other, found, True
+        return packing
 
-    def _with(self, packing: Packing, i: int) -> Packing | None:
-        """The packing with one model more, where that is best; None where it has no room."""
+    def _with(self, packing: Packing, i: int, small: bool) -> Packing | None:
+        """The packing with one model more, where that is best, or (`small`) takes the least memory
+        of those that break as few limits; None where it has no room."""
         tenant, tenants = self.box.tenants[i], self.box.tenants
         slots: dict[int, list[int]] = {}
         for j, place in enumerate(packing):
@@ -235,7 +242,7 @@ class _Run:
                 continue
             engines = sum((uses[x] * 1.0 for x in rest), start=np.zeros(self.box.num_devices))
             engines = engines + (tenant.uses[fits] | uses.get(s, False))
-            rows.append((self._best_of(packing, i, s, fits, engines), s))
+            rows.append((self._best_of(packing, i, s, fits, engines, small), s))
         if not rows:
             return None
         (_, o), s = min(rows)
@@ -243,7 +250,7 @@ class _Run:
 
     def _best_of(
         self, packing: Packing, i: int, slot: int, fits: Int[np.ndarray, "K"],
-        engines: Float[np.ndarray, "K D"],
+        engines: Float[np.ndarray, "K D"], small: bool,
     ) -> tuple[tuple[float, ...], int]:  # fmt: skip
         """(value without what is left out, option) of a model's best option in a slot, of those
         that fit, with so many engines on each device."""
@@ -267,27 +274,34 @@ class _Run:
                 of_slot[:, k] += share
             load = np.maximum(load, box.load_of(of_slot))
         load = np.maximum(load, box.load_of(work).max(axis=1))
-        best = int(np.lexsort((waited, moved, load, crowded, broken))[0])
-        value = (broken[best], crowded[best], load[best], moved[best], waited[best])
+        need = box.tenants[i].held_bytes[fits] @ (1.0 / np.maximum(box.memory_bytes, 1))
+        fields = (broken, crowded, need * small, load, moved, waited)
+        best = int(np.lexsort(fields[::-1])[0])
+        value = [field[best] for field in fields]
         return tuple(map(float, value)), int(fits[best])
 
     def _explore(self, dropped: float, terms: _Terms) -> None:
         """All packings that may be better than the best one."""
-        order = {i: np.argsort(terms.of[i], kind="stable") for i in self.order}
-        options = _options(self.box, self.order, order, dropped, terms)
-        walk, n = _walk(len(self.order), self.box), len(self.order)
+        tenants, n = self.box.tenants, len(self.order)
+        # Limits that the fewest engines beside it break come first, so that branches end early.
+        most = {i: min(float(tenants[i].allowed[0].max()), n) for i in self.order}
+        chosen = sorted(self.order, key=lambda i: (tenants[i].swaps, most[i]))
+        order = {i: np.argsort(terms.of[i], kind="stable") for i in chosen}
+        options = _options(self.box, chosen, order, dropped, terms)
+        walk = _walk(n, self.box)
         slots = np.zeros(n, np.int64)
         incumbent = Incumbent(np.array(self.value, dtype=float), slots - 1, slots)
-        args, run, most = (options, walk, incumbent), explore, PLAIN_CHILDREN
+        args, run, count = (options, walk, incumbent), explore, PLAIN_CHILDREN
         while walk.level[0] >= 0 and time.perf_counter() < self.deadline:
-            self.children += run(*args, most)
+            self.children += run(*args, count)
             if run is explore and is_worth_compiling(self.children, PLAIN_CHILDREN - 1):
-                run, most = compiled(explore, Options, BranchState, Incumbent), CHILDREN
+                run = compiled(explore, Options, BranchState, Incumbent)
+                count = CHILDREN
         self.ended = int(walk.level[0]) < 0
         if incumbent.option[0] < 0:
             return
         places: list[Place | None] = [None] * len(self.box.tenants)
-        for k, i in enumerate(self.order):
+        for k, i in enumerate(chosen):
             o = int(order[i][incumbent.option[k] - options.start[k]])
             places[i] = Place(o, int(incumbent.slot[k]))
         self._take(tuple(places))

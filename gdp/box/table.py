@@ -61,10 +61,12 @@ class Tenant:
     def allowed(self) -> Float[np.ndarray, "2 O"]:
         """Slowdown up to which the limits are kept: [0] with a slot of its own, [1] in a swap
         group, where a first token waits for the weights. Below 1 they are broken alone."""
-        with np.errstate(divide="ignore"):
+        with np.errstate(divide="ignore", invalid="ignore"):
             decode = np.where(self.tpot_s > 0, self.tpot_limit_s / self.tpot_s, np.inf)
             first = [(self.ttft_limit_s - wait) / self.ttft_s for wait in (0.0, self.load_s)]
-        return np.minimum(decode, np.array(first)) * (1 + TOLERANCE)
+        # An endless TTFT is within no limit, unless that is endless, too.
+        first = np.nan_to_num(np.array(first), nan=np.inf, posinf=np.inf)
+        return np.minimum(decode, first) * (1 + TOLERANCE)
 
 
 @dataclass(frozen=True, eq=False)

@@ -1,15 +1,20 @@
 """MuxServe's rows beside predictions, on made-up rows and a made-up profile."""
 
+from dataclasses import replace
+
 import pytest
 
 from benchmarks.measured_world.muxserve import (
     PARAMETERS,
     Profile,
     Row,
+    Shared,
     best_of_three,
     mesh_of,
     predictions,
+    shared_passes,
 )
+from benchmarks.measured_world.muxserve_packing import Kept, kept_of, limits_of
 
 
 @pytest.fixture(scope="module")
@@ -73,3 +78,33 @@ def test_the_best_way_is_counted_by_mesh(profile: Profile, measured_best: str, r
         )
     ]  # fmt: skip
     assert best_of_three(predictions(rows, profile)) == (right, 1)
+
+
+def test_requests_within_limits_are_counted_by_placement(profile: Profile) -> None:
+    """Turns make each token of two equal models take twice as long: within three times its seconds
+    alone, not within one and a half."""
+    tokens, rows = {"a": 200.0, "b": 200.0}, [row(x, "llama-7b", "spatial", x) for x in "ab"]
+
+    def kept(meshes: list[list[Shared]], scale: float) -> Kept:
+        limits = limits_of(rows, profile, tokens, {}, scale)
+        # The first token waits for a pass at most, whose seconds are no matter here.
+        return kept_of(meshes, profile, tokens, {}, {k: (1.0, s) for k, (_, s) in limits.items()})
+
+    apart = [[Shared(one)] for one in rows]
+    turns = [[Shared(one._replace(sharing="temporal")) for one in rows]]
+    assert kept(apart, 1.5) == Kept(180, 180, {"a": 1.0, "b": 1.0})
+    assert kept(turns, 1.5).kept == 0
+    assert kept(turns, 3.0).kept == 180
+
+
+def test_shares_of_sms_add_up_on_each_gpu(profile: Profile) -> None:
+    """b shares a GPU with a and another one with c: 50% + 50% on both, so that none waits."""
+    tokens = dict.fromkeys("abc", 200.0)
+    a, b, c = (row(x, "llama-7b", "flexsm", "0", sm=50)._replace(requests=30) for x in "abc")
+    alone = shared_passes([Shared(b, (0, 1))], profile, tokens, {})[0][1].token.mean_s
+    three = [Shared(a, (0,)), Shared(b, (0, 1)), Shared(c, (1,))]
+    room = [replace(one, room=1e6) for one in three]
+    seconds = [one.token.mean_s for _, one in shared_passes(room, profile, tokens, {})]
+    assert seconds == pytest.approx([alone] * 3, rel=1e-6)
+    crowded = [replace(one, on=(0, 1)) for one in room]
+    assert shared_passes(crowded, profile, tokens, {})[0][1].token.mean_s > 1.01 * alone

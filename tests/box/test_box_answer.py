@@ -1,6 +1,7 @@
 """`gdp place models.toml`: the question, refusals, memory to the byte, and exports."""
 
 import json
+import math
 import re
 import shlex
 from collections.abc import Mapping
@@ -15,7 +16,9 @@ import gdp
 from gdp.api.box.answer import BoxAnswer
 from gdp.api.box.export import export_box
 from gdp.api.box.models import read_models
+from gdp.api.box.pricing import Pricer
 from gdp.cli.main import cli
+from gdp.cluster.file import load_cluster
 from gdp.cluster.reserve import GIB
 from tests.generating_configs import generating_config
 from tests.gguf_models import write_gguf
@@ -180,6 +183,16 @@ def test_traffic_beyond_the_box_is_refused(folder: Path) -> None:
         gdp.place_models([busy], folder / "box.toml")
 
 
+def test_more_requests_than_are_served_have_no_first_token_in_the_end(folder: Path) -> None:
+    """Two seconds each, 0.6 of them a second; the few that are simulated do not show it."""
+    rate = {"traffic": "rate=0.6,prompt=1,new=1,requests=2"}
+    busy, calm = read_models([{**WHISPER, **rate}, {**WHISPER, "name": "calm"}])
+    assert busy.rate == 0.6
+    pricer = Pricer(load_cluster(folder / "box.toml"))
+    assert {o.served.first_token.p95_s for o in pricer.options(busy)[0]} == {math.inf}
+    assert all(o.served.first_token.p95_s < 60 for o in pricer.options(calm)[0])
+
+
 def test_options_of_one_model_are_refused_beside_a_file_of_several(folder: Path) -> None:
     file = folder / "one.toml"
     file.write_text('[[model]]\nspec = "chat.gguf"\ncontext = 512\n')
@@ -230,6 +243,9 @@ def test_services_and_profiles_have_names_that_compose_takes(
     names = ("chat:7b", "chat-7b", "7", "ü")
     odd = [replace(m.model, name=name) for m, name in zip(answer.models, names, strict=True)]
     turns = [replace(m, model=model, group=0) for m, model in zip(answer.models, odd, strict=True)]
+    first = turns[0].priced
+    assert first is not None
+    turns[0] = replace(turns[0], priced=replace(first, slots=64))
     export_box(replace(answer, models=tuple(turns)), tmp_path / "out")
     services = yaml.safe_load((tmp_path / "out" / "compose.yaml").read_text())["services"]
     assert len(services) == 3
@@ -240,8 +256,11 @@ def test_services_and_profiles_have_names_that_compose_takes(
     swap = yaml.safe_load((tmp_path / "out" / "llama-swap.yaml").read_text())
     assert swap["healthCheckTimeout"] >= 15
     assert swap.keys() <= {"healthCheckTimeout", "hooks", "models", "groups"}
-    known = {"cmd", "env", "proxy", "ttl"}
+    known = {"cmd", "env", "proxy", "ttl", "concurrencyLimit"}
     assert all({"cmd"} <= entry.keys() <= known for entry in swap["models"].values())
+    # llama-swap refuses the eleventh request of a model unless it is told of more.
+    limits = [entry.get("concurrencyLimit") for entry in swap["models"].values()]
+    assert limits == [64, None, None, None]
 
 
 def test_groups_are_written_as_groups(tmp_path: Path) -> None:
@@ -258,6 +277,37 @@ def test_groups_are_written_as_groups(tmp_path: Path) -> None:
     export_box(gdp.place_models(two, cluster), tmp_path / "out")
     swap = yaml.safe_load((tmp_path / "out" / "llama-swap.yaml").read_text())
     assert swap["groups"] == {"turns-1": {"swap": True, "exclusive": False, "members": ["a", "b"]}}
+
+
+def test_engines_that_keep_their_limits_on_half_of_a_card_get_half_of_its_sms(
+    tmp_path: Path,
+) -> None:
+    yaml = pytest.importorskip("yaml")
+    one, two = (
+        {"spec": name, "engine": "other", "memory": "3GiB", "seconds": 1.0, "devices": ["t4"],
+         "traffic": "rate=0.1,prompt=1,new=1,requests=20", "within": {"ttft": "30s"},
+         "command": f"serve --port {k}"}
+        for k, name in enumerate("ab")
+    )  # fmt: skip
+    answer = gdp.place_models([one, two], "cpu+t4")
+    assert [m.sm_percent for m in answer.models] == [50, 50]
+    assert answer.feasible
+    alone, busy = answer.models[0].alone, answer.models[0].busy
+    assert alone is not None
+    assert busy is not None
+    assert alone.ttft_s == busy.ttft_s  # prompts have half of the SMs whatever the other does
+    assert 2 * alone.tpot_s == busy.tpot_s
+    export_box(answer, tmp_path / "out")
+    lines = (tmp_path / "out" / "start.sh").read_text().splitlines()
+    assert lines.index("CUDA_DEVICE_ORDER=PCI_BUS_ID nvidia-cuda-mps-control -d") < next(
+        k for k, line in enumerate(lines) if "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE=50 serve" in line
+    )
+    swap = yaml.safe_load((tmp_path / "out" / "llama-swap.yaml").read_text())
+    assert "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE=50" in swap["models"]["a"]["env"]
+    for other, cluster in (({**two, "within": {}}, "cpu+t4"), (two, "cpu+mi300x")):
+        both = [{**m, "devices": [cluster.removeprefix("cpu+")]} for m in (one, other)]
+        answer = gdp.place_models(both, cluster)
+        assert [m.sm_percent for m in answer.models] == [0, 0]
 
 
 def test_one_memory_keeps_the_systems_part_once(folder: Path) -> None:

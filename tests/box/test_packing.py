@@ -47,7 +47,8 @@ def draw(seed: int) -> tuple[list[Drawn], list[int], list[int]]:
                 split = alike or rng.random() < 0.5
                 busy = {d: 1.0 if split else 1.0 / len(used) for d in used}
                 options.append({
-                    "held": held, "busy": busy, "capacity": 3.0 * speed, "ttft": 0.5 / speed,
+                    "held": held, "busy": busy, "capacity": 3.0 * speed,
+                    "ttft": np.inf if rng.random() < 0.1 else 0.5 / speed,  # too many requests
                     "tpot": 0.02 / speed, "load": need / 4.0, "bytes": float(need),
                 })  # fmt: skip
         if rng.random() < 0.1:
@@ -169,3 +170,17 @@ def test_packings_are_the_best_of_all_assignments(block: int) -> None:
         assert again is not None
         assert tuple(again) == pytest.approx(tuple(solution.value), rel=1e-9, abs=1e-9)
         assert solution.bound <= solution.value.load + 1e-9
+
+
+def test_a_first_packing_leaves_room_for_all_models() -> None:
+    """The larger model is quicker on both cards, which have room for the other one only where it
+    is on one; no time is left for more than first packings."""
+    held, busy = np.array([[8, 8], [8, 0], [0, 8]]), np.array([[1.0, 1], [1, 0], [0, 1]])
+    speed, more = np.array([2.0, 1, 1]), np.zeros(3)
+    large = Tenant("large", held, busy, speed, 1 / speed, 1 / speed, more, more, 0.5)
+    one, none = np.ones(2), np.zeros(2)
+    small = Tenant("small", held[1:] // 2, busy[1:], one, one, one, none, none, 0.5)
+    solution = solve(Box((large, small), np.array([8, 8]), np.array([0, 1])), seconds=0.0)
+    assert not solution.proven
+    assert solution.value.dropped == 0
+    assert solution.value.load == 0.5

@@ -413,7 +413,7 @@ def test_traffic_on_what_is_no_plan_for_vllm_is_one_line(config: str, tmp_path: 
         (["--for", "vllm", "--traffic", TEXT, "--within", "token=0s"], "must look like first="),
         (["--for", "vllm", "--traffic", TEXT, "--within", "first=1s,first=2s"], "--within"),
         (["--for", "vllm", "--no-disaggregation"], "--no-disaggregation is for requests of"),
-        (["--for", "vllm", "--within", "token=3ms"], "--within is for requests of --traffic"),
+        (["--for", "vllm", "--within", "token=3ms"], "is for requests of --traffic"),
     ],
 )
 def test_traffic_that_cannot_be_is_one_line(

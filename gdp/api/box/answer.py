@@ -31,6 +31,7 @@ class PlacedModel:
     commands: tuple[str, ...] = ()  # for a shell
     environment: dict[str, str] = field(default_factory=dict)
     reason: str = ""  # for which it is left out
+    sm_percent: int = 0  # most SMs of its cards that it computes on (NVIDIA MPS); 0: all
 
     @property
     def load_s(self) -> float:
@@ -39,22 +40,21 @@ class PlacedModel:
 
     @property
     def alone(self) -> Speed | None:
-        """While no other model works."""
-        if self.priced is None:
-            return None
-        served = self.priced.served
-        return Speed(served.first_token.p95_s, served.token.p95_s, served.tokens_per_s)
+        """While no other model works; prompts take their time on its part of the SMs."""
+        return self._speed(1.0, 0.0)
 
     @property
     def busy(self) -> Speed | None:
         """While all other models on its devices work all the time; in a group its weights are to be
         loaded first."""
-        alone = self.alone
-        if alone is None:
+        return self._speed(self.slowdown, self.load_s if self.group is not None else 0.0)
+
+    def _speed(self, slow: float, wait_s: float) -> Speed | None:
+        if self.priced is None:
             return None
-        wait = self.load_s if self.group is not None else 0.0
-        k = self.slowdown
-        return Speed(alone.ttft_s * k + wait, alone.tpot_s * k, alone.tokens_per_s / k)
+        served, prompts = self.priced.served, max(slow, 100 / (self.sm_percent or 100))
+        first_s = served.first_token.p95_s * prompts + wait_s
+        return Speed(first_s, served.token.p95_s * slow, served.tokens_per_s / slow)
 
     def excess(self, speed: Speed) -> float:
         """The largest ratio of seconds to their limit; 1 where both are kept."""
@@ -80,8 +80,8 @@ class PlacedModel:
             "busy": list(priced.busy), "cache_tokens": priced.cache_tokens, "slots": priced.slots,
             "alone": asdict(self.alone) if self.alone else None,
             "all_busy": asdict(self.busy) if self.busy else None,
-            "slowdown": self.slowdown, "load_s": priced.load_s, "demand_per_s": self.demand,
-            "capacity_per_s": priced.capacity, "served": self.served,
+            "slowdown": self.slowdown, "sm_percent": self.sm_percent, "load_s": priced.load_s,
+            "demand_per_s": self.demand, "capacity_per_s": priced.capacity, "served": self.served,
             "within": {k: None if math.isinf(s) else s for k, s in limits.items()},
             "environment": self.environment, "commands": list(self.commands),
         }  # fmt: skip

@@ -1,12 +1,13 @@
 """Files that start the models of a box: a shell script, llama-swap, ollama, docker compose.
 
 llama-swap starts and stops servers by its `config.yaml` (mostlygeek/llama-swap,
-docs/config.example.yaml, config-schema.json): `models` with `cmd`, `env`, `proxy` and `ttl`;
-`groups` say which of them stop each other: in a group with `swap` one member runs, groups that are
-not `exclusive` leave the others alone, members of a `persistent` one are never stopped by others.
-Newer versions read groups beside a `matrix`, of which a file has one. ollama decides itself which
-card a model is on; what its variables and `num_gpu` can say of the plan is written. A compose file
-gives each service its cards by number (Compose Deploy Specification, `devices`).
+docs/config.example.yaml, config-schema.json): `models` with `cmd`, `env`, `proxy`, `ttl` and
+`concurrencyLimit`; `groups` say which of them stop each other: in a group with `swap` one member
+runs, groups that are not `exclusive` leave the others alone, members of a `persistent` one are
+never stopped by others. Newer versions read groups beside a `matrix`, of which a file has one.
+ollama decides itself which card a model is on; what its variables and `num_gpu` can say of the plan
+is written. A compose file gives each service its cards by number (Compose Deploy Specification,
+`devices`).
 
 YAML is written as JSON in its places, which YAML 1.2 reads.
 """
@@ -34,6 +35,8 @@ IMAGES = {
     "sglang": "lmsysorg/sglang:latest",
 }
 """Images whose servers take the arguments of the plans."""
+SWAP_REQUESTS = 10
+"""Requests of a model beyond which llama-swap answers 429 by default (config-schema.json)."""
 _PROGRAMS = {"llamacpp": 1, "vllm": 2, "sglang": 0}
 """Words of a command that an image's entry point stands for."""
 
@@ -80,10 +83,13 @@ def start_script(answer: BoxAnswer) -> str:
     Engines of vLLM start one after the other: each measures the memory that is free on its cards
     while it starts.
     """
-    lines, seen = (
-        ["#!/bin/sh", "# One engine after the other: each measures its cards."],
-        set[int](),
-    )
+    lines, seen = ["#!/bin/sh"], set[int]()
+    if any(m.sm_percent for m in answer.models):
+        lines += [
+            "# Engines share SMs; echo quit | nvidia-cuda-mps-control ends that.",
+            "CUDA_DEVICE_ORDER=PCI_BUS_ID nvidia-cuda-mps-control -d",
+        ]
+    lines.append("# One engine after the other: each measures its cards.")
     for placed in answer.models:
         if not placed.commands:
             continue
@@ -117,6 +123,8 @@ def llama_swap(answer: BoxAnswer) -> str:
         if placed.environment:
             entry["env"] = [f"{name}={value}" for name, value in placed.environment.items()]
         entry["ttl"] = placed.model.idle_s
+        if placed.priced is not None and placed.priced.slots > SWAP_REQUESTS:
+            entry["concurrencyLimit"] = placed.priced.slots
         models[placed.model.name] = entry
     turns = [[name for name in names if name in models] for names in answer.groups]
     apart = [name for name in models if not any(name in names for names in turns)]
@@ -166,8 +174,11 @@ def compose(answer: BoxAnswer) -> str:
             "ports": [f"{port}:{port}"],
             "restart": "unless-stopped", "ipc": "host",
         }  # fmt: skip
-        if Path(path).exists():  # else it is a name that the server downloads
-            own["volumes"] = [f"{Path(path).resolve().parent}:/models:ro"]
+        # Else it is a name that the server downloads. MPS clients reach the host's daemon there.
+        volumes = [f"{Path(path).resolve().parent}:/models:ro"] * Path(path).exists()
+        volumes += ["/tmp/nvidia-mps:/tmp/nvidia-mps"] * (placed.sm_percent > 0)
+        if volumes:
+            own["volumes"] = volumes
         cards = placed.environment.get("CUDA_VISIBLE_DEVICES", "")
         if cards:
             own["deploy"] = {"resources": {"reservations": {"devices": [

@@ -95,9 +95,10 @@ class BoxModel:
     @property
     def rate(self) -> float:
         """Requests/s that arrive; 0 where clients ask again once they are answered."""
-        requests = self.traffic.requests
-        last_s = max(r.at_s for r in requests)
-        return 0.0 if self.traffic.concurrency or not last_s else len(requests) / last_s
+        traffic = self.traffic
+        last_s = max(r.at_s for r in traffic.requests)
+        given = traffic.rate or (len(traffic.requests) / last_s if last_s else 0.0)
+        return 0.0 if traffic.concurrency else given
 
 
 def holds_models(path: str | os.PathLike[str]) -> bool:

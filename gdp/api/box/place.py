@@ -12,12 +12,13 @@ from gdp.api.box.advice import advice
 from gdp.api.box.answer import BoxAnswer, DeviceUse, PlacedModel
 from gdp.api.box.models import BoxModel, read_models
 from gdp.api.box.pricing import EngineMemory, Priced, Pricer, memories
-from gdp.api.box.start import started
+from gdp.api.box.start import is_nvidia, started
 from gdp.base.errors import InfeasibleError
 from gdp.base.units import format_bytes
 from gdp.box.solve import PackingResult, solve
 from gdp.box.table import (
     Box,
+    Packing,
     PackingValue,
     Tenant,
     engines_on,
@@ -34,8 +35,8 @@ from gdp.costs.offload import DISK_BYTES_PER_S
 from gdp.methods.base import Search
 
 PACKING_S, ADVICE_S = 10.0, 2.0
-"""Seconds of the search for a packing where a proof is not near, and after a change that may be
-advised."""
+"""Seconds of the search for a packing where a proof is not near (a tenth of those of prices, where
+that is more), and after a change that may be advised."""
 
 
 def place_models(
@@ -85,7 +86,7 @@ def place_models(
     priced = [_options(pricer, model) for model in asked]
     pricing_s = time.perf_counter() - began
     box = box_of(machine, asked, priced)
-    solution = solve(box, PACKING_S)
+    solution = solve(box, max(PACKING_S, pricing_s / 10))
     placed = _placed(machine, box, asked, priced, solution)
     answer = _answer(machine, box, placed, solution, pricer, pricing_s)
     if answer.feasible:
@@ -171,7 +172,7 @@ def _placed(
     sizes = {s: len(members) for s, members in slots_of(box, packing).items()}
     turns = sorted(s for s, size in sizes.items() if size > 1)
     engines = engines_on(box, packing).astype(float)
-    shares = served_shares(box, packing)
+    shares, percents = served_shares(box, packing), sm_percents(cluster, box, packing)
     placed = []
     for i, (model, place) in enumerate(zip(models, packing, strict=True)):
         tenant = box.tenants[i]
@@ -180,13 +181,36 @@ def _placed(
             placed.append(PlacedModel(model, None, demand=tenant.demand, reason=reason))
             continue
         own = priced[i][place.option]
-        start = started(cluster, model, own, i)
+        start = started(cluster, model, own, i, percents[i])
         placed.append(PlacedModel(
             model, own, turns.index(place.slot) if place.slot in turns else None,
             float(slowdown(tenant.busy[place.option], engines)), shares[i], tenant.demand,
-            start.commands, start.environment,
+            start.commands, start.environment, sm_percent=percents[i],
         ))  # fmt: skip
     return placed
+
+
+def sm_percents(cluster: Cluster, box: Box, packing: Packing) -> list[int]:
+    """Most SMs of each engine, in percent: equal parts of the cards that it shares with others.
+
+    NVIDIA MPS runs kernels of several processes at once. An engine with the k-th part of the SMs is
+    at most k times slower whatever the others do, but its prompts are, too, while they are idle. So
+    SMs are shared where all engines of a card have limits and keep them with the k-th part of
+    everything; 0 for time slices, and for an engine by itself.
+    """
+    engines, kept = engines_on(box, packing), np.array([is_nvidia(d) for d in cluster.devices])
+    slots, most = slots_of(box, packing), dict[int, int]()
+    for i, (t, place) in enumerate(zip(box.tenants, packing, strict=True)):
+        if place is not None:
+            uses = t.uses[place.option] & np.array([not d.is_cpu for d in cluster.devices])
+            most[i] = int(engines[uses].max(initial=1))
+            allowed = t.allowed[int(len(slots[place.slot]) > 1), place.option]
+            kept[uses] &= bool(most[i] <= allowed < np.inf)
+    return [
+        100 // most[i]
+        if place is not None and most[i] > 1 and kept[t.uses[place.option]].all() else 0
+        for i, (t, place) in enumerate(zip(box.tenants, packing, strict=True))
+    ]  # fmt: skip
 
 
 def _answer(
@@ -206,6 +230,11 @@ def _answer(
     disk = cluster.disk_bytes_per_s
     said = "by the machine's file" if disk else "assumed: the machine's file says none"
     notes = []
+    if any(m.sm_percent for m in placed):
+        notes.append(
+            "engines that share a card have parts of its SMs (NVIDIA MPS): start "
+            "nvidia-cuda-mps-control -d before them, and all of them as one user"
+        )
     if several_machines(cluster):
         notes.append("a box is one machine: devices of others than the host's are left out")
     if any(m.priced is not None and m.model.engine == "transformers" for m in placed):

@@ -30,7 +30,7 @@ from gdp.question.models import Generation
 from gdp.question.question import Kept
 from gdp.question.result import GenerationAnswer, Result, ServedPlan
 from gdp.sim.serving import ServingEngine, in_steady_state, serve
-from gdp.sim.traffic import Arrival, ServedTraffic, Traffic
+from gdp.sim.traffic import Arrival, ServedTraffic, Spread, Traffic
 from gdp.targets.table import TARGETS
 from gdp.targets.target import imported
 
@@ -181,7 +181,7 @@ class Pricer:
     def _on(self, model: BoxModel, devices: tuple[int, ...]) -> Iterator[Priced]:
         """Prices with all memory of the devices, and with less where the plan would take it."""
         if model.engine == OTHER:
-            yield self._given(model, devices)
+            yield _in_the_long_run(model, self._given(model, devices))
             return
         part = self.cluster.part(devices)
         if self.progress is not None:
@@ -190,7 +190,7 @@ class Pricer:
         price = self._by_share if model.target == "vllm" else self._by_limit
         for own in price(model, part):
             self.plans += 1
-            yield replace(own, devices=devices)
+            yield _in_the_long_run(model, replace(own, devices=devices))
 
     def _by_limit(self, model: BoxModel, part: Cluster) -> Iterator[Priced]:
         """Of engines that follow a plan: all memory, then shares of it that the plan exceeds."""
@@ -296,7 +296,7 @@ def _served(model: BoxModel, cluster: Cluster, pricer: Pricer) -> Priced:
     """One plan of vLLM or SGLang under the model's traffic, with its memory on each card."""
     parts = {
         "cluster": cluster, "target": "vllm", "costs": pricer.costs, "search": pricer.search,
-        "constraints": None, "objective": "latency",
+        "constraints": None, "objective": "latency", "kept": pricer.kept,
     }  # fmt: skip
     plan = served_plan(parts, model.spec, model.traffic, within=model.within, disaggregated=False)
     engine, served = plan.engine, plan.served
@@ -327,6 +327,15 @@ def _served(model: BoxModel, cluster: Cluster, pricer: Pricer) -> Priced:
         model, cluster, replace(plan.result, traffic=plan), served, engine, held,
         engine.copies * at_once, max(shares, default=0.0),
     )  # fmt: skip
+
+
+def _in_the_long_run(model: BoxModel, priced: Priced) -> Priced:
+    """The price with a TTFT that grows without end where requests come faster than they are served:
+    the few that are simulated may all be served before their queue is long."""
+    if priced.capacity >= model.rate:
+        return priced
+    endless = Spread(math.inf, math.inf, math.inf)
+    return replace(priced, served=replace(priced.served, first_token=endless))
 
 
 def _needed_tokens(model: BoxModel, most: Priced) -> float:

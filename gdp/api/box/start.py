@@ -10,7 +10,7 @@ from gdp.api.box.pricing import Priced
 from gdp.base.files.writing import OWN_FILES_ONLY
 from gdp.cluster.machines import numbers_on_machine
 from gdp.cluster.presets import presets
-from gdp.cluster.types import Cluster
+from gdp.cluster.types import Cluster, Device
 from gdp.costs.base import roofline
 from gdp.importers.spec import ModelSpec
 from gdp.question.models import HF_PREFIX
@@ -27,6 +27,10 @@ VISIBLE = {"nvidia": "CUDA_VISIBLE_DEVICES", "amd": "HIP_VISIBLE_DEVICES"}
 """Variable that names the cards of a process, by their maker."""
 
 
+SM_PERCENT = "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"
+"""Variable that limits the SMs of a process under NVIDIA MPS (docs.nvidia.com/deploy/mps)."""
+
+
 class Start(NamedTuple):
     """One engine, for a shell."""
 
@@ -40,9 +44,13 @@ class Start(NamedTuple):
         return tuple(" ".join([*before, shlex.join(words)]) for words in self.words)
 
 
-def started(cluster: Cluster, model: BoxModel, priced: Priced, number: int) -> Start:
-    """The command of a model on its devices."""
+def started(
+    cluster: Cluster, model: BoxModel, priced: Priced, number: int, sm_percent: int = 0
+) -> Start:
+    """The command of a model on its devices, with so many percent of their SMs; 0: all."""
     port, environment = FIRST_PORT + number, visible_devices(cluster, priced)
+    if sm_percent:
+        environment[SM_PERCENT] = str(sm_percent)
     if model.engine == OTHER:
         return Start(environment, (tuple(shlex.split(model.command)),) if model.command else ())
     result = priced.result
@@ -52,6 +60,12 @@ def started(cluster: Cluster, model: BoxModel, priced: Priced, number: int) -> S
     if model.engine == "transformers":
         return Start(environment, ())
     return _served(cluster, model, priced, result, port, environment)
+
+
+def is_nvidia(device: Device) -> bool:
+    """True for cards of NVIDIA, and of kinds without a preset."""
+    known = presets().get(device.kind)
+    return not device.is_cpu and (known is None or known.maker == "nvidia")
 
 
 def visible_devices(cluster: Cluster, priced: Priced) -> dict[str, str]:

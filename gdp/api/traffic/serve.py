@@ -158,8 +158,8 @@ def asked_under(
     require_context(longest_named(named), traffic)  # before anything is traced
     phases = parts.get("phases") or Phases()
     phases.ended("read")
-    kept = {"cluster": load_cluster(parts["cluster"]), "phases": phases, "kept": Kept()}
-    return Asked(model, {**parts, **kept}, requests_at_once)
+    own = {"cluster": load_cluster(parts["cluster"]), "phases": phases}
+    return Asked(model, {"kept": Kept(), **parts, **own}, requests_at_once)
 
 
 def is_worth_it(apart: ServedPlan, joint: ServedPlan) -> bool:

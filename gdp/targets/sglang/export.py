@@ -30,7 +30,7 @@ from gdp.targets.target import ExportJob, StartCommand
 from gdp.targets.vllm.export import VllmOptions, draft_name, scheme_of
 from gdp.targets.vllm.plan import checkpoint_of, options_of, started
 
-UNTRIED = "SGLang was not run with this: the form is that of its source and documentation"
+UNTRIED = "SGLang was not run with this; the parser of SGLang 0.5.23 reads it"
 MEETING_PORT = 20000
 """On the first machine of a server: there its processes find each other; as many behind it as
 there are servers are taken, too."""
@@ -77,9 +77,9 @@ def commands(job: ExportJob) -> list[StartCommand]:
 
 
 def benchmark(job: ExportJob, traffic: Traffic | None, file: Path) -> str:
-    """`sglang.bench_serving` with random prompts under a traffic; see `Target.benchmark`."""
+    """`sglang.benchmark.serving` with random prompts under a traffic; see `Target.benchmark`."""
     if traffic is None:
-        raise ArgumentError("sglang.bench_serving sends the requests of --traffic: give it")
+        raise ArgumentError("sglang.benchmark.serving sends the requests of --traffic: give it")
     sent = (
         ["--max-concurrency", str(traffic.concurrency)]
         if traffic.concurrency
@@ -88,7 +88,7 @@ def benchmark(job: ExportJob, traffic: Traffic | None, file: Path) -> str:
     # Prompts of token ids have their exact length and need no data set; a ratio of 1 draws no
     # shorter ones; what an earlier run left in the prefix cache is no work.
     return shlex.join([
-        "python", "-m", "sglang.bench_serving", "--backend", "sglang",
+        "python", "-m", "sglang.benchmark.serving", "--backend", "sglang",
         "--model", checkpoint_of(job), "--dataset-name", "random-ids", "--tokenize-prompt",
         "--random-input-len", str(traffic.prompt), "--random-output-len", str(traffic.new),
         "--random-range-ratio", "1", "--num-prompts", str(len(traffic.requests)), *sent,

@@ -46,7 +46,7 @@ from gdp.targets.options import (
 )
 from gdp.targets.vllm.rules import BITSANDBYTES_LEFT, DEPRECATED, TRITON, VLLM
 
-UNTRIED = "vLLM was not run with this: the form is that of its source and documentation"
+UNTRIED = "vLLM was not run with this; the parser of vLLM 0.33.0 reads it"
 QUANTIZED_WHEN_LOADED = {"fp8": "fp8", "nf4": "bitsandbytes", "nf4-double": "bitsandbytes"}
 """Value of `--quantization` for schemes of `--quantize` that vLLM applies to weights of 16 bits; of
 the others it reads checkpoints that are stored so."""

@@ -100,8 +100,9 @@ def _cluster(name: str, one_lane: bool) -> Cluster | None:
     board = chip is not None or BOARDS.match(name) is not None
     if chip is None:
         card = re.search(r"\((.*?)1?\)", name)  # 1: a footnote
-        preset = preset_of_model(card[1].replace("AMD AI Pro", "AMD Radeon AI Pro")) if card else 0
-        if not preset:
+        known = card[1].replace("AMD AI Pro", "AMD Radeon AI Pro") if card else ""
+        preset = preset_of_model(known)
+        if preset is None:
             return None
         chip = f"cpu-ddr4+{preset}" if board else f"cpu+{preset}"
     cluster = cluster_preset(chip)

@@ -134,7 +134,7 @@ def median_pass_s(engine: ServingEngine, run: Run) -> float:
     """Median seconds between two tokens where so many requests always run, as far as caches have
     room: those that begin in one pass are Poisson distributed, with the median of Choi 1994."""
     context = run.prompt + run.new / 2
-    running = max(1, min(run.batch, int(engine.cache_tokens / context)))
+    running = max(1, int(min(run.batch, engine.cache_tokens / context)))
     begin = running / run.new
     prompts = max(0, math.floor(begin + 1 / 3 - 0.02 / begin))
     tokens = max(0, min(prompts * run.prompt, engine.tokens_at_once - running))

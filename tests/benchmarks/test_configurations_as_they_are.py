@@ -2,18 +2,26 @@
 
 import ast
 import json
+import math
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from benchmarks.measured_world.engines import mlenergy_steps, pilot_steps, predicted, told
+from benchmarks.measured_world.engines import (
+    median_pass_s,
+    mlenergy_steps,
+    pilot_steps,
+    predicted,
+    told,
+)
 from benchmarks.measured_world.serving import SCHEMES, configuration, plan_of, spec_of
 from benchmarks.measured_world.serving_runs import Run
 from gdp.base.errors import ModelError
 from gdp.cluster.file import load_cluster
 from gdp.importers.huggingface.spec import parse_config_spec
 from gdp.importers.pytorch.quantised import QUANTIZE
+from gdp.sim.serving import ServingEngine
 from tests.generating_configs import DENSE
 
 SOURCES = sorted((Path(__file__).resolve().parents[2] / "benchmarks").rglob("*.py"))
@@ -112,6 +120,23 @@ MLENERGY = (
 PILOT = (
     "model,gpu,gpus,users,prompt_tokens_mean,new_tokens_mean,tokens_per_s,itl_ms_median,itl_ms_mean"
 )
+
+
+@pytest.mark.parametrize(
+    ("batch", "cache_tokens", "seconds"),
+    [
+        (50, math.inf, 0.010),  # half a request begins in a pass: most have no prompt
+        (100, math.inf, 0.050),  # one does, whose kernels are launched one by one
+        (600, math.inf, 0.120),  # six prompts of 100 tokens beside 600 others, 0.1 ms each
+        (600, 50 * 150.0, 0.010),  # caches have room for 50 at a time
+    ],
+)
+def test_the_median_pass_has_prompts_where_many_begin(
+    batch: int, cache_tokens: float, seconds: float
+) -> None:
+    engine = ServingEngine(0.010, 1e-4, 0.0, 8192, 1000, cache_tokens, launch_s=0.050)
+    run = replace(RUN, prompt=100, new=100, batch=batch)
+    assert median_pass_s(engine, run) == pytest.approx(seconds)
 
 
 @pytest.mark.slow

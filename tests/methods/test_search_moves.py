@@ -171,12 +171,13 @@ def test_a_border_moves_by_two_ops_at_once(objective: str) -> None:
 @pytest.mark.parametrize("seed", range(4))
 @pytest.mark.parametrize("objective", ["latency", "throughput"])
 def test_improving_reaches_the_best_of_all_placements(objective: str, seed: int) -> None:
-    problem = random_problem(seed, objective=objective, num_ops=9, num_devices=2)
-    devices = all_devices(problem)
-    value_s, overflow = values(problem, devices)
-    fits = overflow == 0
-    if not fits.any():
-        pytest.skip("nothing fits")
+    for one in range(seed, seed + 400, 4):  # the first of these problems in which anything fits
+        problem = random_problem(one, objective=objective, num_ops=9, num_devices=2)
+        devices = all_devices(problem)
+        value_s, overflow = values(problem, devices)
+        fits = overflow == 0
+        if fits.any():
+            break
     worst = devices[fits][value_s[fits].argmax()]
     begun = score_all(problem, [Assignment(worst)])[0]
     found = improve(problem, [begun], Search(seconds=None, evaluations=8000), FOREVER)

@@ -3,6 +3,7 @@
 import argparse
 import shlex
 from dataclasses import replace
+from importlib.util import find_spec
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -16,6 +17,9 @@ from gdp.targets.sglang import export as sglang
 from gdp.targets.target import ExportJob
 from gdp.targets.vllm import plan as vllm
 from gdp.targets.vllm.export import VllmOptions
+
+if not any(map(find_spec, ("vllm", "sglang"))):
+    pytest.skip("neither vLLM nor SGLang is installed", allow_module_level=True)
 
 ONE = VllmOptions((4,), (0,), 0.9, 4096)
 DRAFT = DraftModel("hf:small/model?quantize=fp8", 4)

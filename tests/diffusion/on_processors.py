@@ -5,8 +5,8 @@
 
 A job has the folder of the program, its pipeline, the file of the result and the number of
 processes. The programs run as they are; torch lends what diffusers expects of accelerators alone:
-their number, and the attention that returns a log-sum-exp, which torch has for processors by
-another name.
+their number, their kind, which a torch built for CUDA names without a GPU, and the attention that
+returns a log-sum-exp, which torch has for processors by another name.
 """
 
 import json
@@ -85,6 +85,7 @@ def main() -> None:
     assert dist.is_gloo_available()
     assert diffusers.__version__
     torch.accelerator.device_count = lambda: 1
+    torch.accelerator.current_accelerator = lambda check_available=False: torch.device("cpu")
     LIBRARY.impl("_scaled_dot_product_flash_attention", flash, "CPU")
     jobs = json.loads(Path(sys.argv[1]).read_text())
     for job in jobs:

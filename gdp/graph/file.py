@@ -27,6 +27,7 @@ GZIP_SUFFIXES = (".gz", ".gdpgraph")
 _KIND = Kind("graph file", ModelError)
 _Index = Annotated[int, msgspec.Meta(ge=0, le=2**62)]
 _Id = Annotated[int, msgspec.Meta(ge=-(2**62), le=2**62)]
+_Whole = Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)]  # torch slices to 2**63 - 1
 # Far beyond what anything computes, and far enough from where float64 ends to be added up.
 _Amount = Annotated[float, msgspec.Meta(ge=0, le=1e30)]
 
@@ -35,7 +36,7 @@ class _Detail(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):
     dtype: str = "float32"
     inputs: list[list[_Index]] = []
     outputs: list[list[_Index]] = []
-    attributes: dict[str, _Id | float | str | list[_Id | float]] = {}
+    attributes: dict[str, _Whole | float | str | list[_Whole | float]] = {}
 
 
 class _Request(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):

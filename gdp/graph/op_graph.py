@@ -6,6 +6,7 @@ B placements.
 
 import functools
 import hashlib
+import math
 from collections.abc import Collection, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
@@ -43,6 +44,16 @@ MAX_SENT_BYTES = 1 << 62
 
 T = TypeVar("T")
 Attribute = int | float | str | tuple[int, ...] | tuple[float, ...]
+
+
+def is_storable(value: Attribute) -> bool:
+    """True where graph files, which are JSON, hold an attribute: finite, whole numbers in 64 bits.
+    Importers leave others out, such as the -inf of a mask."""
+    if isinstance(value, tuple):
+        return all(map(is_storable, value))
+    if isinstance(value, int):
+        return -(2**63) <= value < 2**63
+    return not isinstance(value, float) or math.isfinite(value)
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,15 @@ from gdp.base.errors import GdpError, ModelError, RefusedError, reason_of
 from gdp.base.units import whole_number
 from gdp.graph.generation import CACHE_AT
 from gdp.graph.groups import components, merge_ids
-from gdp.graph.op_graph import INPUT, OUTPUT, Attribute, GraphBuilder, OpDetail, OpGraph
+from gdp.graph.op_graph import (
+    INPUT,
+    OUTPUT,
+    Attribute,
+    GraphBuilder,
+    OpDetail,
+    OpGraph,
+    is_storable,
+)  # fmt: skip
 from gdp.graph.request import Request
 from gdp.graph.source import Source
 from gdp.importers.spec import LONGEST, ModelSpec
@@ -112,7 +120,7 @@ def attributes_of(params: dict[str, Any]) -> dict[str, Attribute]:
             flat = _flat(value)
             if flat is not None:
                 attributes[key] = flat
-    return attributes
+    return {key: value for key, value in attributes.items() if is_storable(value)}
 
 
 def _flat(value: object) -> tuple[int, ...] | None:
@@ -121,7 +129,7 @@ def _flat(value: object) -> tuple[int, ...] | None:
         return None if None in parts else tuple(i for part in parts for i in part or ())
     try:
         return (int(value),) if value == int(value) else None  # type: ignore[call-overload]
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):  # int(inf)
         return None
 
 

@@ -50,10 +50,13 @@ def test_a_graph_comes_back_as_it_went(tmp_path: Path, name: str) -> None:
     assert (tmp_path / name).read_bytes()[:2] == (b'{"' if name == "g.json" else b"\x1f\x8b")
 
 
+VALUES = (1, 1.0, "1", (1, 2), (1.0, 2.0), 2**63 - 1, (-(2**63), 0))
+
+
 def test_attributes_keep_their_types(tmp_path: Path) -> None:
     """1 and 1.0 are equal as keys of a table, but not the same attribute."""
-    details = [OpDetail(attributes={"k": value}) for value in (1, 1.0, "1", (1, 2), (1.0, 2.0))]
-    names = list("abcde")
+    details = [OpDetail(attributes={"k": value}) for value in VALUES]
+    names = list("abcdefg")
     save_graph(make_graph("g", names, names, [], [], detail=details), tmp_path / "g.json")
     loaded = [entry.attributes["k"] for entry in load_graph(tmp_path / "g.json").detail]
     given = [entry.attributes["k"] for entry in details]

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from gdp.base.errors import ModelError
+from gdp.graph.file import decode_graph, encode_graph
 from gdp.graph.op_graph import INPUT, OUTPUT, OpGraph
 from gdp.importers.pytorch.export import exported
 from gdp.importers.pytorch.model import TorchModel, trace_torch
@@ -386,6 +387,21 @@ def test_a_model_of_69_billion_parameters_is_traced_without_its_weights() -> Non
     parameters, peak_kib = map(int, done.stdout.split()[-2:])
     assert parameters == 16 * 65536**2
     assert peak_kib < 2_000_000
+
+
+def test_graphs_of_open_slices_and_infinite_masks_are_read_as_written() -> None:
+    """torch writes to `x[::2]` up to 2**63 - 1, and JSON has no infinity."""
+
+    def function(_: Any, x: Any) -> Any:
+        out = torch.empty_like(x)
+        out[..., ::2] = x[..., 1::2].masked_fill(x[..., ::2] > 0, float("-inf"))
+        out[..., 1::2] = x[..., ::2].clamp(-(2**63), float("inf"))
+        return out
+
+    graph = trace_torch(Function(function), (torch.ones(2, 8),))
+    ends = [d.attributes.get("end") for d in graph.detail]
+    assert 2**63 - 1 in ends
+    assert decode_graph(encode_graph(graph), "a graph").digest == graph.digest
 
 
 def test_inputs_go_where_the_weights_are() -> None:

@@ -5,7 +5,15 @@ from collections.abc import Iterator
 import onnx_ir as ir
 
 from gdp.base.errors import ModelError
-from gdp.graph.op_graph import INPUT, OUTPUT, Attribute, GraphBuilder, OpDetail, OpGraph
+from gdp.graph.op_graph import (
+    INPUT,
+    OUTPUT,
+    Attribute,
+    GraphBuilder,
+    OpDetail,
+    OpGraph,
+    is_storable,
+)  # fmt: skip
 from gdp.importers.onnx.normalise import input_op_name, output_op_name, scope_of
 from gdp.importers.onnx.shapes import Facts, bodies
 from gdp.ops.onnx_view import Fact, NodeView, Tensor, TensorList, dtype_name
@@ -215,7 +223,7 @@ def _detail(view: NodeView) -> OpDetail:
         attributes={
             name: plain
             for name, attribute in view.attributes.items()
-            if (plain := _plain(attribute)) is not None
+            if (plain := _plain(attribute)) is not None and is_storable(plain)
         },
     )
 

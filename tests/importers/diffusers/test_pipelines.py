@@ -9,6 +9,7 @@ import pytest
 
 pytest.importorskip("diffusers")
 
+from gdp.graph.file import decode_graph, encode_graph
 from gdp.importers.diffusers.classes import PIPELINES
 from gdp.importers.diffusers.decoders import DECODERS, factors_of
 from gdp.importers.diffusers.pipeline import DiffusionPipeline, load_pipeline
@@ -55,6 +56,8 @@ def test_components_are_those_of_the_modules(made: tuple[str, Tiny, DiffusionPip
         assert component.graph.flop.sum() > 0
         assert component.calls >= 1
         assert component.output_bytes > 0
+        kept = decode_graph(encode_graph(component.graph), component.name)  # as traces are kept
+        assert kept.digest == component.graph.digest
     assert sum(c.passes for c in pipeline.components if c.role == "denoise") == 4
     assert all(c.passes == 1 for c in pipeline.components if c.role != "denoise")
 

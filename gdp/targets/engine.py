@@ -43,8 +43,8 @@ class EngineRules:
 
 
 def kind_of(quantisation: Mapping[str, Any] | None) -> str:
-    """Kind of a `quantization_config`: its method; of compressed-tensors with type and bits of
-    weights and activations of the first group, such as "compressed-tensors float4/16"; "" for none.
+    """Kind of a `quantization_config`: its method; where modules are in groups, with type and bits
+    of weights and activations of the first, such as "compressed-tensors float4/16"; "" for none.
 
     >>> kind_of({"quant_method": "awq", "bits": 4})
     'awq'
@@ -53,7 +53,11 @@ def kind_of(quantisation: Mapping[str, Any] | None) -> str:
         return ""
     method = str(quantisation.get("quant_method"))
     groups = quantisation.get("config_groups")
-    if method != "compressed-tensors" or not isinstance(groups, Mapping) or not groups:
+    if (
+        method not in ("compressed-tensors", "modelopt")
+        or not isinstance(groups, Mapping)
+        or not groups
+    ):
         return method
     group = next(iter(groups.values()))
     weights, cast = (group.get(key) or {} for key in ("weights", "input_activations"))

@@ -83,6 +83,13 @@ _MORE: tuple[dict[str, Any], ...] = (
         "ignore": ["lm_head", "re:^(?!.*mlp).*$", "re:" + ".*" * 60 + "[!?]"],
         "config_groups": {"g": {"targets": ["Linear", "re:.*q_proj"], "weights": {
             "num_bits": 4, "type": "int", "group_size": 4, "strategy": "group"}}}}},
+    {"quantization_config": {
+        "quant_method": "modelopt", "quant_algo": "NVFP4", "ignore": ["lm_head", "*.mlp*"],
+        "kv_cache_scheme": {"num_bits": 8}, "config_groups": {"g": {
+            "targets": ["Linear"], "weights": {"num_bits": 4, "type": "float", "group_size": 16},
+            "input_activations": {"num_bits": 4, "type": "float"}}}}},
+    {"quantization_config": {"quant_method": "modelopt", "quant_algo": "MIXED_PRECISION",
+                             "quantized_layers": {"lm_head": {"quant_algo": "FP8"}}}},
     {"auto_map": {"AutoConfig": "configuration_x.XConfig"}}, {"backbone": "resnet18"},
     {"use_timm_backbone": True, "backbone": "resnet18"}, {"num_labels": 3}, {"use_cache": True},
     {"rope_scaling": {"rope_type": "yarn", "factor": 4.0}}, {"is_encoder_decoder": True},

@@ -19,6 +19,7 @@ from typing import Any, NamedTuple
 
 from gdp.base.files.reading import open_regular
 from gdp.importers.huggingface.check import check_config, without_code
+from gdp.importers.huggingface.modelopt import with_modelopt
 from gdp.importers.huggingface.spec import (
     TYPES,
     ConfigSpec,
@@ -62,7 +63,7 @@ def loaded_config(text: str, *, has_bfloat16: bool = True) -> ReadConfig:
     """
     spec, path = parse_config_spec(text), config_file(text)
     given = check_config(path)
-    document = without_code(given)
+    document = with_modelopt(without_code(given), path)
     saved = _saved_type(document, path)
     loaded = spec.dtype or saved or _presumed(document, spec)
     if spec.max_num_batched_tokens and not spec.dtype:

@@ -270,6 +270,8 @@ def _gptq_covers(config: Config, path: str, patterns: NamePatterns) -> bool:
     return not inner or any(path.endswith(f".{name}") for name in inner)
 
 
+GROUPED = ("compressed-tensors", "modelopt")
+"""Methods whose modules are in groups, each stored in its own way."""
 SCHEMES: Mapping[str, Scheme] = {
     row.method: row
     for row in (
@@ -298,6 +300,12 @@ SCHEMES: Mapping[str, Scheme] = {
                arithmetic=lambda c: _of_torchao(torchao_kind(c)[0]), block=_torchao_block),
         Scheme("compressed-tensors", _compressed, "never",
                "vLLM's kernels; transformers itself unpacks when it loads, unless run_compressed",
+               (), experts=True,
+               covers=lambda c, path, patterns: _compressed_group(c, path, patterns) is not None,
+               arithmetic=_of_compressed, block=_compressed_block),
+        # As `gdp.importers.huggingface.modelopt` makes groups of it.
+        Scheme("modelopt", _compressed, "never",
+               "kernels of vLLM, SGLang and TensorRT-LLM; transformers does not load it",
                (), experts=True,
                covers=lambda c, path, patterns: _compressed_group(c, path, patterns) is not None,
                arithmetic=_of_compressed, block=_compressed_block),
@@ -390,7 +398,7 @@ def stored_weights(model: Any, config: Config, where: str) -> dict[str, StoredWe
     stored: dict[str, StoredWeight] = {}
     for path, weight in _converted(model, scheme, config, patterns):
         own = config
-        if scheme.method == "compressed-tensors":
+        if scheme.method in GROUPED:
             module = path.removesuffix(".weight")
             own = {
                 **config,
@@ -421,7 +429,7 @@ def _converted(
         model, list(named[0]) if named else None,
         getattr(model, "_keep_in_fp32_modules", None), scheme.add_default_skips,
     )  # fmt: skip
-    by_rules = scheme.method not in ("gptq", "compressed-tensors")
+    by_rules = scheme.method not in ("gptq", *GROUPED)
     for path, module in model.named_modules():
         if by_rules and _is_skipped(path, skips, patterns):
             continue

@@ -171,13 +171,13 @@ def test_a_border_moves_by_two_ops_at_once(objective: str) -> None:
 @pytest.mark.parametrize("seed", range(4))
 @pytest.mark.parametrize("objective", ["latency", "throughput"])
 def test_improving_reaches_the_best_of_all_placements(objective: str, seed: int) -> None:
-    for one in range(seed, seed + 400, 4):  # the first of these problems in which anything fits
-        problem = random_problem(one, objective=objective, num_ops=9, num_devices=2)
-        devices = all_devices(problem)
-        value_s, overflow = values(problem, devices)
-        fits = overflow == 0
-        if fits.any():
-            break
+    # The first of these problems in which anything fits.
+    seeds = range(seed, seed + 400, 4)
+    problems = (random_problem(i, objective=objective, num_ops=9, num_devices=2) for i in seeds)
+    problem = next(p for p in problems if (values(p, all_devices(p))[1] == 0).any())
+    devices = all_devices(problem)
+    value_s, overflow = values(problem, devices)
+    fits = overflow == 0
     worst = devices[fits][value_s[fits].argmax()]
     begun = score_all(problem, [Assignment(worst)])[0]
     found = improve(problem, [begun], Search(seconds=None, evaluations=8000), FOREVER)

@@ -16,7 +16,7 @@ from gdp.base.errors import ModelError
 from gdp.base.files.reading import Kind, decode_json, read_bytes
 from gdp.base.files.writing import gzipped, write_atomic
 from gdp.graph.groups import indexed
-from gdp.graph.op_graph import Attribute, OpDetail, OpGraph, make_graph
+from gdp.graph.op_graph import Attribute, OpDetail, OpGraph, is_storable, make_graph
 from gdp.graph.request import UNKNOWN_GROWTH, CacheGrowth, Request
 from gdp.graph.source import Source, source_by_ops
 
@@ -123,6 +123,13 @@ def decode_graph(data: bytes, path: str) -> OpGraph:
 
 
 def _to_file(graph: OpGraph) -> _File:
+    for name, detail in zip(graph.op_names, graph.detail, strict=True):
+        for key, value in detail.attributes.items():
+            if not is_storable(value):
+                raise ModelError(
+                    f"op {name!r}: attribute {key!r} is {value}; files hold finite numbers, whole "
+                    "ones of 64 bits"
+                )
     types, type_index = indexed(graph.op_types)
     scopes, scope_index = indexed(graph.scope)
     details, detail_index = indexed([_key(detail) for detail in graph.detail])

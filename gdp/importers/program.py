@@ -27,7 +27,7 @@ from gdp.graph.op_graph import (
     OpDetail,
     OpGraph,
     is_storable,
-)  # fmt: skip
+)
 from gdp.graph.request import Request
 from gdp.graph.source import Source
 from gdp.importers.spec import LONGEST, ModelSpec

@@ -15,6 +15,7 @@ from gdp.base.errors import InfeasibleError
 from gdp.cluster.table import compute_capability
 from gdp.cluster.types import Cluster, Device
 from gdp.importers.huggingface.spec import PREFIX
+from gdp.importers.pytorch.quantised_check import GROUPED
 from gdp.question.models import Model, spec_of
 
 
@@ -53,11 +54,7 @@ def kind_of(quantisation: Mapping[str, Any] | None) -> str:
         return ""
     method = str(quantisation.get("quant_method"))
     groups = quantisation.get("config_groups")
-    if (
-        method not in ("compressed-tensors", "modelopt")
-        or not isinstance(groups, Mapping)
-        or not groups
-    ):
+    if method not in GROUPED or not isinstance(groups, Mapping) or not groups:
         return method
     group = next(iter(groups.values()))
     weights, cast = (group.get(key) or {} for key in ("weights", "input_activations"))

@@ -92,6 +92,7 @@ DECISIONS = {
     "base.files.writing.FolderManifest": {"files": DATA, "kind": TEXT},  # below their folder
     "graph.file._Detail": {"attributes": TEXT, "dtype": TEXT},
     "graph.file._File": {"name": TEXT, "ops": TEXT, "scopes": TEXT, "tensors": TEXT, "types": TEXT},
+    "importers.huggingface.modelopt._Beside": {"quantization": TEXT},
     "importers.pytorch.quantised.StoredWeight": {"arithmetic": TEXT, "dense_copy": TEXT},
     "importers.pytorch.trace_cache": {"*": TEXT},  # of gdp's own cache
     "importers.pytorch.trace_cache.ModelFacts": {"name": TEXT, "options": TEXT, "task": TEXT},

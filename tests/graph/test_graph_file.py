@@ -3,7 +3,7 @@
 import gzip
 import json
 from pathlib import Path
-from typing import get_args
+from typing import Any, get_args
 
 import numpy as np
 import pytest
@@ -62,6 +62,14 @@ def test_attributes_keep_their_types(tmp_path: Path) -> None:
     given = [entry.attributes["k"] for entry in details]
     assert [(type(v), v) for v in loaded] == [(type(v), v) for v in given]
     assert [type(v) for v in loaded[4]] == [float, float]
+
+
+@pytest.mark.parametrize("value", [float("inf"), float("nan"), 2**63, (1, -(2**63) - 1)])
+def test_what_no_file_can_hold_is_refused_when_it_is_saved(tmp_path: Path, value: Any) -> None:
+    graph = make_graph("g", ["a"], ["a"], [], [], detail=[OpDetail(attributes={"k": value})])
+    with pytest.raises(ModelError, match="op 'a': attribute 'k' is"):
+        save_graph(graph, tmp_path / "g.json")
+    assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.parametrize("source", get_args(Source))

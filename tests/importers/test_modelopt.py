@@ -91,7 +91,7 @@ def test_layers_of_mixed_precision_have_each_their_own(model: Any, tmp_path: Pat
         "lm_head": {"quant_algo": "W4A16_NVFP4", "group_size": 16},
         "model.language_model.layers.0.self_attn.q_proj": {"quant_algo": "FP8"},
         "model.language_model.layers.1.mlp": {"quant_algo": "NVFP4", "group_size": 16},
-    }}  # fmt: skip
+    }, "config_groups": GROUPS}  # fmt: skip
     stored = stored_weights(model, read(folder(tmp_path, config)), "a test")
     kinds = {path: own.arithmetic for path, own in stored.items()}
     inner = [f"model.layers.1.mlp.{name}_proj.weight" for name in ("gate", "up", "down")]
@@ -120,7 +120,7 @@ def test_every_algorithm_is_stored_and_known_to_an_engine(model: Any, algorithm:
     found = grouped({"quant_algo": algorithm.lower(), "exclude_modules": []}, "a test")
     assert len(stored_weights(model, found, "a test")) == len(wanted_bytes(model, ()))
     assert kind_of(found) in VLLM.methods
-    assert kind_of(found) in SGLANG.methods or algorithm == "W4A16_NVFP4"
+    assert kind_of(found) in SGLANG.methods
 
 
 @pytest.mark.parametrize(
@@ -141,25 +141,40 @@ def test_names_are_wildcards_of_modules(names: list[str], path: str, inside: boo
 @pytest.mark.parametrize(
     ("config", "said"),
     [({"quant_algo": "W4A8_AWQ"}, "quant_algo 'W4A8_AWQ' of ModelOpt is not known"),
-     ({"quant_algo": "FP8", "ignore": "lm_head"}, "ignore of quantization_config must be a list"),
-     ({"quant_algo": "FP8", "exclude_modules": [1]}, "exclude_modules of quantization_config"),
-     ({"quant_algo": "NVFP4", "config_groups": {"g": 5}}, "g of quantization_config must be an"),
-     ({"quant_algo": "NVFP4", "config_groups": {"g": {"weights": NVFP4, "targets": {}}}}, None),
-     ({"quant_algo": "NVFP4", "config_groups": {"g": {"weights": NVFP4, "targets": [2]}}},
-      "targets of quantization_config must be a list of names")],
+     ({"quant_algo": "FP8", "ignore": "lm_head"}, "ignore must be a list of names"),
+     ({"quant_algo": "FP8", "exclude_modules": [1]}, "exclude_modules must be a list of names"),
+     ({"config_groups": {"g": 5}}, "config_groups must be an object of objects"),
+     ({"config_groups": {"g": {"weights": 4}}}, "weights must be an object"),
+     ({"config_groups": {"g": {"weights": NVFP4, "targets": [2]}}}, "targets must be a list"),
+     ({"quantized_layers": {"lm_head": {"quant_algo": "X"}}}, "quant_algo 'X' of ModelOpt")],
 )  # fmt: skip
-def test_another_form_is_refused(tmp_path: Path, config: Any, said: str | None) -> None:
-    spec = folder(tmp_path, {"quant_method": "modelopt", **config})
-    if said is None:
-        assert read(spec)["config_groups"]["g"]["targets"] == ["Linear"]
-        return
+def test_another_form_is_refused(tmp_path: Path, config: Any, said: str) -> None:
     with pytest.raises(ModelError, match=said) as error:
-        read(spec)
+        read(folder(tmp_path, {"quant_method": "modelopt", **config}))
     assert str(tmp_path) in str(error.value)
+
+
+def test_experts_that_are_named_one_by_one_are_stored_together() -> None:
+    config = transformers.Qwen3MoeConfig(
+        **DENSE, num_experts=4, num_experts_per_tok=2, moe_intermediate_size=32
+    )
+    with torch.device("meta"):
+        mixture = transformers.Qwen3MoeForCausalLM(config)
+    layers = {
+        f"model.layers.0.mlp.experts.{i}.{name}_proj": {"quant_algo": "NVFP4"}
+        for i in range(4) for name in ("gate", "up", "down")
+    }  # fmt: skip
+    found = grouped({"quant_algo": "MIXED_PRECISION", "quantized_layers": layers}, "a test")
+    stored = stored_weights(mixture, found, "a test")
+    experts = dict(mixture.get_submodule("model.layers.0.mlp.experts").named_parameters())
+    assert {path: own.nbytes for path, own in stored.items()} == {
+        f"model.layers.0.mlp.experts.{name}": w.numel() // 2 + w.numel() // 16 + 4 * 4
+        for name, w in experts.items()
+    }
 
 
 def test_a_file_beside_that_is_no_json_is_named(tmp_path: Path) -> None:
     spec = folder(tmp_path)
     (tmp_path / "hf_quant_config.json").write_text("{")
-    with pytest.raises(ModelError, match=r"hf_quant_config\.json is no configuration of ModelOpt"):
+    with pytest.raises(ModelError, match=r"hf_quant_config\.json is not a configuration"):
         loaded_config(spec)

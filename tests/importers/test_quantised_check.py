@@ -38,6 +38,9 @@ SCHEMES: tuple[dict[str, Any], ...] = (
     {"quant_method": "compressed-tensors",
      "config_groups": {"a": {"targets": ["Linear"], "weights": {
          "num_bits": 8, "strategy": "block", "block_structure": [16, 16]}}}},
+    {"quant_method": "modelopt", "exclude_modules": ["lm_head"], "config_groups": {"a": {
+        "targets": ["Linear"], "input_activations": {"num_bits": 4, "type": "float"},
+        "weights": {"num_bits": 4, "type": "float", "strategy": "tensor_group"}}}},
     # As its tools write it: scales of weights are made once, those of activations as they come.
     {"quant_method": "compressed-tensors", "format": "float-quantized",
      "kv_cache_scheme": {"num_bits": 8, "type": "float", "dynamic": False},

@@ -8,36 +8,43 @@ inside of a module, too; parts of models with images are found with and without 
 `vllm/model_executor/layers/quantization/modelopt.py`).
 """
 
-import json
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from gdp.base.errors import ModelError
-from gdp.base.files.reading import Kind, is_file, read_bytes
+from gdp.base.files.reading import Kind, is_file, read_json
+from gdp.importers.pytorch.quantised_check import check_quantization
 
 BESIDE = "hf_quant_config.json"
 METHOD = "modelopt"
-MOST_BYTES = 16 << 20
-MOST_LETTERS = 8000
-"""Of the names that are compared at once."""
+AT_ONCE = 50
+"""Names in one pattern, which may have `gdp.importers.pytorch.patterns.MOST_LETTERS`."""
 _KIND = Kind("configuration of ModelOpt", ModelError)
+_EXPERT = re.compile(r"(\.experts)\.\d+\..+")
+"""A matrix of one expert, which transformers stacks with those of all others."""
 
 Config = Mapping[str, Any]
 
 _FOURS = {"num_bits": 4, "type": "float", "strategy": "tensor_group", "group_size": 16}
+_EIGHTS = {"num_bits": 8, "type": "float"}
 ALGORITHMS: Mapping[str, tuple[Config, Config | None]] = {
-    "FP8": ({"num_bits": 8, "type": "float", "strategy": "tensor"},
-            {"num_bits": 8, "type": "float"}),
-    "FP8_PER_CHANNEL_PER_TOKEN": ({"num_bits": 8, "type": "float", "strategy": "channel"},
-                                  {"num_bits": 8, "type": "float"}),
-    "FP8_PB_WO": ({"num_bits": 8, "type": "float", "strategy": "block"},
-                  {"num_bits": 8, "type": "float"}),
+    "FP8": ({**_EIGHTS, "strategy": "tensor"}, _EIGHTS),
+    "FP8_PER_CHANNEL_PER_TOKEN": ({**_EIGHTS, "strategy": "channel"}, _EIGHTS),
+    "FP8_PB_WO": ({**_EIGHTS, "strategy": "block"}, _EIGHTS),
     "NVFP4": (_FOURS, {"num_bits": 4, "type": "float"}),
     "W4A16_NVFP4": (_FOURS, None),
-}  # fmt: skip
+}
 """(weights, what activations are cast to) of each `quant_algo`; None: they are not cast."""
+
+
+class _Beside(msgspec.Struct):
+    """The file beside a configuration."""
+
+    quantization: dict[str, Any] = {}
 
 
 def with_modelopt(document: dict[str, Any], path: Path) -> dict[str, Any]:
@@ -45,15 +52,16 @@ def with_modelopt(document: dict[str, Any], path: Path) -> dict[str, Any]:
 
     Args:
         document: Of `path`, which is left as it is.
-        path: Of the configuration; of the file beside it nothing is read where it has a scheme.
+        path: Of the configuration; the file beside it is read where it names no scheme itself.
 
     Raises:
         ModelError: an algorithm that is not known, or a field of another type.
     """
-    config = document.get("quantization_config")
-    if config is None:
-        beside = path.with_name(BESIDE)
-        config, path = (_read(beside), beside) if is_file(beside) else (None, path)
+    config, beside = document.get("quantization_config"), path.with_name(BESIDE)
+    if config is None and is_file(beside):
+        path, config = beside, read_json(beside, _KIND, _Beside).quantization
+        if not config.get("quant_algo"):
+            return document
     if not isinstance(config, Mapping) or not _is_modelopt(config):
         return document
     return document | {"quantization_config": grouped(config, str(path))}
@@ -61,59 +69,51 @@ def with_modelopt(document: dict[str, Any], path: Path) -> dict[str, Any]:
 
 def grouped(config: Config, where: str) -> dict[str, Any]:
     """The groups of a configuration of ModelOpt, as compressed-tensors writes them."""
-    ignore = _names(config, "ignore", where) or _names(config, "exclude_modules", where)
+    # By layers' names, which may be those of fields.
+    layers = config.get("quantized_layers")
+    check_quantization({k: v for k, v in config.items() if k != "quantized_layers"}, where)
+    if isinstance(layers, Mapping) and layers:
+        groups = _by_algorithm(layers, where)
+    elif config.get("config_groups"):
+        groups = {name: _group(group) for name, group in config["config_groups"].items()}
+    else:
+        groups = {"all": _of_algorithm(config.get("quant_algo"), ["Linear"], where)}
+    ignore = config.get("ignore") or config.get("exclude_modules") or ()
     result: dict[str, Any] = {
-        "quant_method": METHOD, "ignore": patterns(ignore),
-        "config_groups": _groups(config, where),
+        "quant_method": METHOD, "ignore": patterns(ignore), "config_groups": groups,
     }  # fmt: skip
-    if _algorithm(config.get("kv_cache_scheme"), config.get("kv_cache_quant_algo")) == "FP8":
-        result["kv_cache_scheme"] = {"num_bits": 8, "type": "float"}
-    return result
+    cache = config.get("kv_cache_scheme") or config.get("kv_cache_quant_algo")
+    if str(cache).upper() == "FP8":  # by name, not as an object
+        cache = _EIGHTS
+    return result | ({"kv_cache_scheme": cache} if isinstance(cache, Mapping) else {})
 
 
 def _is_modelopt(config: Config) -> bool:
-    producer = config.get("producer")
+    producer, method = config.get("producer"), config.get("quant_method")
     made_by = producer.get("name") if isinstance(producer, Mapping) else None
-    method = config.get("quant_method")
     return method == METHOD or (method is None and (made_by == METHOD or "quant_algo" in config))
 
 
-def _read(path: Path) -> Config | None:
-    try:
-        document = json.loads(read_bytes(path, _KIND, MOST_BYTES))
-    except (ValueError, RecursionError) as error:
-        raise ModelError(f"{path} is no {_KIND.name}: {error}") from None
-    config = document.get("quantization") if isinstance(document, Mapping) else None
-    return config if isinstance(config, Mapping) and config.get("quant_algo") else None
-
-
-def _groups(config: Config, where: str) -> dict[str, Any]:
-    given = config.get("config_groups")
-    if isinstance(given, Mapping) and given:
-        return {str(name): _group(group, f"{where}: {name}") for name, group in given.items()}
-    layers = config.get("quantized_layers")
-    if not isinstance(layers, Mapping) or not layers:
-        return {"all": _of_algorithm(config.get("quant_algo"), ["Linear"], where)}
+def _by_algorithm(layers: Config, where: str) -> dict[str, Any]:
     members: dict[str, list[str]] = {}
     for name, layer in layers.items():
         algorithm = layer.get("quant_algo") if isinstance(layer, Mapping) else layer
-        members.setdefault(str(algorithm), []).append(str(name))
+        members.setdefault(str(algorithm), []).append(name)
     return {
-        algorithm: _of_algorithm(algorithm, patterns(names), where)
+        algorithm: _of_algorithm(algorithm, _targets(names), where)
         for algorithm, names in members.items()
     }
 
 
-def _group(group: object, where: str) -> dict[str, Any]:
-    """A group whose weights have a strategy: ModelOpt leaves it to the number of bits."""
-    weights = group.get("weights") if isinstance(group, Mapping) else None
-    if not isinstance(group, Mapping) or not isinstance(weights, Mapping):
-        raise ModelError(f"{where} of quantization_config must be an object with weights")
-    strategy = "tensor_group" if weights.get("num_bits") == 4 else "tensor"
+def _group(group: Config) -> dict[str, Any]:
+    """A group as compressed-tensors has it: of NVFP4 ModelOpt leaves the strategy to the sizes."""
+    weights = group.get("weights") or {}
+    is_nvfp4 = all(weights.get(key) == _FOURS[key] for key in ("num_bits", "type", "group_size"))
+    strategy = {"strategy": _FOURS["strategy"]} if is_nvfp4 else {}
     return {
-        "weights": {"strategy": strategy, "symmetric": True, **weights},
+        "weights": weights and {"symmetric": True, **strategy, **weights},
         "input_activations": group.get("input_activations"),
-        "targets": patterns(_names(group, "targets", where) or ["Linear"]),
+        "targets": _targets(group.get("targets") or ["Linear"]),
     }
 
 
@@ -130,18 +130,8 @@ def _of_algorithm(algorithm: object, targets: list[str], where: str) -> dict[str
     }  # fmt: skip
 
 
-def _algorithm(scheme: object, named: object) -> str:
-    """The algorithm of keys and values, in either form."""
-    if isinstance(scheme, Mapping):
-        return "FP8" if scheme.get("num_bits") == 8 else ""
-    return str(scheme or named or "").upper()
-
-
-def _names(config: Config, key: str, where: str) -> list[str]:
-    names = config.get(key) or []
-    if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
-        raise ModelError(f"{where}: {key} of quantization_config must be a list of names")
-    return names
+def _targets(names: Iterable[str]) -> list[str]:
+    return patterns(dict.fromkeys(_EXPERT.sub(r"\1", name) for name in names))
 
 
 def patterns(names: Iterable[str]) -> list[str]:
@@ -151,30 +141,16 @@ def patterns(names: Iterable[str]) -> list[str]:
     ['Linear', 're:(?:.*\\.)?(?:lm_head|.*\\.mlp\\.gate)(?:\\..*)?$']
     """
     names = list(names)
+    found = list(_alternatives(name for name in names if name != "Linear"))
+    parts = ["|".join(found[i : i + AT_ONCE]) for i in range(0, len(found), AT_ONCE)]
     classes = [name for name in names if name == "Linear"]
-    return classes + [
-        rf"re:(?:.*\.)?(?:{'|'.join(part)})(?:\..*)?$"
-        for part in _parts(_alternatives(names))
-    ]  # fmt: skip
+    return classes + [rf"re:(?:.*\.)?(?:{part})(?:\..*)?$" for part in parts]
 
 
 def _alternatives(names: Iterable[str]) -> Iterator[str]:
     for name in names:
-        if name == "Linear":
-            continue
         inside = name.removesuffix("*").removesuffix(".")
         short = inside.replace("language_model.", "", 1)
         for each in dict.fromkeys((inside, short)):
             if each:
                 yield re.escape(each).replace(r"\*", ".*").replace(r"\?", ".")
-
-
-def _parts(expressions: Iterable[str]) -> Iterator[list[str]]:
-    part: list[str] = []
-    for expression in expressions:
-        if part and sum(map(len, part)) + len(part) + len(expression) > MOST_LETTERS:
-            yield part
-            part = []
-        part.append(expression)
-    if part:
-        yield part

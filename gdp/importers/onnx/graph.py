@@ -13,7 +13,7 @@ from gdp.graph.op_graph import (
     OpDetail,
     OpGraph,
     is_storable,
-)  # fmt: skip
+)
 from gdp.importers.onnx.normalise import input_op_name, output_op_name, scope_of
 from gdp.importers.onnx.shapes import Facts, bodies
 from gdp.ops.onnx_view import Fact, NodeView, Tensor, TensorList, dtype_name

@@ -22,7 +22,7 @@ from gdp.base.units import format_bytes
 from gdp.graph.op_graph import WEIGHT_ARITHMETIC, WEIGHT_BLOCK
 from gdp.importers.program import Op, ProgramOps, Value
 from gdp.importers.pytorch.patterns import NamePatterns
-from gdp.importers.pytorch.quantised_check import check_quantization
+from gdp.importers.pytorch.quantised_check import GROUPED, check_quantization
 
 Config = Mapping[str, Any]
 
@@ -270,8 +270,6 @@ def _gptq_covers(config: Config, path: str, patterns: NamePatterns) -> bool:
     return not inner or any(path.endswith(f".{name}") for name in inner)
 
 
-GROUPED = ("compressed-tensors", "modelopt")
-"""Methods whose modules are in groups, each stored in its own way."""
 SCHEMES: Mapping[str, Scheme] = {
     row.method: row
     for row in (

@@ -52,12 +52,15 @@ FIELDS: Mapping[str, Wanted] = {
     "block_structure": _PAIR, "scale_fmt": _TEXT, "activation_scheme": _TEXT,
     "quant_config": _OBJECT, "weight_quant_params": _OBJECT, "quant_type": _TYPE,
     "quant_type_kwargs": _OBJECT, "_data": _OBJECT, "_type": _TEXT, "ignore": _NAMES,
+    "exclude_modules": _NAMES,
     "config_groups": _OBJECT, "targets": _NAMES, "weights": _OBJECT,
     "input_activations": _OBJECT, "strategy": _TEXT, "symmetric": _FLAG, "dequantize": _FLAG,
     "axis": Wanted("0 or 1", lambda v: _is_whole(v) and v in (0, 1)),
 }  # fmt: skip
 """Types of the fields that schemes read; null is always as if the field were left out."""
 _GROUPS = ("config_groups",)
+GROUPED = ("compressed-tensors", "modelopt")
+"""Methods whose modules are in groups, each stored in its own way."""
 
 
 def check_quantization(config: Mapping[str, Any], where: str) -> None:

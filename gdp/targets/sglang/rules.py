@@ -23,7 +23,8 @@ SGLANG = EngineRules(
         "compressed-tensors float4/4": Needs(10.0, f"{_SCHEMES}_w4a4_nvfp4.py"),
         "compressed-tensors float4/16": Needs(8.0, f"{_SCHEMES}_w4a16_nvfp4.py"),
         "modelopt float8/8": Needs(8.9, f"{_LAYERS}/modelopt_quant.py"),
-        "modelopt float4/4": Needs(10.0, f"{_LAYERS}/modelopt_quant.py"),
+        "modelopt float4/4": Needs(8.0, f"{_LAYERS}/modelopt_quant.py"),
+        "modelopt float4/16": Needs(8.0, f"{_LAYERS}/modelopt_quant.py"),
     },
     {},
     frozenset((

@@ -25,7 +25,7 @@ VLLM = EngineRules(
         "compressed-tensors float4/4": Needs(7.5, f"{_SCHEMES}_w4a4_nvfp4.py"),
         "compressed-tensors int4/8": Needs(9.0, f"{_SCHEMES}_w4a8_fp8.py"),
         "compressed-tensors mxfp4/4": Needs(8.0, f"{_SCHEMES}_w4a4_mxfp4.py"),
-        "modelopt float8/8": Needs(8.9, f"{_LAYERS}/modelopt.py"),
+        "modelopt float8/8": Needs(8.0, f"{_LAYERS}/modelopt.py"),
         "modelopt float4/4": Needs(7.5, f"{_LAYERS}/modelopt.py"),
         "modelopt float4/16": Needs(7.5, f"{_LAYERS}/modelopt.py"),
     },

@@ -33,7 +33,8 @@ def package(folder: Path) -> None:
             capability = round(10 * row.capability)
             write(folder / row.file, f"def get_min_capability():\n    return {capability}")
     for kind in VLLM.methods:
-        write(folder / "vllm/model_executor/layers/quantization/__init__.py", f'"{kind}"')
+        method = kind.partition(" ")[0]
+        write(folder / "vllm/model_executor/layers/quantization/__init__.py", f'"{method}"')
     write(folder / "vllm/model_executor/models/registry.py", "")
     for name in SGLANG.one_stage:
         write(folder / "sglang/srt/models/all.py",

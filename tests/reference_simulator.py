@@ -55,8 +55,14 @@ def tables(problem: Problem) -> tuple[list[list[int]], list[list[int]], list[lis
 
 def op_seconds(problem: Problem, device: list[int], op: int, reads: list[list[int]]) -> float:
     """Compute plus dispatch."""
-    graph, here = problem.graph, problem.cluster.devices[device[op]]
-    seconds = float(problem.compute_s[op, device[op]])
+    return float(problem.compute_s[op, device[op]]) + dispatch_seconds(problem, device, op, reads)
+
+
+def dispatch_seconds(
+    problem: Problem, device: list[int], op: int, reads: list[list[int]]
+) -> float:
+    """What an op pays beside its compute."""
+    graph, here, seconds = problem.graph, problem.cluster.devices[device[op]], 0.0
     if graph.op_types[op] in LAUNCH_NOTHING:
         return seconds
     if here.dispatch_per == "op":
@@ -137,7 +143,7 @@ def run(problem: Problem, device: list[int], rank: list[int] | None = None) -> R
         now_s = min(times, default=math.inf)
         if math.isinf(now_s):
             break
-    result.latency_s = max(*result.finish_s, *processor_seconds(problem, device))
+    result.latency_s = max(*result.finish_s, *processor_seconds(problem, device), *launch_seconds(problem, device))
     result.peak_bytes = run_peaks(problem, device, result)
     return in_seconds(result, problem.unit.seconds / unit_s)
 
@@ -158,6 +164,21 @@ def processor_seconds(problem: Problem, device: list[int]) -> list[float]:
                 if name[to] == own:
                     seconds[own] += transfer_seconds(problem, tensor, device[op], to)
     return [*seconds.values(), 0.0]
+
+
+def launch_seconds(problem: Problem, device: list[int]) -> list[float]:
+    """Seconds in ticks of each thread that launches ops of devices without a shared processor."""
+    if problem.launches is None:
+        return [0.0]
+    name = [here.processor for here in problem.cluster.devices]
+    reads, seconds = tables(problem)[0], {-1: 0.0}
+    for op, d in enumerate(device):
+        thread = int(problem.launches.thread[d])
+        if thread < 0 or (name[d] and name.count(name[d]) > 1):
+            continue
+        own = float(problem.launches.seconds[op, d]) + dispatch_seconds(problem, device, op, reads)
+        seconds[thread] = seconds.get(thread, 0.0) + own
+    return [*seconds.values()]
 
 
 def overflow_bytes(problem: Problem, peaks: list[int]) -> int:
@@ -239,7 +260,7 @@ def run_peaks(problem: Problem, device: list[int], result: Run) -> list[int]:
 
 
 def period(problem: Problem, device: list[int]) -> float:
-    """The busiest device's, channel's or processor's seconds per sample."""
+    """The busiest device's, channel's, processor's or launching thread's seconds per sample."""
     unit_s, problem = problem.unit.seconds, in_ticks(problem)
     graph, cluster = problem.graph, problem.cluster
     reads, makes, readers = tables(problem)
@@ -257,6 +278,7 @@ def period(problem: Problem, device: list[int]) -> float:
                         problem, tensor, device[op], destination
                     )
     busy_s = [*device_s, *channel_s.values(), *processor_seconds(problem, device)]
+    busy_s += launch_seconds(problem, device)
     return max(busy_s) * (problem.unit.seconds / unit_s)
 
 

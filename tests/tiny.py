@@ -12,7 +12,7 @@ import numpy as np
 from gdp.cluster.types import NO_CHANNEL, UNLIMITED_BYTES, Cluster, Device, Link, make_cluster
 from gdp.graph.op_graph import BUFFER, INPUT, OUTPUT, UNREAD, OpGraph, make_graph
 from gdp.graph.request import DECODE, PREFILL, Request
-from gdp.problem.problem import Problem, make_problem
+from gdp.problem.problem import Launches, Problem, make_problem
 from gdp.problem.ticks import in_ticks
 from gdp.sim.latency import simulate
 from gdp.sim.score import values
@@ -139,7 +139,8 @@ def random_problem(
 ) -> Problem:
     """A random problem in which everything that can tie or be zero does so now and then; with
     `runs`, ops run several times in a sample, or in several parts. If `varied`, parts of the
-    weights are caches, ops may be those of a request, and devices as in `random_cluster`."""
+    weights are caches, ops may be those of a request, one thread may launch the ops of several
+    devices, and devices are as in `random_cluster`."""
     rng = np.random.default_rng(seed)
     ties = rng.random() < 0.5  # few distinct times, so that events fall on one instant
     cluster = random_cluster(rng, num_devices, varied)
@@ -184,7 +185,20 @@ def random_problem(
     compute_s[at_rest] = 0.0
     compute_s[graph.is_io] = np.inf
     compute_s[graph.is_io, cluster.host] = 0.0
-    return in_ticks(make_problem(graph, cluster, compute_s, objective))
+    launches = _launched(compute_s, seed, ties) if varied else None
+    return in_ticks(make_problem(graph, cluster, compute_s, objective, launches=launches))
+
+
+def _launched(compute_s: np.ndarray, seed: int, ties: bool) -> Launches | None:
+    """Now and then a thread of the host launches the ops of several devices, or each of two does,
+    in less or more time than they take."""
+    rng = np.random.default_rng([seed, 6])
+    if rng.random() < 0.5:
+        return None
+    works = np.isfinite(compute_s) & (compute_s > 0)
+    shape = compute_s.shape
+    seconds = rng.choice([0.0, 1.0, 2.0], shape) if ties else rng.uniform(0.0, 2.0, shape)
+    return Launches(np.where(works, seconds, 0.0), rng.integers(-1, 2, shape[1]))
 
 
 def _with_runs(graph: OpGraph, seed: int) -> OpGraph:
@@ -215,9 +229,9 @@ def without_queues(problem: Problem, seed: int, share: float = 0.5) -> Problem:
 
 
 def without_processors(problem: Problem) -> Problem:
-    """The same problem on devices that all compute at once."""
+    """The same problem on devices that all compute at once and launch their own ops."""
     devices = tuple(replace(device, processor="") for device in problem.cluster.devices)
-    return replace(problem, cluster=replace(problem.cluster, devices=devices))
+    return replace(problem, cluster=replace(problem.cluster, devices=devices), launches=None)
 
 
 def with_memory(problem: Problem, limit: int) -> Problem:

@@ -24,6 +24,7 @@ from gdp.bounds.loads import (
     NO_POINTS,
     build_loads,
     build_work,
+    least_launches,
     load_program_size,
     machine_seconds,
     more_points,
@@ -92,8 +93,9 @@ def bounds_of_latency(problem: Problem, budget: WorkBudget, found_s: float) -> l
     op_s, machines = machine_seconds(problem)
     work_s, share = shared_work_s(op_s)
     if problem.num_ops > QUICK_OPS and budget.is_over():
-        return [_work(machines, work_s, share), *latency_bounds(problem, budget, found_s)]
-    bounds = _work_in_memory(problem, budget, work_s)
+        quick = [_work(machines, work_s, share), *_launching(problem)]
+        return [*quick, *latency_bounds(problem, budget, found_s)]
+    bounds = [*_launching(problem), *_work_in_memory(problem, budget, work_s)]
     bounds += latency_bounds(problem, budget, found_s)
     if problem.num_ops > QUICK_OPS and budget.is_over():
         return [*bounds, _work(machines, work_s, share)]
@@ -124,7 +126,7 @@ def load_bounds(
         return []
     op_s, machines = machine_seconds(problem)
     work_s, share = shared_work_s(op_s)
-    bounds = [_work(machines, work_s, share)]
+    bounds = [_work(machines, work_s, share), *_launching(problem)]
     whole = not may_replicate(problem)
     if whole:
         bounds.append(_crowd(op_s, problem.unit))
@@ -161,6 +163,16 @@ def _work(machines: Sequence[str], work_s: float, share: Float[np.ndarray, "M"])
         work_s,
         f"work over total speed: with the devices weighed {parts}, each op where it is lightest",
     )
+
+
+def _launching(problem: Problem) -> list[Bound]:
+    """The launches of all ops over the threads of the host that launch; none where ops may go to
+    devices that launch their own."""
+    least_s, threads = least_launches(problem)
+    if least_s <= 0:
+        return []
+    text = "one thread of the host launches" if threads == 1 else f"{threads} threads launch"
+    return [Bound(least_s / threads, f"{text} all ops, each where that is quickest")]
 
 
 def _work_in_memory(problem: Problem, budget: WorkBudget, known_s: float) -> list[Bound]:

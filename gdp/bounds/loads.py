@@ -5,6 +5,7 @@
     sum of op_s x(., d) + dispatch o(., d)                    <= T      each device d
     sum of send_s(t, s, d) y(t, s, d) over the channel        <= T      each channel
     sum of both over devices of one processor and within      <= T      each processor
+    sum of launch_s x(., d) + dispatch o(., d) over d         <= T      each thread that launches
     x(v, d) - x(u, d) <= sum over s of y(t, s, d)                       u makes t, which v reads
     x(u, s) - x(v, s) <= sum over d of y(t, s, d)                       likewise, seen from u
     y(t, s, d) <= x(u, s)                                               more than two devices
@@ -116,12 +117,30 @@ def cut_tensors(problem: Problem, most_entries: float = np.inf) -> CutTensors:
 
 def least_group_seconds(problem: Problem) -> Float[np.ndarray, "G D"]:
     """Seconds of each group, unavoidable dispatch included; inf where it cannot go. O(N D)."""
+    return _group_seconds(problem, arrays_of(problem).compute_s)
+
+
+def _group_seconds(
+    problem: Problem, op_s: Float[np.ndarray, "N D"]
+) -> Float[np.ndarray, "G D"]:
     a = arrays_of(problem)
     opening = np.where(a.opens[:, None] & ~a.is_io[:, None], a.segment_s[None, :], 0.0)
     seconds = np.zeros((problem.num_groups, problem.num_devices))
-    finite = np.where(problem.allowed, a.compute_s + opening, 0.0)
+    finite = np.where(problem.allowed, op_s + opening, 0.0)
     np.add.at(seconds, problem.group, finite)
     return np.where(problem.group_allowed, seconds, np.inf)
+
+
+def least_launches(problem: Problem) -> tuple[float, int]:
+    """(Least seconds in which threads of the host launch all ops, how many threads do); ops that
+    may go to a device that launches its own take none."""
+    a = arrays_of(problem)
+    launched = (a.serial >= 0) & (problem.cluster.processor < 0)
+    if not launched.any():
+        return 0.0, 0
+    seconds = np.where(launched, _group_seconds(problem, a.serial_s), 0.0)
+    least_s = np.where(problem.group_allowed, seconds, np.inf).min(axis=1)
+    return float(least_s.sum()), len(np.unique(a.serial[launched]))
 
 
 def machine_seconds(problem: Problem) -> tuple[Float[np.ndarray, "G M"], tuple[str, ...]]:
@@ -138,11 +157,13 @@ def machine_seconds(problem: Problem) -> tuple[Float[np.ndarray, "G M"], tuple[s
     return np.concatenate(columns, axis=1), tuple(named)
 
 
-def processor_name(problem: Problem, processor: int) -> str:
-    """Name of a processor that devices share, such as "processor of cpu0, cpu1"."""
-    members = problem.cluster.processor == processor
+def processor_name(problem: Problem, serial: int) -> str:
+    """Name of what works for several devices in turn (`Arrays.serial`), such as "processor of cpu0,
+    cpu1" or "host thread of gpu0, gpu1"."""
+    members = arrays_of(problem).serial == serial
     names = [n for n, here in zip(problem.cluster.device_names, members, strict=True) if here]
-    return f"processor of {', '.join(names)}"
+    is_processor = serial <= int(problem.cluster.processor.max())
+    return f"{'processor' if is_processor else 'host thread'} of {', '.join(names)}"
 
 
 def load_program_size(problem: Problem) -> int:
@@ -176,11 +197,10 @@ def build_work(problem: Problem, unit_s: float) -> LinearProgram:
     that holds weights, at its own speed: the program takes the cheaper of both.
     """
     rows = RowBuilder()
-    seconds, of_group = _classes(problem)
-    g, d = seconds.shape
-    rows.columns(g * d)
-    finite = np.where(np.isfinite(seconds), seconds, 0.0).reshape(-1) / unit_s
-    names = _add_device_loads(rows, problem, np.arange(g * d), finite, NO_SENDS)
+    seconds, serial_s, of_group = _classes(problem)
+    rows.columns(seconds.size)
+    values = _finite(seconds) / unit_s, _finite(serial_s) / unit_s
+    names = _add_device_loads(rows, problem, np.arange(seconds.size), *values, NO_SENDS)
     add_weights(rows, problem, of_group)
     return _largest_load(rows, seconds, unit_s, names)
 
@@ -199,8 +219,15 @@ def add_weights(
         _add_pools(rows, problem, weights, terms)
 
 
-def _classes(problem: Problem) -> tuple[Float[np.ndarray, "Q D"], Int[np.ndarray, "G"]]:
-    """(Least seconds of all members of each class of equal groups, class of each group)."""
+def _finite(seconds: Float[np.ndarray, "G D"]) -> Float[np.ndarray, "G*D"]:
+    return np.where(np.isfinite(seconds), seconds, 0.0).reshape(-1)
+
+
+def _classes(
+    problem: Problem,
+) -> tuple[Float[np.ndarray, "Q D"], Float[np.ndarray, "Q D"], Int[np.ndarray, "G"]]:
+    """(Least seconds of all members of each class of equal groups, on devices and, as
+    `Arrays.serial_s`, of what works for them in turn; class of each group)."""
     seconds = least_group_seconds(problem)
     group, weight, size, kind = held_weights(problem)
     held = np.zeros((len(problem.held_on), problem.num_groups))
@@ -212,9 +239,10 @@ def _classes(problem: Problem) -> tuple[Float[np.ndarray, "Q D"], Int[np.ndarray
     key = np.column_stack([seconds.astype(np.float32), *held, own])
     _, of_group, count = np.unique(key, axis=0, return_inverse=True, return_counts=True)
     of_group = of_group.reshape(-1)
-    least = np.full((len(count), problem.num_devices), np.inf)
+    least, serial_s = (np.full((len(count), problem.num_devices), np.inf) for _ in range(2))
     np.minimum.at(least, of_group, seconds)
-    return least * count[:, None], of_group
+    np.minimum.at(serial_s, of_group, _group_seconds(problem, arrays_of(problem).serial_s))
+    return least * count[:, None], serial_s * count[:, None], of_group
 
 
 def build_loads(
@@ -248,10 +276,11 @@ def build_loads(
     sends = Sends(source, target, y, send_s)
     opens = _openings(problem) if np.isinf(most_entries) else NO_OPENINGS
     first_o = rows.columns(len(opens[0]) * d)
-    finite = np.where(np.isfinite(seconds), seconds, 0.0).reshape(-1) / unit_s
     columns = np.append(np.arange(g * d), first_o + np.arange(len(opens[0]) * d))
-    values = np.append(finite, np.tile(a.segment_s / unit_s, len(opens[0])))
-    names = _add_device_loads(rows, problem, columns, values, sends)
+    opening = np.tile(a.segment_s / unit_s, len(opens[0]))
+    both = seconds, _group_seconds(problem, a.serial_s)
+    values = [np.append(_finite(each) / unit_s, opening) for each in both]
+    names = _add_device_loads(rows, problem, columns, *values, sends)
     _add_cuts(rows, cut, sends, d)
     _, (position, maker), group = opens
     one = np.ones(len(position))
@@ -267,14 +296,16 @@ def build_loads(
 
 def _add_device_loads(
     rows: RowBuilder, problem: Problem, columns: Int[np.ndarray, "C"],
-    values: Float[np.ndarray, "C"], sends: Sends,
+    values: Float[np.ndarray, "C"], serial_values: Float[np.ndarray, "C"], sends: Sends,
 ) -> list[str]:  # fmt: skip
-    """Add a row of seconds for every device, channel that transfers queue on, and processor that
-    devices share; their names.
+    """Add a row of seconds for every device, channel that transfers queue on, processor that
+    devices share and thread that launches their ops; their names.
 
-    `columns` and `values` are those of seconds on devices, device by device.
+    `columns` are those of seconds on devices, device by device: `values`, and `serial_values` of
+    what works for several of them in turn.
     """
     d, own, (source, target, y, send_s) = problem.num_devices, problem.cluster.processor, sends
+    serial = arrays_of(problem).serial
     device = np.arange(len(columns)) % d
     rows.add(device, columns, values, np.zeros(d))
     names = [f"device {name}" for name in problem.cluster.device_names]
@@ -285,10 +316,11 @@ def _add_device_loads(
         row = np.tile(row, len(y))
         rows.add(row, y[:, queues].ravel(), send_s[:, queues].ravel(), np.zeros(len(used)))
         names += [_channel_name(problem, int(c)) for c in used]
-    for k in range(int(own.max()) + 1):
-        mine, inside = own[device] == k, (own[source] == k) & (own[target] == k)
+    for k in range(int(serial.max()) + 1):
+        mine, inside = serial[device] == k, (own[source] == k) & (own[target] == k)
         rows.add_row(
-            [columns[mine], y[:, inside].ravel()], [values[mine], send_s[:, inside].ravel()]
+            [columns[mine], y[:, inside].ravel()],
+            [serial_values[mine], send_s[:, inside].ravel()],
         )
         names.append(processor_name(problem, k))
     return names

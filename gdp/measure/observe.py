@@ -145,7 +145,8 @@ def _transfers(
     for s, seconds in measured.items():
         compute_s[s, where[s]] = seconds
     idle = tuple(replace(device, dispatch_s=0.0) for device in cut.cluster.devices)
-    timed = replace(cut, compute_s=compute_s, cluster=replace(cut.cluster, devices=idle))
+    machine = replace(cut.cluster, devices=idle)
+    timed = replace(cut, compute_s=compute_s, cluster=machine, launches=None)
     schedule = simulate(timed, where, None)
     sent = schedule.transfers
     count = len(sent.tensor)

@@ -12,7 +12,7 @@ from gdp.graph.op_graph import OpGraph
 from gdp.measure.report import SegmentTime
 from gdp.placement.placement import Assignment, Teams
 from gdp.problem.problem import Origin, make_problem
-from gdp.sim.latency import shares_processor
+from gdp.sim.latency import is_serial
 from gdp.sim.objectives import find_objective
 from gdp.sim.prediction import Prediction
 from gdp.sim.score import score, score_of
@@ -123,7 +123,7 @@ def replicas_s(prediction: Prediction, objective: str) -> tuple[float, float] | 
     if not copies:
         return None
     latency_s = min(alone for alone, _ in copies)
-    if shares_processor(prediction.problem):
+    if is_serial(prediction.problem):
         return latency_s, min(period_s for _, period_s in copies)
     return latency_s, 1.0 / sum(1.0 / period_s for _, period_s in copies)
 

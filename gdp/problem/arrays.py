@@ -11,7 +11,7 @@ from jaxtyping import Bool, Float, Int
 
 from gdp.graph.groups import distinct, lists, starts
 from gdp.graph.op_graph import INPUT
-from gdp.problem.problem import Problem, cached_on_problem, stored_bytes
+from gdp.problem.problem import Launches, Problem, cached_on_problem, stored_bytes
 
 
 class Arrays(NamedTuple):
@@ -52,6 +52,9 @@ class Arrays(NamedTuple):
     pool: Int[np.ndarray, "D"]  # memory that a device shares with others, or below zero
     pool_bytes: Int[np.ndarray, "P"]
     processor: Int[np.ndarray, "D"]  # processor that it shares with others, or below zero
+    # What works on the ops of several devices one at a time: processors, then threads that launch.
+    serial: Int[np.ndarray, "D"]  # 0..Q-1, or below zero
+    serial_s: Float[np.ndarray, "N D"]  # of it, as `compute_s`
 
 
 @cached_on_problem
@@ -69,6 +72,8 @@ def arrays_of(problem: Problem) -> Arrays:
     opens[graph.use_op[is_input[graph.producer[graph.use_tensor]]]] = True
     unpaid = graph.is_io | graph.rests
     paid_s = np.where(unpaid[:, None], 0.0, cluster.op_dispatch_s)
+    compute_s = np.ascontiguousarray(problem.compute_s + paid_s)
+    serial, serial_s = _serial(problem, compute_s, paid_s)
     return Arrays(
         in_start=in_start,
         in_tensor=_int(graph.use_tensor[in_use]),
@@ -79,7 +84,7 @@ def arrays_of(problem: Problem) -> Arrays:
         producer=_int(graph.producer),
         held_bytes=_int(graph.held_bytes),
         sent_bytes=_int(problem.sent_bytes),
-        compute_s=np.ascontiguousarray(problem.compute_s + paid_s),
+        compute_s=compute_s,
         segment_s=cluster.segment_dispatch_s,
         latency_s=np.array(cluster.link_latency_s, dtype=np.float64),
         bytes_per_s=np.array(cluster.link_bytes_per_s, dtype=np.float64),
@@ -102,7 +107,29 @@ def arrays_of(problem: Problem) -> Arrays:
         pool=_int(cluster.pool),
         pool_bytes=_int(cluster.pool_bytes),
         processor=_int(cluster.processor),
+        serial=serial,
+        serial_s=serial_s,
     )
+
+
+def _serial(
+    problem: Problem, compute_s: Float[np.ndarray, "N D"], paid_s: Float[np.ndarray, "N D"]
+) -> tuple[Int[np.ndarray, "D"], Float[np.ndarray, "N D"]]:
+    """`Arrays.serial` and `Arrays.serial_s`. A thread's dispatch is work of the host."""
+    serial, launches = _int(problem.cluster.processor), problem.launches
+    if launches is None:
+        return serial, compute_s
+    launched = (serial < 0) & (launches.thread >= 0)
+    serial_s = np.where(launched, launches.seconds + paid_s, compute_s)
+    threads = np.unique(launches.thread[launched], return_inverse=True)[1]
+    serial[launched] = int(serial.max()) + 1 + threads
+    return serial, np.ascontiguousarray(serial_s)
+
+
+def launches_with_dispatch(problem: Problem) -> Launches | None:
+    """The problem's launches for costs that hold the dispatch of ops, as `Arrays.compute_s` do."""
+    launches = problem.launches
+    return launches and launches._replace(seconds=arrays_of(problem).serial_s)
 
 
 def touched_bytes(problem: Problem) -> Int[np.ndarray, "N"]:

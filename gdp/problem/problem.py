@@ -59,6 +59,18 @@ class Origin:
         return replace(self, group_of=part[self.group_of])
 
 
+class Launches(NamedTuple):
+    """Host threads that launch the ops of several devices one by one, as the interpreter of PyTorch
+    does. Axes: N ops, D devices."""
+
+    seconds: Float[np.ndarray, "N D"]  # of the thread in all runs of an op, dispatch excluded
+    thread: Int[np.ndarray, "D"]  # that launches a device's ops, 0..; below zero: its own
+
+    def of_parts(self, part: Int[np.ndarray, "N"]) -> "Launches":
+        """Those of ops that stand for the ops of each part."""
+        return self._replace(seconds=sum_per_group(self.seconds, part))
+
+
 @dataclass(frozen=True, eq=False)
 class Problem:
     """Input of every method. Axes: N ops, T tensors, E uses, D devices.
@@ -82,6 +94,7 @@ class Problem:
     replicas: bool = False  # whether devices may take samples round-robin; see gdp.sim.score
     unit: TimeUnit = SECONDS
     within_s: float = np.inf  # seconds that a run may take, where the objective heeds them
+    launches: Launches | None = None  # None: every device launches its own
     # By `cached_on_problem`.
     _cache: dict[tuple, Any] = field(default_factory=dict, init=False, repr=False)
 
@@ -183,6 +196,7 @@ def make_problem(
     unit: TimeUnit = SECONDS,
     origin: Origin | None = None,
     within_s: float = np.inf,
+    launches: Launches | None = None,
 ) -> Problem:
     """A problem; `allowed` and `together` (ids, ops of one id share a device) are the user's.
     `compute_s` is of all runs of an op in one sample (`graph.repeats`). `unit` is that of all times
@@ -214,7 +228,7 @@ def make_problem(
     origin = origin or Origin(np.arange(graph.num_ops))
     problem = Problem(
         graph, cluster, compute_s, objective, possible, group, graph.sent_bytes, origin, sent_s,
-        replicas, unit, within_s,
+        replicas, unit, within_s, launches,
     )  # fmt: skip
     torn = np.flatnonzero(~problem.group_allowed.any(axis=1))
     if torn.size:
@@ -233,14 +247,16 @@ def contracted(
     *,
     compute_s: Float[np.ndarray, "N D"] | None = None,
     cluster: Cluster | None = None,
+    launches: Launches | None = None,
 ) -> Problem:
     """The problem over `graph`, whose op m stands for the ops of part m and takes their time.
 
     A part may go where all of its ops may, and shares a device with the parts that any of its ops
-    are tied to. Costs and cluster are the problem's own unless given. For objectives on the
-    cluster's links, without `sent_s`. Raises `InfeasibleError` where parts that are tied have no
-    device in common.
+    are tied to. Costs, cluster and launches are the problem's own unless given. For
+    objectives on the cluster's links, without `sent_s`. Raises `InfeasibleError` where parts that
+    are tied have no device in common.
     """
+    launches = launches or problem.launches
     return make_problem(
         graph,
         problem.cluster if cluster is None else cluster,
@@ -251,4 +267,5 @@ def contracted(
         unit=problem.unit,
         origin=problem.origin.coarser(part),
         within_s=problem.within_s,
+        launches=launches and launches.of_parts(part),
     )

@@ -44,9 +44,10 @@ def links_alike(problem: Problem) -> Bool[np.ndarray, "D D"]:
     """Pairs of devices whose exchange leaves links and where their ops run unchanged and renames
     channels.
 
-    Both share their memory and their processor with each other, or with none.
+    Both share their memory and their processor with each other, or with none, and the same thread
+    launches their ops, in the same time.
     """
-    cluster, d = problem.cluster, problem.num_devices
+    cluster, d, launches = problem.cluster, problem.num_devices, problem.launches
     alike = np.eye(d, dtype=bool)
     off = ~alike
     num_channels = len(np.unique(cluster.channel[off]))
@@ -64,7 +65,8 @@ def links_alike(problem: Problem) -> Bool[np.ndarray, "D D"]:
             queues = (cluster.queues[moved] == cluster.queues).all()
             runs = (swap[cluster.runs_on[swap]] == cluster.runs_on).all()
             alike[i, j] = alike[j, i] = kept and renamed and queues and runs
-    return alike & same(cluster.pool, cluster.processor)
+    launched = () if launches is None else (launches.thread, launches.seconds)
+    return alike & same(cluster.pool, cluster.processor, *launched)
 
 
 def is_host(problem: Problem) -> Bool[np.ndarray, "D"]:

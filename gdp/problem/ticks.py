@@ -73,9 +73,13 @@ def in_ticks(problem: Problem) -> Problem:
         link_bytes_per_s=cluster.link_bytes_per_s * unit_s,
     )  # fmt: skip
     sent_s = None if problem.sent_s is None else scaled(problem.sent_s)
+    launches = problem.launches
+    if launches is not None:
+        launches = launches._replace(seconds=scaled(launches.seconds))
     return replace(
-        problem, cluster=machine, compute_s=scaled(problem.compute_s), sent_s=sent_s, unit=unit
-    )
+        problem, cluster=machine, compute_s=scaled(problem.compute_s), sent_s=sent_s, unit=unit,
+        launches=launches,
+    )  # fmt: skip
 
 
 def seconds_per_unit(problem: Problem) -> float:
@@ -111,6 +115,8 @@ def _distinct_times(problem: Problem, finite_s: Float[np.ndarray, "M"]) -> Float
     """All positive times of a problem, each once: of ops, of starting them, of transfers."""
     cluster = problem.cluster
     parts = [finite_s, cluster.dispatch_s]
+    if problem.launches is not None:
+        parts.append(problem.launches.seconds.reshape(-1))
     if problem.sent_s is None:
         off = ~np.eye(problem.num_devices, dtype=bool)
         links = np.stack([cluster.link_latency_s[off], cluster.link_bytes_per_s[off]], axis=1)

@@ -8,20 +8,25 @@ from jaxtyping import Bool, Float, Int
 
 from gdp.base.errors import PlacementError, of_kind
 from gdp.base.rows import imported
+from gdp.cluster.machines import machines
 from gdp.cluster.types import Cluster
 from gdp.costs.adapt import AdaptedCosts
-from gdp.costs.base import CostModel, RuntimeOverheads
+from gdp.costs.base import CostModel, RuntimeOverheads, launch_floors_s
 from gdp.graph.fuse import Fused, class_parts, fuse, group_seconds
 from gdp.graph.generation import single_step, steps_of
 from gdp.graph.groups import alike, all_per_group, first_members, joined, merge_ids, sum_per_group
 from gdp.graph.op_graph import OpGraph
 from gdp.placement.constraints import Constraints, allowed_mask, together_ids, whole_borders
 from gdp.placement.placement import Assignment, Placement
-from gdp.problem.problem import Origin, Problem, make_problem
+from gdp.problem.problem import Launches, Origin, Problem, make_problem
 from gdp.question.question import Question
 from gdp.sim.objectives import find_objective
 from gdp.sim.prediction import Prediction
 from gdp.splits.members import Divided, divided
+
+
+OWN_PROCESSES = ("pipelining", "tensor-parallel")
+"""Runtimes of PyTorch that start a process for every device, each of which launches its own ops."""
 
 
 def prepare_problem(
@@ -63,11 +68,15 @@ def prepare_problem(
         cluster = model.with_runtime_overheads(cluster)
     sent_s = _sent_s(fused.graph, cluster, objective)
     machine, seconds = _all_runs(fused.graph, cluster, seconds)
-    slack_s = 0.0
+    launches, slack_s = _launches(question, model, fused, cluster), 0.0
     if kernels is not fused:
         whole_s = _all_runs(kernels.graph, cluster, kernel_s)[1]
         kernel_of = kernels.group_of[first_members(fused.group_of)]
         seconds, slack_s = _as_one_kernel(seconds, whole_s, kernel_of, cluster)
+        if launches is not None:
+            whole = _launches(question, model, kernels, cluster) or launches
+            cut = _as_one_kernel(launches.seconds, whole.seconds, kernel_of, cluster)
+            launches, slack_s = launches._replace(seconds=cut[0]), max(slack_s, cut[1])
     return make_problem(
         fused.graph,
         machine,
@@ -81,6 +90,7 @@ def prepare_problem(
             fused.group_of, label, model, kernels is not fused, slack_s, exchange_s, members
         ),
         within_s=question.within_s,
+        launches=launches,
     )
 
 
@@ -172,6 +182,29 @@ def _fused_seconds(
         return model(fused.graph, cluster)
     parts = model, graph, cluster
     return group_seconds(fused, question.kept.once("seconds", parts, lambda: model(graph, cluster)))
+
+
+def _launches(
+    question: Question, model: CostModel, fused: Fused, cluster: Cluster
+) -> Launches | None:
+    """Host threads that launch the ops of several devices: one on each machine, where an eager
+    runtime calls op after op in one process (`benchmarks.launch_threads`: two threads of Python
+    take no less, as they hold one lock). None in training, for which autograd has a thread for each
+    device.
+
+    `cluster` has the overheads of the runtime.
+    """
+    graph = fused.of
+    if question.target in OWN_PROCESSES or cluster.num_devices < 2 or graph.is_backward.any():
+        return None
+    parts = model, graph, question.cluster
+    floor_s = question.kept.once("launches", parts, lambda: launch_floors_s(*parts))
+    if floor_s is None:
+        return None
+    seconds = _all_runs(fused.graph, cluster, sum_per_group(floor_s, fused.group_of))[1]
+    thread = np.where((floor_s > 0).any(axis=0), machines(cluster), -1)
+    alone = np.bincount(1 + thread)[1 + thread] < 2
+    return Launches(seconds, np.where(alone, -1, thread))
 
 
 def _as_one_kernel(

@@ -77,10 +77,12 @@ class EngineArrays(NamedTuple):
     direct: bool  # each channel serves one device alone, and every transfer takes time
     host: int
     capacity_bytes: Int[np.ndarray, "D"]
-    pool: Int[np.ndarray, "D"]  # of `problem.arrays.Arrays`, as the next two
+    pool: Int[np.ndarray, "D"]  # of `problem.arrays.Arrays`, as the next four
     pool_bytes: Int[np.ndarray, "P"]
     processor: Int[np.ndarray, "D"]
-    shares_processor: bool  # two devices are one processor
+    serial: Int[np.ndarray, "D"]
+    serial_s: Float[np.ndarray, "N D"]
+    is_serial: bool  # some devices share a processor, or a thread that launches their ops
     weight_op: Int[np.ndarray, "H"]  # of `problem.StoredBytes`, as the next three
     weight_id: Int[np.ndarray, "H"]
     weight_bytes: Int[np.ndarray, "H"]
@@ -123,7 +125,8 @@ class Workspace(NamedTuple):
     num_done: Int[np.ndarray, "1"]
     channel_s: Float[np.ndarray, "C+1"]  # busy seconds, of throughput_kernels
     sent_to: Int[np.ndarray, "D"]  # the tensor last sent to each device, likewise
-    processor_s: Float[np.ndarray, "Q"]  # busy seconds of processors that devices share
+    # Busy seconds of processors that devices share, and of threads that launch their ops.
+    serial_s: Float[np.ndarray, "Q"]
     free_bytes: Int[np.ndarray, "N"]  # scratch of memory_kernels, as all that follows
     free_sent_bytes: Int[np.ndarray, "E"]
     sent_by_lane: Int[np.ndarray, "E"]
@@ -181,7 +184,9 @@ def arrays(problem: Problem) -> EngineArrays:
         pool=a.pool,
         pool_bytes=a.pool_bytes,
         processor=a.processor,
-        shares_processor=bool((a.processor >= 0).any()),
+        serial=a.serial,
+        serial_s=a.serial_s,
+        is_serial=bool((a.serial >= 0).any()),
         weight_op=held.op,
         weight_id=held.id,
         weight_bytes=held.size_bytes,
@@ -260,7 +265,7 @@ def workspace(problem: Problem) -> Workspace:
         num_done=np.zeros(1, np.int64),
         channel_s=np.zeros(channels),
         sent_to=np.zeros(d, np.int64),
-        processor_s=np.zeros(1 + int(problem.cluster.processor.max())),
+        serial_s=np.zeros(1 + int(arrays_of(problem).serial.max())),
         free_bytes=np.zeros(n, np.int64),
         free_sent_bytes=np.zeros(e, np.int64),
         sent_by_lane=np.zeros(e, np.int64),

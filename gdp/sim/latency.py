@@ -2,7 +2,8 @@
 
 Each thread simulates in a workspace of its own. Devices of one processor (`Device.processor`)
 compute one at a time: a latency and a period are at least the seconds of all their ops and of the
-copies between them, in the simulator as in every search and bound.
+copies between them, in the simulator as in every search and bound. So they are at least the seconds
+in which one thread of the host launches the ops of several devices (`Problem.launches`).
 """
 
 import contextlib
@@ -17,6 +18,7 @@ from jaxtyping import Bool, Float, Int
 
 from gdp.base.cores import num_cores
 from gdp.cluster.types import overflow_bytes as cluster_overflow
+from gdp.problem.arrays import arrays_of
 from gdp.problem.problem import Problem
 from gdp.problem.ticks import in_ticks, seconds_per_unit
 from gdp.sim.engine import Workspace, arrays, workspace
@@ -165,7 +167,8 @@ def busy_ticks(
     problem: Problem, device: Int[np.ndarray, "N"]
 ) -> tuple[Float[np.ndarray, "D"], Float[np.ndarray, "C"], Float[np.ndarray, "Q"]]:
     """Busy time per sample of each device, of each channel on which transfers queue, and of each
-    processor that devices share; of a problem in ticks, in ticks."""
+    processor that devices share or thread that launches their ops; of a problem in ticks, in
+    ticks."""
     placed = checked_devices(problem, device[None], None)
     if in_plain(problem, 1):
         from gdp.sim.plain import busy_seconds
@@ -177,12 +180,12 @@ def busy_ticks(
     with borrowed(problem) as work:
         evaluate_periods(flat, work, placed, 0, 1, value, over)
         # The last channel is that of links on which nothing queues.
-        return work.busy_s.copy(), work.channel_s[:-1].copy(), work.processor_s.copy()
+        return work.busy_s.copy(), work.channel_s[:-1].copy(), work.serial_s.copy()
 
 
-def shares_processor(problem: Problem) -> bool:
-    """True if two devices are one processor."""
-    return bool((problem.cluster.processor >= 0).any())
+def is_serial(problem: Problem) -> bool:
+    """True if two devices are one processor, or one thread launches the ops of several."""
+    return bool((arrays_of(problem).serial >= 0).any())
 
 
 def rank_rows(

@@ -39,7 +39,7 @@ def simulated(
     """The schedule of one placement; the ops by priority, None for the one that was ready first."""
     sends = _sends(problem, device)
     schedule = _run(problem, device, order, sends)
-    busiest_s = float(_processor_s(problem, device, sends).max(initial=0.0))
+    busiest_s = float(_serial_s(problem, device, sends).max(initial=0.0))
     return replace(
         schedule,
         peak_bytes=run_peaks(problem, schedule, device),
@@ -50,11 +50,12 @@ def simulated(
 def busy_seconds(
     problem: Problem, device: Int[np.ndarray, "N"]
 ) -> tuple[Float[np.ndarray, "D"], Float[np.ndarray, "C"], Float[np.ndarray, "Q"]]:
-    """Busy time per sample of each device, each channel, and each processor that devices share."""
+    """Busy time per sample of each device, each channel, and each processor that devices share or
+    thread that launches their ops."""
     sends, channels = _sends(problem, device), _num_channels(problem)
     busy_s = _sums(device, _op_seconds(problem, device), problem.num_devices)
     channel_s = _sums(sends.channel, sends.seconds, channels + 1)
-    return busy_s, channel_s[:channels], _processor_s(problem, device, sends)
+    return busy_s, channel_s[:channels], _serial_s(problem, device, sends)
 
 
 def _num_channels(problem: Problem) -> int:
@@ -78,24 +79,32 @@ def _sends(problem: Problem, device: Int[np.ndarray, "N"]) -> _Sends:
     return _Sends(tensor, source, to, seconds, a.channel[source, to], of_use)
 
 
-def _op_seconds(problem: Problem, device: Int[np.ndarray, "N"]) -> Float[np.ndarray, "N"]:
-    """Seconds that each op occupies its device for, with dispatch."""
+def _opening_s(problem: Problem, device: Int[np.ndarray, "N"]) -> Float[np.ndarray, "N"]:
+    """Seconds of each op's device to open a segment; 0 for ops that open none."""
     a, flat = arrays_of(problem), arrays(problem)
     opens = a.opens.copy()
     opens[flat.use_op[device[flat.use_op] != device[flat.producer[flat.use_tensor]]]] = True
     opens &= ~(a.is_io | problem.graph.rests)
-    return a.compute_s[np.arange(len(device)), device] + np.where(opens, a.segment_s[device], 0.0)
+    return np.where(opens, a.segment_s[device], 0.0)
 
 
-def _processor_s(
+def _op_seconds(problem: Problem, device: Int[np.ndarray, "N"]) -> Float[np.ndarray, "N"]:
+    """Seconds that each op occupies its device for, with dispatch."""
+    op_s = arrays_of(problem).compute_s[np.arange(len(device)), device]
+    return op_s + _opening_s(problem, device)
+
+
+def _serial_s(
     problem: Problem, device: Int[np.ndarray, "N"], sends: _Sends
 ) -> Float[np.ndarray, "Q"]:
-    """Seconds of the ops on each processor that devices share, and of the copies inside it."""
-    processor = problem.cluster.processor
-    of_op, own = processor[device], processor[sends.source]
+    """Seconds of each processor that devices share, of ops and of copies inside it, and of each
+    thread of the host that launches ops of several devices."""
+    a, processor = arrays_of(problem), problem.cluster.processor
+    of_op, own = a.serial[device], processor[sends.source]
     on, inside = of_op >= 0, (own >= 0) & (own == processor[sends.destination])
-    added_s = np.concatenate([_op_seconds(problem, device)[on], sends.seconds[inside]])
-    return _sums(np.concatenate([of_op[on], own[inside]]), added_s, 1 + int(processor.max()))
+    op_s = a.serial_s[np.arange(len(device)), device] + _opening_s(problem, device)
+    added_s = np.concatenate([op_s[on], sends.seconds[inside]])
+    return _sums(np.concatenate([of_op[on], own[inside]]), added_s, 1 + int(a.serial.max()))
 
 
 def _sums(

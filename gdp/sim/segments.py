@@ -16,8 +16,8 @@ from gdp.base.kernels.twin import PLAIN_OPS, compiled
 from gdp.cluster.types import Cluster
 from gdp.graph.groups import all_per_group, distinct, indexed, lists, sum_per_group
 from gdp.graph.op_graph import INPUT, OUTPUT, OpGraph, make_graph, topological_order
-from gdp.problem.arrays import arrays_of
-from gdp.problem.problem import Problem
+from gdp.problem.arrays import arrays_of, launches_with_dispatch
+from gdp.problem.problem import Launches, Problem
 from gdp.sim.turns import fill_hops, take_turns
 
 _MAX_FINE_OPS = 10_000
@@ -93,8 +93,8 @@ def segment_problem(problem: Problem, segment: Int[np.ndarray, "N"]) -> Problem:
     """
     cluster = problem.cluster.with_dispatch(problem.cluster.segment_dispatch_s)
     once = tuple(replace(device, dispatch_per="op") for device in cluster.devices)
-    compute_s = arrays_of(problem).compute_s
-    return _contract(problem, segment, compute_s, replace(cluster, devices=once))
+    compute_s, machine = arrays_of(problem).compute_s, replace(cluster, devices=once)
+    return _contract(problem, segment, compute_s, machine, launches_with_dispatch(problem))
 
 
 def segment_values(
@@ -176,6 +176,7 @@ def _contract(
     segment: Int[np.ndarray, "N"],
     compute_s: Float[np.ndarray, "N D"],
     cluster: Cluster,
+    launches: Launches | None,
 ) -> Problem:
     """The problem with one op per segment, at the given costs."""
     graph = problem.graph
@@ -214,6 +215,7 @@ def _contract(
         problem.origin.coarser(segment),
         sent_s,
         unit=problem.unit,
+        launches=launches and launches.of_parts(segment),
     )
 
 
@@ -249,7 +251,7 @@ def _merge(
             label = np.arange(cut.num_ops)
             label[now[b]] = now[a]
             label = _in_order(cut.graph, label)
-            fewer = _contract(cut, label, cut.compute_s, cut.cluster)
+            fewer = _contract(cut, label, cut.compute_s, cut.cluster, cut.launches)
             there = segment_values(where, label)
             merged_s = simulate(fewer, there).latency_s
             if merged_s <= latency_s:

@@ -1,4 +1,4 @@
-"""Devices that share a processor take one after the other what others do side by side."""
+"""Devices that share a processor, or a thread that launches their ops, take turns at it."""
 
 from dataclasses import replace
 
@@ -7,8 +7,8 @@ import pytest
 
 from gdp.cluster.types import Device, make_cluster
 from gdp.graph.op_graph import make_graph
-from gdp.problem.problem import make_problem
-from gdp.sim.latency import shares_processor
+from gdp.problem.problem import Launches, make_problem
+from gdp.sim.latency import is_serial
 from gdp.sim.score import score, values
 
 pytestmark = pytest.mark.usefixtures("both_ways")
@@ -58,11 +58,47 @@ def test_one_device_takes_what_it_took() -> None:
 
 
 def test_only_two_of_a_name_share() -> None:
-    assert not shares_processor(problem(("x", "")))
-    assert shares_processor(problem(("x", "y", "x")))
+    assert not is_serial(problem(("x", "")))
+    assert is_serial(problem(("x", "y", "x")))
     three = problem(("x", "y", "x"))
     # The processor x: 3 + 2, and the copy from d0 to d2; the copy from y is no work of x alone.
     # In the run d1 ends at 4, its copy at 5 and the last op at 7.
     apart = np.array([0, 1, 2])
     assert score(three, apart).latency_s == 7.0
     assert score(problem(("x", "y", "x"), "throughput"), apart).value_s == 3.0 + 2.0 + 1.0
+
+
+@pytest.mark.parametrize(
+    ("threads", "launch_s", "latency_s"),
+    [
+        ((0, 0), 1.0, 6.0),  # 3 s of launches hide behind the run
+        ((0, 0), 4.0, 12.0),
+        ((0, 1), 4.0, 8.0),  # two ops of one thread
+        ((-1, 0), 4.0, 8.0),
+        ((-1, -1), 4.0, 6.0),
+    ],
+)
+def test_a_run_takes_as_long_as_its_launches(threads, launch_s, latency_s) -> None:
+    launches = Launches(np.full((3, 2), launch_s), np.array(threads))
+    launched = replace(problem(("", "")), launches=launches)
+    assert score(launched, SPLIT).latency_s == latency_s
+    assert is_serial(launched) == (max(threads) >= 0)
+    pipelined = replace(problem(("", ""), "throughput"), launches=launches)
+    assert score(pipelined, SPLIT).value_s == latency_s
+
+
+def test_a_processor_goes_before_a_thread() -> None:
+    launches = Launches(np.full((3, 2), 9.0), np.zeros(2, np.int64))
+    assert score(replace(problem(("x", "x")), launches=launches), SPLIT).latency_s == 10.0
+
+
+def test_dispatch_is_work_of_the_thread() -> None:
+    """Three ops of half a second of dispatch, and one of launching: 4.5 s, where the run takes 3 +
+    0.5, a second of sending, and 2.5."""
+    plain = problem(("", ""))
+    cluster = plain.cluster.with_dispatch(np.array([0.5, 0.5]))
+    launches = Launches(np.full((3, 2), 1.0), np.zeros(2, np.int64))
+    timed = replace(plain, cluster=cluster, launches=launches)
+    assert score(timed, SPLIT).latency_s == 7.0
+    longer = launches._replace(seconds=np.full((3, 2), 2.0))
+    assert score(replace(timed, launches=longer), SPLIT).latency_s == 7.5

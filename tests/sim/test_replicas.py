@@ -21,7 +21,8 @@ TEAMS: list[Teams] = [((0, 1),), ((0, 1, 2),), ((1, 3),), ((0, 2), (1, 3)), ((0,
 
 
 def dealt_s(problem: Problem, device: list[int], teams: Teams, samples: int) -> float:
-    """The busiest device's, channel's or processor's seconds a sample, added up by samples.
+    """The busiest device's, channel's, processor's or launching thread's seconds a sample, added up
+    by samples.
 
     Shares no code with the package: where an op of a sample runs, what it sends and to whom.
     """
@@ -29,6 +30,8 @@ def dealt_s(problem: Problem, device: list[int], teams: Teams, samples: int) -> 
     reads, makes, readers = tables(problem)
     del makes
     busy: dict[tuple[str, int], float] = {}
+    names = [device.processor for device in cluster.devices]
+    shared = {d for d, name in enumerate(names) if name and names.count(name) > 1}
     for i in range(samples):
         where = []
         for op, lead in enumerate(device):
@@ -36,13 +39,19 @@ def dealt_s(problem: Problem, device: list[int], teams: Teams, samples: int) -> 
             is_io = graph.op_types[op] in (INPUT, OUTPUT)
             where.append(lead if is_io or not team else team[0][i % len(team[0])])
         for op, d in enumerate(where):
-            entry, seconds = cluster.devices[d], float(problem.compute_s[op, d])
+            entry, seconds = cluster.devices[d], 0.0
             if graph.op_types[op] not in LAUNCH_NOTHING:
                 makers = [int(graph.producer[t]) for t in reads[op]]
                 opens = not makers or any(
                     where[m] != d or graph.op_types[m] == INPUT for m in makers
                 )
                 seconds += entry.dispatch_s * (entry.dispatch_per == "op" or opens)
+            if problem.launches is not None and d not in shared:
+                thread = "thread", int(problem.launches.thread[d])
+                launch_s = float(problem.launches.seconds[op, d]) + seconds
+                if thread[1] >= 0:
+                    busy[thread] = busy.get(thread, 0.0) + launch_s
+            seconds += float(problem.compute_s[op, d])
             busy["device", d] = busy.get(("device", d), 0.0) + seconds
             if entry.processor:
                 busy[entry.processor, 0] = busy.get((entry.processor, 0), 0.0) + seconds

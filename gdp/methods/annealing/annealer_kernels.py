@@ -8,7 +8,8 @@ the caller cuts the steps into calls changes nothing.
 For the period, `Loads` follows a placement: what one op's move changes takes O(degree of the op *
 D). After any moves it equals what `make_loads` computes from scratch, up to the rounding of sums.
 A processor that devices share is one more channel: their ops, and the copies between them, take it
-one after the other. Axes as in `gdp.problem.arrays`; C channels, Q processors.
+one after the other; so is a thread that launches the ops of several devices. Axes as in
+`gdp.problem.arrays`; C channels, Q processors and threads.
 """
 
 from typing import NamedTuple, no_type_check
@@ -38,7 +39,7 @@ class Loads(NamedTuple):
     """Busy seconds per sample and what they follow from."""
 
     busy_s: np.ndarray  # [D]
-    channel_s: np.ndarray  # [C + Q], then of processors that devices share: ops and copies inside
+    channel_s: np.ndarray  # [C + Q], then of what works for several devices in turn
     readers: np.ndarray  # [T, D] ops of a device that read a tensor
     foreign: np.ndarray  # [N] uses of tensors made on other devices
     held: np.ndarray  # [W, D] groups of a device that hold a weight
@@ -54,7 +55,7 @@ as_struct(Arrays, Loads)
 def new_loads(m):
     """Empty loads; fill them by `make_loads`."""
     num_tensors, num_devices = len(m.producer), m.compute_s.shape[1]
-    num_channels = int(m.channel.max()) + 1 + int(m.processor.max()) + 1
+    num_channels = int(m.channel.max()) + 1 + int(m.serial.max()) + 1
     reader = m.use_op
     tensor = np.repeat(np.arange(num_tensors), np.diff(m.use_start))
     # Sets of activations are kept for backward ops; a device can wait for all the others.
@@ -105,18 +106,18 @@ def pays_segment(m, loads, op):
 
 @numba.njit(**INNER_INLINE)
 @no_type_check
-def add_busy(m, loads, d, seconds):
-    """Count seconds of an op on a device, and on the processor that it shares."""
+def add_busy(m, loads, d, seconds, serial_s):
+    """Count seconds of a device, `serial_s` of them of what it takes turns on with others."""
     loads.busy_s[d] += seconds
-    if m.processor[d] >= 0:
-        loads.channel_s[processor_at(m, loads, d)] += seconds
+    if m.serial[d] >= 0:
+        loads.channel_s[serial_at(m, loads, d)] += serial_s
 
 
 @numba.njit(**INNER_INLINE)
 @no_type_check
-def processor_at(m, loads, d):
-    """Place of a device's processor in `channel_s`: the last ones, in order."""
-    return loads.channel_s.shape[0] - 1 - m.processor[d]
+def serial_at(m, loads, d):
+    """Place in `channel_s` of what a device takes turns on: the last ones, in order."""
+    return loads.channel_s.shape[0] - 1 - m.serial[d]
 
 
 @numba.njit(**INNER_INLINE)
@@ -127,7 +128,7 @@ def add_send(m, loads, t, source, to, sign):
     if m.channel[source, to] >= 0:
         loads.channel_s[m.channel[source, to]] += sign * seconds
     if m.processor[source] >= 0 and m.processor[source] == m.processor[to]:
-        loads.channel_s[processor_at(m, loads, to)] += sign * seconds
+        loads.channel_s[serial_at(m, loads, to)] += sign * seconds
     loads.room_bytes[to] += sign * (2 + loads.kept[t]) * m.held_bytes[t]
 
 
@@ -157,9 +158,9 @@ def make_loads(m, loads, device):
             t = m.in_tensor[k]
             loads.readers[t, d] += 1
             loads.foreign[op] += device[m.producer[t]] != d
-        add_busy(m, loads, d, m.compute_s[op, d])
+        add_busy(m, loads, d, m.compute_s[op, d], m.serial_s[op, d])
         if pays_segment(m, loads, op):
-            add_busy(m, loads, d, m.segment_s[d])
+            add_busy(m, loads, d, m.segment_s[d], m.segment_s[d])
         hold_group(m, loads, op, d, 1)
     for t in range(m.producer.shape[0]):
         home = np.int64(device[m.producer[t]])
@@ -199,9 +200,9 @@ def move_readers(m, loads, device, t, old, new):
         loads.foreign[reader] += 1 if there == old else -1
         after = pays_segment(m, loads, reader)
         if after and not before:
-            add_busy(m, loads, there, m.segment_s[there])
+            add_busy(m, loads, there, m.segment_s[there], m.segment_s[there])
         elif before and not after:
-            add_busy(m, loads, there, -m.segment_s[there])
+            add_busy(m, loads, there, -m.segment_s[there], -m.segment_s[there])
 
 
 @numba.njit(**INNER)
@@ -228,13 +229,13 @@ def move_op(m, loads, device, op, new):
     old = np.int64(device[op])
     if old == new:
         return
-    add_busy(m, loads, old, -m.compute_s[op, old])
-    add_busy(m, loads, new, m.compute_s[op, new])
+    add_busy(m, loads, old, -m.compute_s[op, old], -m.serial_s[op, old])
+    add_busy(m, loads, new, m.compute_s[op, new], m.serial_s[op, new])
     if pays_segment(m, loads, op):
-        add_busy(m, loads, old, -m.segment_s[old])
+        add_busy(m, loads, old, -m.segment_s[old], -m.segment_s[old])
     move_inputs(m, loads, device, op, old, new)
     if pays_segment(m, loads, op):
-        add_busy(m, loads, new, m.segment_s[new])
+        add_busy(m, loads, new, m.segment_s[new], m.segment_s[new])
     move_outputs(m, loads, device, op, old, new)
     hold_group(m, loads, op, old, -1)
     hold_group(m, loads, op, new, 1)

@@ -73,6 +73,8 @@ class _Model:
         always = np.where(a.opens & ~a.is_io, 1.0, 0.0)
         work_s = a.compute_s + always[:, None] * a.segment_s
         self.work = ticks(np.where(problem.allowed, work_s, np.inf), unit_s)
+        serial_s = a.serial_s + always[:, None] * a.segment_s
+        self.serial = ticks(np.where(problem.allowed, serial_s, np.inf), unit_s)
         self.on = place_groups(self.model, problem, hint)
         self._ops()
         self._transfers()
@@ -87,6 +89,7 @@ class _Model:
         self.latency = model.new_int_var(int((head + fastest + tail).max()), TICKS, "")
         busy: list[list[Any]] = [[] for _ in range(count)]
         loads: list[list[Any]] = [[] for _ in range(count)]
+        in_turn: list[list[Any]] = [[] for _ in range(int(self.arrays.serial.max()) + 1)]
         for v, g in enumerate(problem.group.tolist()):
             for d in range(count):
                 if not problem.group_allowed[g, d]:
@@ -100,14 +103,14 @@ class _Model:
                     interval = (self.start[v], size, self.end[v], on, "")
                     busy[d].append(model.new_optional_interval_var(*interval))
                     loads[d].append(size * on)
+                if size <= TICKS and (turn := int(self.arrays.serial[d])) >= 0:
+                    in_turn[turn].append(int(self.serial[v, d]) * on)
             model.add(self.latency >= self.end[v] + int(tail[v]))
         for d in range(count):
             model.add_no_overlap(busy[d])
             model.add(self.latency >= sum(loads[d]))
-        processor = problem.cluster.processor
-        for k in range(int(processor.max()) + 1):  # one op at a time over all of its devices
-            members = np.flatnonzero(processor == k).tolist()
-            model.add(self.latency >= sum(load for d in members for load in loads[d]))
+        for terms in in_turn:  # of a processor or a thread, one op at a time over all its devices
+            model.add(self.latency >= sum(terms))
         model.minimize(self.latency)
 
     def _paths(

@@ -27,7 +27,7 @@ from gdp.methods.heuristics.metis import metis_assignments, pymetis_library
 from gdp.methods.priorities import evaluate_rules, upward_rank
 from gdp.methods.repair import repair_and_select
 from gdp.methods.scoring import Evaluated, compile_once, is_compiling, score_all
-from gdp.problem.arrays import arrays_of
+from gdp.problem.arrays import arrays_of, launches_with_dispatch
 from gdp.problem.problem import Problem, cached_on_problem, contracted
 from gdp.sim.objectives import memory_binds, objective_of
 
@@ -83,8 +83,9 @@ def coarsened(
     # Dispatch per op is in the sums already.
     cluster = problem.cluster.with_dispatch(problem.cluster.segment_dispatch_s)
     coarse = contracted(
-        problem, merged.graph, merged.group_of, compute_s=a.compute_s, cluster=cluster
-    )
+        problem, merged.graph, merged.group_of, compute_s=a.compute_s, cluster=cluster,
+        launches=launches_with_dispatch(problem),
+    )  # fmt: skip
     if not (coarse.group_allowed.sum(axis=1) > 1).any():
         return None
     mean_s = np.where(problem.allowed, a.compute_s, 0.0).sum(axis=1) / problem.allowed.sum(axis=1)

@@ -29,6 +29,7 @@ from gdp.methods.annealing.move_score_kernels import (
     take_best,
 )
 from gdp.methods.annealing.moves_kernels import NUM_KINDS, below, propose, uniform
+from gdp.sim.kernels.evaluate import serial
 from gdp.sim.kernels.events import run_until
 from gdp.sim.kernels.resume import begin, expected_end, find_tails, go_on, place, record_run
 
@@ -245,4 +246,5 @@ def close_window(a, w, s, h, c):
     """Take the best of the window and simulate it to the end; the exact latency."""
     use_kept(w, h, c)
     c.count[EVALUATIONS] += 1
-    return go_on(a, w, s, c.device, h.number[FROM], h.op[: h.number[OPS]])
+    latency_s = go_on(a, w, s, c.device, h.number[FROM], h.op[: h.number[OPS]])
+    return max(latency_s, serial(a, w, c.device)) if a.is_serial else latency_s

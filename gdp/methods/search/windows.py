@@ -23,7 +23,7 @@ from gdp.methods.base import Assignment, inner_seed
 from gdp.methods.scoring import Evaluated
 from gdp.methods.search.budget import Budget
 from gdp.problem.problem import Problem
-from gdp.sim.latency import shares_processor, simulate
+from gdp.sim.latency import simulate
 from gdp.sim.score import values
 
 
@@ -86,9 +86,11 @@ class WindowSearch:
     def supports(problem: Problem) -> bool:
         """True where this search is for the problem: of latency, and devices compute at once.
 
-        Devices of one processor add up to a bound that no window of the schedule shows.
+        Devices of one processor add up to a bound that no window of the schedule shows. Of launches,
+        which mostly take less than the run, only the judgement of a whole schedule knows.
         """
-        return annealer_of(problem) is LatencyAnnealer and not shares_processor(problem)
+        shared = (problem.cluster.processor >= 0).any()
+        return annealer_of(problem) is LatencyAnnealer and not shared
 
     @property
     def evaluations(self) -> int:

@@ -25,7 +25,7 @@ def evaluate_with(a, w, device, by_rank, always):
         latency_s = run_latency(a, w, device, by_rank, record)
     if record:
         latency_peaks(a, w, device, latency_s)
-    if a.shares_processor:
+    if a.is_serial:
         latency_s = max(latency_s, serial(a, w, device))
     if not record:
         return latency_s, np.int64(0)
@@ -35,15 +35,16 @@ def evaluate_with(a, w, device, by_rank, always):
 @numba.njit(**INNER)
 @typing.no_type_check
 def serial(a, w, device):
-    """Seconds that the busiest processor of several devices is busy for, which run one at a time.
+    """Seconds that the busiest of what works for several devices in turn is busy for: a processor
+    with their ops and the copies between them, or a thread of the host with launching their ops.
 
-    Its work are their ops and the copies between them; `processor_s` holds that of each processor.
+    `serial_s` holds that of each.
     """
-    w.processor_s[:] = 0.0
+    w.serial_s[:] = 0.0
     for op in range(len(device)):
-        own = a.processor[device[op]]
+        own = a.serial[device[op]]
         if own >= 0:
-            w.processor_s[own] += op_seconds(a, device, op)
+            w.serial_s[own] += a.serial_s[op, device[op]] + opening_seconds(a, device, op)
     w.sent_to[:] = -1
     for tensor in range(len(a.producer)):
         home = device[a.producer[tensor]]
@@ -54,10 +55,10 @@ def serial(a, w, device):
             to = device[a.use_op[u]]
             if to != home and a.processor[to] == own and w.sent_to[to] != tensor:
                 w.sent_to[to] = tensor
-                w.processor_s[own] += sending_s(a, tensor, home, to)
+                w.serial_s[own] += sending_s(a, tensor, home, to)
     longest_s = 0.0
-    for k in range(len(w.processor_s)):
-        longest_s = max(longest_s, w.processor_s[k])
+    for k in range(len(w.serial_s)):
+        longest_s = max(longest_s, w.serial_s[k])
     return longest_s
 
 
@@ -356,7 +357,7 @@ def period(a, w, device):
         longest_s = max(longest_s, w.busy_s[i])
     for i in range(len(w.channel_s) - 1):  # the last is of links on which nothing queues
         longest_s = max(longest_s, w.channel_s[i])
-    if a.shares_processor:
+    if a.is_serial:
         longest_s = max(longest_s, serial(a, w, device))
     return longest_s
 
@@ -365,11 +366,17 @@ def period(a, w, device):
 @typing.no_type_check
 def op_seconds(a, device, op):
     """Seconds that an op occupies its device for, with dispatch."""
+    return a.op_s[op, device[op]] + opening_seconds(a, device, op)
+
+
+@numba.njit(**INNER_INLINE)
+@typing.no_type_check
+def opening_seconds(a, device, op):
+    """Seconds of an op's device to open a segment, where the op opens one."""
     i = device[op]
-    seconds = a.op_s[op, i]
     if a.has_segments and a.segment_s[i] > 0.0 and _opens(a, device, op):
-        seconds += a.segment_s[i]
-    return seconds
+        return a.segment_s[i]
+    return 0.0
 
 
 @numba.njit(**INNER)

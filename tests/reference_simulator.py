@@ -58,9 +58,7 @@ def op_seconds(problem: Problem, device: list[int], op: int, reads: list[list[in
     return float(problem.compute_s[op, device[op]]) + dispatch_seconds(problem, device, op, reads)
 
 
-def dispatch_seconds(
-    problem: Problem, device: list[int], op: int, reads: list[list[int]]
-) -> float:
+def dispatch_seconds(problem: Problem, device: list[int], op: int, reads: list[list[int]]) -> float:
     """What an op pays beside its compute."""
     graph, here, seconds = problem.graph, problem.cluster.devices[device[op]], 0.0
     if graph.op_types[op] in LAUNCH_NOTHING:
@@ -143,7 +141,9 @@ def run(problem: Problem, device: list[int], rank: list[int] | None = None) -> R
         now_s = min(times, default=math.inf)
         if math.isinf(now_s):
             break
-    result.latency_s = max(*result.finish_s, *processor_seconds(problem, device), *launch_seconds(problem, device))
+    result.latency_s = max(
+        *result.finish_s, *processor_seconds(problem, device), *launch_seconds(problem, device)
+    )
     result.peak_bytes = run_peaks(problem, device, result)
     return in_seconds(result, problem.unit.seconds / unit_s)
 

@@ -120,9 +120,7 @@ def least_group_seconds(problem: Problem) -> Float[np.ndarray, "G D"]:
     return _group_seconds(problem, arrays_of(problem).compute_s)
 
 
-def _group_seconds(
-    problem: Problem, op_s: Float[np.ndarray, "N D"]
-) -> Float[np.ndarray, "G D"]:
+def _group_seconds(problem: Problem, op_s: Float[np.ndarray, "N D"]) -> Float[np.ndarray, "G D"]:
     a = arrays_of(problem)
     opening = np.where(a.opens[:, None] & ~a.is_io[:, None], a.segment_s[None, :], 0.0)
     seconds = np.zeros((problem.num_groups, problem.num_devices))
@@ -158,8 +156,8 @@ def machine_seconds(problem: Problem) -> tuple[Float[np.ndarray, "G M"], tuple[s
 
 
 def processor_name(problem: Problem, serial: int) -> str:
-    """Name of what works for several devices in turn (`Arrays.serial`), such as "processor of cpu0,
-    cpu1" or "host thread of gpu0, gpu1"."""
+    """Name of a serial resource (`Arrays.serial`), such as "processor of cpu0, cpu1" or "host
+    thread of gpu0, gpu1"."""
     members = arrays_of(problem).serial == serial
     names = [n for n, here in zip(problem.cluster.device_names, members, strict=True) if here]
     is_processor = serial <= int(problem.cluster.processor.max())
@@ -226,8 +224,8 @@ def _finite(seconds: Float[np.ndarray, "G D"]) -> Float[np.ndarray, "G*D"]:
 def _classes(
     problem: Problem,
 ) -> tuple[Float[np.ndarray, "Q D"], Float[np.ndarray, "Q D"], Int[np.ndarray, "G"]]:
-    """(Least seconds of all members of each class of equal groups, on devices and, as
-    `Arrays.serial_s`, of what works for them in turn; class of each group)."""
+    """(Least seconds of all members of each class of equal groups, on devices and on their serial
+    resources; class of each group)."""
     seconds = least_group_seconds(problem)
     group, weight, size, kind = held_weights(problem)
     held = np.zeros((len(problem.held_on), problem.num_groups))
@@ -301,8 +299,8 @@ def _add_device_loads(
     """Add a row of seconds for every device, channel that transfers queue on, processor that
     devices share and thread that launches their ops; their names.
 
-    `columns` are those of seconds on devices, device by device: `values`, and `serial_values` of
-    what works for several of them in turn.
+    `columns` are those of seconds on devices, device by device: `values`, and `serial_values` on
+    their serial resources.
     """
     d, own, (source, target, y, send_s) = problem.num_devices, problem.cluster.processor, sends
     serial = arrays_of(problem).serial

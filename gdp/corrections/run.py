@@ -1,7 +1,7 @@
 """Measured runs: the loads that a benchmark put on an engine, and the times that it wrote down."""
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from gdp.base.errors import GdpError
 
@@ -81,10 +81,6 @@ class MeasuredRun:
     settings: tuple[tuple[str, str], ...] = ()
     model_bytes: int = 0
     notes: tuple[str, ...] = ()
-
-    def of_engine(self, engine: str) -> "MeasuredRun":
-        """The run, of an engine that the file does not name."""
-        return self if self.engine else replace(self, engine=engine)
 
 
 def checked(load: Load, where: str) -> Load:

@@ -5,11 +5,10 @@ is best everywhere: the longest path to the end suits forward passes, program or
 micro-batches, first come first served what is bound by links. All are computed in O(E) per
 placement, from mean costs, mean transfers and longest paths.
 
-Axes: K placements, N ops, R rules, T tensors, P pairs of ops concatenated by at least one tensor, D
+Axes: K placements, N ops, R rules, T tensors, P pairs of ops joined by at least one tensor, D
 devices.
 """
 
-from collections.abc import Sequence
 from typing import Literal, NamedTuple
 
 import numpy as np
@@ -130,7 +129,7 @@ def timing(problem: Problem) -> PathTimes:
 
 
 def pairs(problem: Problem) -> tuple[Int[np.ndarray, "P"], Int[np.ndarray, "P"]]:
-    """(source, destination) of the ops concatenated by tensors, each pair once."""
+    """(source, destination) of the ops joined by tensors, each pair once."""
     src, dst = problem.graph.edges
     key = distinct(src * problem.num_ops + dst)
     return key // problem.num_ops, key % problem.num_ops
@@ -223,13 +222,6 @@ class RatedPlacements(NamedTuple):
     def value_s(self) -> Float[np.ndarray, "K"]:
         """Seconds, inf where memory overflows."""
         return np.where(self.overflow == 0, self.seconds, np.inf)
-
-
-def concatenated(parts: Sequence[RatedPlacements]) -> RatedPlacements:
-    """All placements of all parts, in order."""
-    *arrays, evaluations = zip(*parts, strict=True)
-    device, seconds, overflow, rule = map(np.concatenate, arrays)
-    return RatedPlacements(device, seconds, overflow, rule, sum(evaluations))
 
 
 def evaluate_rules(

@@ -52,8 +52,9 @@ class Arrays(NamedTuple):
     pool: Int[np.ndarray, "D"]  # memory that a device shares with others, or below zero
     pool_bytes: Int[np.ndarray, "P"]
     processor: Int[np.ndarray, "D"]  # processor that it shares with others, or below zero
-    # What works on the ops of several devices one at a time: processors, then threads that launch.
-    serial: Int[np.ndarray, "D"]  # 0..Q-1, or below zero
+    # Serial resource, which works for several devices, one op at a time: a processor, or after
+    # these a thread of the host that launches; 0..Q-1, or below zero.
+    serial: Int[np.ndarray, "D"]
     serial_s: Float[np.ndarray, "N D"]  # of it, as `compute_s`
 
 

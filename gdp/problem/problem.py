@@ -67,7 +67,7 @@ class Launches(NamedTuple):
     thread: Int[np.ndarray, "D"]  # that launches a device's ops, 0..; below zero: its own
 
     def of_parts(self, part: Int[np.ndarray, "N"]) -> "Launches":
-        """Those of ops that stand for the ops of each part."""
+        """Launches of ops that each stand for the ops of a part."""
         return self._replace(seconds=sum_per_group(self.seconds, part))
 
 

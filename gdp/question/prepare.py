@@ -24,7 +24,6 @@ from gdp.sim.objectives import find_objective
 from gdp.sim.prediction import Prediction
 from gdp.splits.members import Divided, divided
 
-
 OWN_PROCESSES = ("pipelining", "tensor-parallel")
 """Runtimes of PyTorch that start a process for every device, each of which launches its own ops."""
 

@@ -82,7 +82,7 @@ class EngineArrays(NamedTuple):
     processor: Int[np.ndarray, "D"]
     serial: Int[np.ndarray, "D"]
     serial_s: Float[np.ndarray, "N D"]
-    is_serial: bool  # some devices share a processor, or a thread that launches their ops
+    is_serial: bool  # some devices have a serial resource
     weight_op: Int[np.ndarray, "H"]  # of `problem.StoredBytes`, as the next three
     weight_id: Int[np.ndarray, "H"]
     weight_bytes: Int[np.ndarray, "H"]
@@ -125,8 +125,7 @@ class Workspace(NamedTuple):
     num_done: Int[np.ndarray, "1"]
     channel_s: Float[np.ndarray, "C+1"]  # busy seconds, of throughput_kernels
     sent_to: Int[np.ndarray, "D"]  # the tensor last sent to each device, likewise
-    # Busy seconds of processors that devices share, and of threads that launch their ops.
-    serial_s: Float[np.ndarray, "Q"]
+    serial_s: Float[np.ndarray, "Q"]  # busy seconds of serial resources
     free_bytes: Int[np.ndarray, "N"]  # scratch of memory_kernels, as all that follows
     free_sent_bytes: Int[np.ndarray, "E"]
     sent_by_lane: Int[np.ndarray, "E"]

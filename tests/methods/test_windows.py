@@ -14,7 +14,7 @@ from gdp.methods.scoring import Evaluated, score_all
 from gdp.methods.search import local_search, windows
 from gdp.methods.search.local_search import Budget, SearchConfig, improve
 from gdp.methods.search.windows import WindowConfig, WindowSearch, search_windows
-from gdp.problem.problem import Problem, make_problem
+from gdp.problem.problem import Launches, Problem, make_problem
 
 FOREVER = Clock(None)
 SMALL = WindowConfig(state_ops=12, steps=40)
@@ -54,6 +54,19 @@ def test_every_second_rung_goes_to_the_other_device() -> None:
     best = windows.best()
     assert best.value_s == 81.0
     assert begun(problem, best.assignment.device, best.assignment.rank).value_s == 81.0
+
+
+@pytest.mark.parametrize(("launch_s", "value_s"), [(0.5, 81.0), (0.75, 90.75), (1.0, 121.0)])
+def test_a_window_is_kept_for_the_seconds_of_run_and_launches(launch_s, value_s) -> None:
+    """Of 121 ops; all on one device take 121 s."""
+    launches = Launches(np.full((121, 2), launch_s), np.zeros(2, np.int64))
+    problem = replace(ladder(40), launches=launches)
+    windows = WindowSearch(problem, begun(problem, np.zeros(121, np.int64)), 0, SMALL)
+    for _ in range(120):
+        windows.step(FOREVER)
+    best = windows.best()
+    assert best.value_s == value_s
+    assert begun(problem, best.assignment.device, best.assignment.rank).value_s == value_s
 
 
 @pytest.mark.parametrize("seed", range(6))

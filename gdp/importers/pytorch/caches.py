@@ -122,11 +122,6 @@ def growth_of(full: Any, tokens: int, other: Mapping[str, int], at: int) -> dict
     return grown
 
 
-def state_bytes(cache: Any) -> int:
-    """Bytes of all states of a cache."""
-    return sum(int(state.nbytes) for state in states(cache).values())
-
-
 def cache_of(outputs: Any) -> tuple[str, Any] | None:
     """(name, cache) in the outputs of a model; None where it returns none."""
     for name in FIELDS:

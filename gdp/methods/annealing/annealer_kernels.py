@@ -39,7 +39,7 @@ class Loads(NamedTuple):
     """Busy seconds per sample and what they follow from."""
 
     busy_s: np.ndarray  # [D]
-    channel_s: np.ndarray  # [C + Q], then of what works for several devices in turn
+    channel_s: np.ndarray  # [C + Q], then of serial resources
     readers: np.ndarray  # [T, D] ops of a device that read a tensor
     foreign: np.ndarray  # [N] uses of tensors made on other devices
     held: np.ndarray  # [W, D] groups of a device that hold a weight
@@ -107,7 +107,7 @@ def pays_segment(m, loads, op):
 @numba.njit(**INNER_INLINE)
 @no_type_check
 def add_busy(m, loads, d, seconds, serial_s):
-    """Count seconds of a device, `serial_s` of them of what it takes turns on with others."""
+    """Count seconds of a device, and `serial_s` of its serial resource."""
     loads.busy_s[d] += seconds
     if m.serial[d] >= 0:
         loads.channel_s[serial_at(m, loads, d)] += serial_s
@@ -116,7 +116,7 @@ def add_busy(m, loads, d, seconds, serial_s):
 @numba.njit(**INNER_INLINE)
 @no_type_check
 def serial_at(m, loads, d):
-    """Place in `channel_s` of what a device takes turns on: the last ones, in order."""
+    """Place of a device's serial resource in `channel_s`: the last ones, in order."""
     return loads.channel_s.shape[0] - 1 - m.serial[d]
 
 

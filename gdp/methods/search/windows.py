@@ -86,8 +86,8 @@ class WindowSearch:
     def supports(problem: Problem) -> bool:
         """True where this search is for the problem: of latency, and devices compute at once.
 
-        Devices of one processor add up to a bound that no window of the schedule shows. Of launches,
-        which mostly take less than the run, only the judgement of a whole schedule knows.
+        Devices of one processor add up to a bound that no window of the schedule shows. Only the
+        judgement of a whole schedule knows of launches, which mostly take less than the run.
         """
         shared = (problem.cluster.processor >= 0).any()
         return annealer_of(problem) is LatencyAnnealer and not shared

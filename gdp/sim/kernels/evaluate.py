@@ -35,8 +35,8 @@ def evaluate_with(a, w, device, by_rank, always):
 @numba.njit(**INNER)
 @typing.no_type_check
 def serial(a, w, device):
-    """Seconds that the busiest of what works for several devices in turn is busy for: a processor
-    with their ops and the copies between them, or a thread of the host with launching their ops.
+    """Seconds that the busiest serial resource is busy for: a processor with the ops of its devices
+    and the copies between them, or a thread of the host with launching ops.
 
     `serial_s` holds that of each.
     """

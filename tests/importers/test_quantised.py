@@ -263,6 +263,52 @@ def test_mxfp4_is_half_a_byte_and_a_scale_of_every_32_numbers(tmp_path: Path) ->
         imported(tmp_path, GPT_OSS, quantization_config=left_out)
 
 
+DEEPSEEK_V4 = {
+    "model_type": "deepseek_v4", "architectures": ["DeepseekV4ForCausalLM"], "hidden_size": 256,
+    "moe_intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 4,
+    "num_key_value_heads": 1, "head_dim": 64, "qk_rope_head_dim": 32, "n_routed_experts": 4,
+    "num_experts_per_tok": 2, "n_shared_experts": 1, "o_groups": 2, "o_lora_rank": 32,
+    "q_lora_rank": 32, "index_n_heads": 2, "index_head_dim": 32, "num_hash_layers": 1,
+    "compress_ratios": [4, 4], "vocab_size": 500, "torch_dtype": "bfloat16",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("dtype", "algorithm", "bytes_of_32"),
+    [("fp8", None, 32), ("fp4", None, 17), (None, None, 17), ("fp4", "NVFP4", 18)],
+)
+def test_experts_of_deepseek_v4_are_in_4_bits_beside_8(
+    tmp_path: Path, dtype: str | None, algorithm: str | None, bytes_of_32: int
+) -> None:
+    """Two layers of 4 experts of [256, 256] and [256, 128]. In 8 bits a scale of 4 bytes for each
+    block of 128 numbers squared, in 4 bits scales of 32 or 16 numbers; NVFP4 has one more of each
+    matrix."""
+    scheme = {"quant_method": "fp8", "weight_block_size": [128, 128]}
+    eight = held_bytes(
+        imported(tmp_path, DEEPSEEK_V4, quantization_config=scheme, expert_dtype="fp8")
+    )
+    named = {"expert_dtype": dtype} if dtype else {}
+    scheme |= {"moe_quant_algo": algorithm} if algorithm else {}
+    graph = imported(tmp_path, DEEPSEEK_V4, quantization_config=scheme, **named)
+    experts, blocks = 2 * 4 * (256 * 256 + 256 * 128), 2 * 4 * (4 + 2)
+    wanted = experts * bytes_of_32 // 32
+    wanted += {32: 4 * blocks, 17: 0, 18: 2 * 8 * 4}[bytes_of_32]
+    assert held_bytes(graph) - (eight - experts - 4 * blocks) == wanted
+    kinds = set(of_experts(graph))
+    assert kinds == ({"float8"} if bytes_of_32 == 32 else {"float4"})
+
+
+def of_experts(graph: OpGraph) -> list[str]:
+    """Arithmetic of the ops that read weights of experts."""
+    found = [
+        str(detail.attributes.get(WEIGHT_ARITHMETIC))
+        for name, detail in zip(graph.op_names, graph.detail, strict=True)
+        if ".experts" in name and ".shared" not in name and WEIGHT_ARITHMETIC in detail.attributes
+    ]
+    assert found
+    return found
+
+
 @pytest.mark.parametrize(
     ("fields", "form", "wanted"),
     [

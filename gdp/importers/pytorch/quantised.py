@@ -346,6 +346,8 @@ QUANTIZE: Mapping[str, Config | None] = {
     "w4a16": _compressed_to({"num_bits": 4, "type": "int", "strategy": "group", "group_size": 128}),
 }  # fmt: skip
 """Configurations of `--quantize`: what a model would take if it were stored so."""
+EXPERTS = "experts"
+"""Key of the configuration of experts that are stored in another way than the rest."""
 
 
 def quantization_of(document: Config, quantize: str, where: str) -> Config | None:
@@ -372,7 +374,18 @@ def quantization_of(document: Config, quantize: str, where: str) -> Config | Non
             f"{where}: quantisation {method!r} is not known, only {', '.join(SCHEMES)}; --quantize "
             f"places it as if it were another ({', '.join(QUANTIZE)})"
         )
-    return config
+    return {**config, **_experts_apart(document, config)}
+
+
+def _experts_apart(document: Config, config: Config) -> Config:
+    """Scheme of the experts of DeepSeek V4, whose other weights are in 8 bits (`expert_dtype` of
+    vLLM 0.33, `models/deepseek_v4/quant_config.py`, which takes 4 bits where nothing is said)."""
+    if config.get("quant_method") != "fp8" or document.get("model_type") != "deepseek_v4":
+        return {}
+    if document.get("expert_dtype") not in (None, "fp4"):
+        return {}
+    is_nvfp4 = str(config.get("moe_quant_algo")).upper() == "NVFP4"
+    return {EXPERTS: QUANTIZE["nvfp4" if is_nvfp4 else "mxfp4"]}
 
 
 def cache_bits(document: Config) -> int:
@@ -392,11 +405,11 @@ def _is_bitsandbytes(config: Config) -> bool:
 def stored_weights(model: Any, config: Config, where: str) -> dict[str, StoredWeight]:
     """Bytes of each parameter of a transformers model as it is stored, by its path; those that are
     left as they are have no entry. Raises `ModelError` where a scheme has no such bits."""
-    scheme, patterns = SCHEMES[config["quant_method"]], NamePatterns(where)
-    stored: dict[str, StoredWeight] = {}
-    for path, weight in _converted(model, scheme, config, patterns):
-        own = config
-        if scheme.method in GROUPED:
+    patterns, stored = NamePatterns(where), dict[str, StoredWeight]()
+    for path, weight in _converted(model, SCHEMES[config["quant_method"]], config, patterns):
+        own = config[EXPERTS] if weight.matrices > 1 and EXPERTS in config else config
+        scheme = SCHEMES[own["quant_method"]]
+        if own is config and scheme.method in GROUPED:
             module = path.removesuffix(".weight")
             own = {
                 **config,

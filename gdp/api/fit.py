@@ -32,8 +32,31 @@ from gdp.targets.contexts import longest_found, longest_of_plan
 from gdp.targets.llamacpp.plan import PROPOSAL
 
 
+@dataclass(frozen=True, kw_only=True)
+class _Row:
+    """Columns of every row; of a scheme that was tried, else "" for that of the configuration."""
+
+    quantize: str = ""
+    tokens_per_s: float | None = None  # written for all requests
+    limit: str = ""  # what limits decode, or what does not fit
+    note: str = ""  # what a scheme leaves of the weights as they are, or smaller caches bring
+    costs: str = ""  # where the seconds come from, and how far off they may be
+    model: str = ""
+    links: str = ""  # of the machine's accelerators, by kind
+    layout: str = ""  # of a plan that divides ops, such as "tensor 4" or "tensor 2 x data 2"
+    # 90%, of (mean) first_token_s, token_s (TPOT) and tokens_per_s; empty where nothing is known.
+    intervals: Mapping[str, tuple[float, float]] = field(default_factory=dict)
+    joules_per_token: float | None = None  # None where watts are unknown
+    joules_per_request: float | None = None
+    watts: float | None = None  # mean, of the devices that compute
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain data with the field names of the command line's `--json`."""
+        return asdict(self)
+
+
 @dataclass(frozen=True)
-class FitRow:
+class FitRow(_Row):
     """One request on one machine; times are None where it does not fit."""
 
     cluster: str
@@ -41,12 +64,9 @@ class FitRow:
     new: int
     batch: int
     fits: bool
-    tokens_per_s: float | None = None
     first_token_s: float | None = None
     request_s: float | None = None
     fullest: float | None = None  # share of its memory that the fullest device holds
-    limit: str = ""  # what limits decode, or what does not fit
-    quantize: str = ""  # scheme that was tried; "" for that of the configuration
     # Share of the request's seconds that no placement is proven to need; None without a bound.
     gap: float | None = None
     context: int | None = None  # tokens of a sequence that caches are reserved for
@@ -54,16 +74,6 @@ class FitRow:
     longest_context: int | None = None
     # Of decode once all tokens of the context are used, where more were asked for than are timed.
     full_tokens_per_s: float | None = None
-    model: str = ""
-    note: str = ""  # what a scheme leaves of the weights as they are, or smaller caches bring
-    costs: str = ""  # where the seconds come from, and how far off they may be
-    links: str = ""  # of the machine's accelerators, by kind
-    layout: str = ""  # of a plan that divides ops, such as "tensor 4"
-    # 90%, of first_token_s, token_s (TPOT) and tokens_per_s; empty where nothing is known of them.
-    intervals: Mapping[str, tuple[float, float]] = field(default_factory=dict)
-    joules_per_token: float | None = None  # None where watts are unknown
-    joules_per_request: float | None = None
-    watts: float | None = None  # mean, of the devices that compute
 
     @property
     def label(self) -> str:
@@ -77,44 +87,23 @@ class FitRow:
         """Its request without the prompt: rows that share it have one longest context."""
         return self.model, self.cluster, self.quantize, self.batch
 
-    def to_json(self) -> dict[str, Any]:
-        """Plain data with the field names of the command line's `--json`."""
-        return asdict(self)
-
 
 @dataclass(frozen=True)
-class TrafficRow:
+class TrafficRow(_Row):
     """Traffic on one machine; times are seconds, None where not even one request fits."""
 
     cluster: str
-    quantize: str = ""  # scheme that was tried; "" for that of the configuration
     fits: bool = False
-    tokens_per_s: float | None = None  # written for all requests
     first_token: Spread | None = None
     token: Spread | None = None
     running: float | None = None  # requests at once, in the mean
     room: int | None = None  # requests that memory has room for; None: no limit
-    layout: str = ""  # such as "tensor 2 x data 2"
-    limit: str = ""  # what limits decode, or what does not fit
-    note: str = ""  # what a scheme leaves of the weights as they are
-    costs: str = ""  # where the seconds come from, and how far off they may be
-    model: str = ""
-    links: str = ""  # of the machine's accelerators, by kind
-    # 90%, of mean first_token_s, token_s (TPOT) and tokens_per_s; empty where nothing is known.
-    intervals: Mapping[str, tuple[float, float]] = field(default_factory=dict)
-    joules_per_token: float | None = None  # None where watts are unknown
-    joules_per_request: float | None = None
-    watts: float | None = None  # mean, of the devices that compute
 
     @property
     def label(self) -> str:
         """Model, machine and scheme in words."""
         machine = f"{self.model} on {self.cluster}" if self.model else self.cluster
         return f"{machine}, {self.quantize}" if self.quantize else machine
-
-    def to_json(self) -> dict[str, Any]:
-        """Plain data with the field names of the command line's `--json`."""
-        return asdict(self)
 
 
 def fit(
@@ -228,7 +217,7 @@ def fit_traffic(
     traffic = parse_traffic(traffic) if isinstance(traffic, str) else traffic
     asked, rows = _every(models, clusters, quantize), list[TrafficRow]()
     for i, (named, spec, machine, scheme) in enumerate(asked):
-        row = TrafficRow(machine.name, scheme, model=named)
+        row = TrafficRow(machine.name, quantize=scheme, model=named)
         if progress is not None:
             progress(row.label, i / len(asked))
         parts = {

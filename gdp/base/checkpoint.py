@@ -71,7 +71,7 @@ def save(
     """
     import jax
 
-    leaves = _flatten(tree)
+    leaves = {name: np.asarray(leaf) for name, leaf in _paths(tree)}
     digest = _digest(leaves)
     if jax.process_index() > 0:
         return digest
@@ -155,10 +155,6 @@ def _key(step: Any) -> str:
         if hasattr(step, field):
             return str(getattr(step, field))
     return str(step)
-
-
-def _flatten(tree: Any) -> dict[str, np.ndarray]:
-    return {name: np.asarray(leaf) for name, leaf in _paths(tree)}
 
 
 def _digest(leaves: Mapping[str, np.ndarray]) -> str:

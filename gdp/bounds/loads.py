@@ -115,13 +115,12 @@ def cut_tensors(problem: Problem, most_entries: float = np.inf) -> CutTensors:
     return CutTensors(tensor, group[graph.producer[tensor]], use_cut, key % g)
 
 
-def least_group_seconds(problem: Problem) -> Float[np.ndarray, "G D"]:
+def least_group_seconds(
+    problem: Problem, op_s: Float[np.ndarray, "N D"] | None = None
+) -> Float[np.ndarray, "G D"]:
     """Seconds of each group, unavoidable dispatch included; inf where it cannot go. O(N D)."""
-    return _group_seconds(problem, arrays_of(problem).compute_s)
-
-
-def _group_seconds(problem: Problem, op_s: Float[np.ndarray, "N D"]) -> Float[np.ndarray, "G D"]:
     a = arrays_of(problem)
+    op_s = a.compute_s if op_s is None else op_s
     opening = np.where(a.opens[:, None] & ~a.is_io[:, None], a.segment_s[None, :], 0.0)
     seconds = np.zeros((problem.num_groups, problem.num_devices))
     finite = np.where(problem.allowed, op_s + opening, 0.0)
@@ -136,7 +135,7 @@ def least_launches(problem: Problem) -> tuple[float, int]:
     launched = (a.serial >= 0) & (problem.cluster.processor < 0)
     if not launched.any():
         return 0.0, 0
-    seconds = np.where(launched, _group_seconds(problem, a.serial_s), 0.0)
+    seconds = np.where(launched, least_group_seconds(problem, a.serial_s), 0.0)
     least_s = np.where(problem.group_allowed, seconds, np.inf).min(axis=1)
     return float(least_s.sum()), len(np.unique(a.serial[launched]))
 
@@ -239,7 +238,7 @@ def _classes(
     of_group = of_group.reshape(-1)
     least, serial_s = (np.full((len(count), problem.num_devices), np.inf) for _ in range(2))
     np.minimum.at(least, of_group, seconds)
-    np.minimum.at(serial_s, of_group, _group_seconds(problem, arrays_of(problem).serial_s))
+    np.minimum.at(serial_s, of_group, least_group_seconds(problem, arrays_of(problem).serial_s))
     return least * count[:, None], serial_s * count[:, None], of_group
 
 
@@ -276,9 +275,9 @@ def build_loads(
     first_o = rows.columns(len(opens[0]) * d)
     columns = np.append(np.arange(g * d), first_o + np.arange(len(opens[0]) * d))
     opening = np.tile(a.segment_s / unit_s, len(opens[0]))
-    both = seconds, _group_seconds(problem, a.serial_s)
-    values = [np.append(_finite(each) / unit_s, opening) for each in both]
-    names = _add_device_loads(rows, problem, columns, *values, sends)
+    serial_s = least_group_seconds(problem, a.serial_s)
+    values, serial = (np.append(_finite(s) / unit_s, opening) for s in (seconds, serial_s))
+    names = _add_device_loads(rows, problem, columns, values, serial, sends)
     _add_cuts(rows, cut, sends, d)
     _, (position, maker), group = opens
     one = np.ones(len(position))

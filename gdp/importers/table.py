@@ -102,10 +102,6 @@ def _trace_huggingface(spec: str, options: LoadOptions) -> "Traced":
     return trace_of(model, spec)
 
 
-def _load_huggingface(spec: str, options: LoadOptions) -> OpGraph:
-    return reported(_trace_huggingface(spec, options))
-
-
 def _huggingface_files(spec: str) -> list[Path]:
     from gdp.importers.huggingface.spec import config_file
 
@@ -187,7 +183,8 @@ def _load_file(spec: str, options: LoadOptions) -> OpGraph:
 IMPORTERS = (
     Importer("python", "python:package.module:function", lambda s: s.startswith(PYTHON_PREFIX),
              _load_python, _python_files, _trace_python, _python, ("jax", "torch")),
-    Importer("hf", "hf:CONFIG", lambda s: s.startswith(HF_PREFIX), _load_huggingface,
+    Importer("hf", "hf:CONFIG", lambda s: s.startswith(HF_PREFIX),
+             lambda spec, options: reported(_trace_huggingface(spec, options)),
              _huggingface_files, _trace_huggingface, _huggingface, ("torch",),
              frozenset(("task", "batch", "sequence", "quantize", "decode"))),
     Importer("diffusers", "diffusers:NAME", lambda s: s.startswith(DIFFUSERS_PREFIX),

@@ -2,7 +2,6 @@
 
 import numpy as np
 
-from gdp.cluster.types import Device
 from gdp.corrections.features import ENGINES, EngineStack, Pass
 from gdp.costs.llama_backends import backend_of
 from gdp.costs.measured.host import ENGINE
@@ -31,20 +30,12 @@ def engine_name(question: Question) -> str:
 def stack_of(question: Question, engine: str, version: str = "") -> EngineStack:
     """The stack of a question's machine under an engine: its accelerator, else its processor."""
     devices = question.cluster.devices
-    card = max(devices, key=_rank)
+    card = max(devices, key=lambda device: (not device.is_cpu, device.bytes_per_s))
     host = next((device.kind for device in devices if device.is_cpu), "")
     return EngineStack(
         engine, card.kind, float(card.bytes_per_s), float(card.speed("float16")),
-        version, _backend(card), host,
+        version, "cpu" if card.is_cpu else backend_of(card), host,
     )  # fmt: skip
-
-
-def _rank(device: Device) -> tuple[bool, float]:
-    return not device.is_cpu, device.bytes_per_s
-
-
-def _backend(card: Device) -> str:
-    return "cpu" if card.is_cpu else backend_of(card)
 
 
 def passes_of(

@@ -377,13 +377,10 @@ def _is_guide(record: Record) -> bool:
     )
 
 
-def _is_perf(record: Record) -> bool:
-    return has("input_config", "request_throughput")(record)
-
-
 GUIDE = Reader("GuideLLM (benchmarks.json)", _is_guide, guide)
 PERF = Reader(
-    "AIPerf and GenAI-Perf (profile_export_aiperf.json, profile_export_genai_perf.json)", _is_perf,
+    "AIPerf and GenAI-Perf (profile_export_aiperf.json, profile_export_genai_perf.json)",
+    has("input_config", "request_throughput"),
     perf,
 )  # fmt: skip
 OWN = Reader("gdp run --json", has("measured_latency_s", "segments", "versions"), own)

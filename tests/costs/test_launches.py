@@ -106,7 +106,9 @@ def test_each_machine_has_a_thread(graph: OpGraph) -> None:
     devices = [replace(cpu if name[0] == "c" else card, name=name) for name in names]
     ways = [Link(f"cpu{m}", f"{kind}{m}", 2.5e10, 1e-5) for m in "ab" for kind in "xy"]
     two = make_cluster("two", devices, ways, default_bytes_per_s=1e9, default_latency_s=1e-4)
-    serial = arrays_of(prepared(graph, two)).serial
-    assert serial.tolist() == [0, 0, 0, 1, 1, 1]
+    problem = prepared(graph, two)
+    assert arrays_of(problem).serial.tolist() == [0, 0, 0, 1, 1, 1]
+    (bound,) = [b for b in all_bounds(problem) if "threads launch all ops" in b.argument]
+    assert bound.value_s == pytest.approx(LAUNCHES_S / 2, rel=1e-6)
     alone = arrays_of(prepared(graph, cluster_preset("2xdgx-spark-pcie4")))
     assert (alone.serial < 0).all()

@@ -10,7 +10,8 @@ import gdp
 from gdp.base.errors import ModelError
 from gdp.cluster.file import load_cluster
 from gdp.cluster.table import has_bfloat16
-from gdp.importers.huggingface.dtype import loaded_config, type_note
+from gdp.importers.huggingface.dtype import bytes_of_files, loaded_config, type_note
+from gdp.importers.huggingface.model import loading_note
 
 LLAMA: dict[str, Any] = {
     "architectures": ["LlamaForCausalLM"], "model_type": "llama", "vocab_size": 96,
@@ -134,3 +135,33 @@ def test_answers_count_the_bytes_of_the_type_and_say_it(
     assert set(kept) == {"float16" if "t4" in machine else "bfloat16"}
     notes = [note for note in result.notes if "dtype" in note or "loaded as" in note]
     assert (told in notes[0]) if told else not notes
+
+
+@pytest.mark.parametrize(
+    ("share", "quantize", "told"),
+    [(1.0, "", False), (0.9, "", False), (0.5, "", True), (0.5, "&quantize=fp8", False)],
+)
+@pytest.mark.parametrize("indexed", [True, False])
+def test_files_of_fewer_bytes_than_the_weights_are_worth_a_word(
+    tmp_path: Path, share: float, quantize: str, told: bool, indexed: bool
+) -> None:
+    pytest.importorskip("transformers")
+    size = int(share * (2 * NUMBERS + ANGLES))
+    spec = _saved(tmp_path, LLAMA | {"dtype": "bfloat16"}, None if indexed else {"BF16": size})
+    if indexed:
+        index = {"metadata": {"total_size": size}, "weight_map": {"w": "a.safetensors"}}
+        (tmp_path / "model.safetensors.index.json").write_text(json.dumps(index))
+    spec = f"{spec}&sequence=8{quantize}"
+    note = loading_note(spec, gdp.load(spec))
+    assert ("the files of the checkpoint hold" in note) == told
+
+
+def test_a_damaged_index_says_nothing(tmp_path: Path) -> None:
+    _saved(tmp_path, LLAMA)
+    assert bytes_of_files(tmp_path) == 0
+    for data in ("", "[]", "{}", '{"metadata": 3}', '{"metadata": {"total_size": "7"}}'):
+        (tmp_path / "model.safetensors.index.json").write_text(data)
+        assert bytes_of_files(tmp_path) == 0
+    (tmp_path / "model.safetensors.index.json").write_text('{"metadata": {"total_size": 7}}')
+    assert bytes_of_files(tmp_path) == 7
+    assert bytes_of_files(tmp_path / "none") == 0

@@ -139,15 +139,12 @@ def llama_swap(answer: BoxAnswer) -> str:
             "swap": False, "exclusive": False, "persistent": True, "members": apart
         }  # fmt: skip
     hooks = [name for name in apart if name in always]
-    document: dict[str, Any] = {"healthCheckTimeout": _patience_s(answer)}
+    # Seconds for which a server may load: ten times the longest prediction.
+    patience_s = max(120, math.ceil(10 * max(m.load_s for m in answer.models)))
+    document: dict[str, Any] = {"healthCheckTimeout": patience_s}
     if hooks:
         document["hooks"] = {"on_startup": {"preload": hooks}}
     return _yaml(document | {"models": models, "groups": groups}) if models else ""
-
-
-def _patience_s(answer: BoxAnswer) -> int:
-    """Seconds for which a server may load: ten times the longest prediction, 120 at least."""
-    return max(120, math.ceil(10 * max(m.load_s for m in answer.models)))
 
 
 def _bare(placed: PlacedModel) -> str:

@@ -247,7 +247,8 @@ class Pricer:
         gpus = [part.devices[d] for d in part.gpus]
         most = _served(model, part, self)
         yield most
-        for tokens in (_needed_tokens(model, most), _least_tokens(model)):
+        of_one = max(*(r.prompt + r.new for r in model.traffic.requests), model.context, 1)
+        for tokens in (_needed_tokens(model, most), of_one):
             share = _share_for(most, tokens, gpus)
             if share >= most.share:
                 continue
@@ -343,11 +344,6 @@ def _needed_tokens(model: BoxModel, most: Priced) -> float:
     longest = max(r.prompt + r.new for r in model.traffic.requests)
     clients = model.traffic.concurrency or math.ceil(2 * most.served.running + 1)
     return max(clients * longest, model.context)
-
-
-def _least_tokens(model: BoxModel) -> float:
-    """Tokens of one request."""
-    return max(*(r.prompt + r.new for r in model.traffic.requests), model.context, 1)
 
 
 def _share_for(most: Priced, tokens: float, gpus: Sequence[Device]) -> float:

@@ -110,7 +110,7 @@ def learn_runs(
             that failed, or says what the machine cannot do.
         ArgumentError: Neither a plan nor a model with a cluster is given.
     """
-    runs = [run for file in files for run in _read(file)]
+    runs = [(str(file), run) for file in files for run in read_runs(file)]
     question, placement = _planned(runs, plan, model, cluster, target, parts)
     engine, version = _engine(runs, question)
     if not has_shipped_costs(question):
@@ -137,10 +137,6 @@ def learn_runs(
     known = list({run.subject: run for run in (*records.runs_of(stack, label), *made)}.values())
     before, after, words = _taught(stack, known, made)
     return Learned(stack, tuple(made), len(known), words, before, after, folder, tuple(notes))
-
-
-def _read(file: str | Path) -> list[tuple[str, MeasuredRun]]:
-    return [(str(file), run) for run in read_runs(file)]
 
 
 def _planned(

@@ -186,7 +186,8 @@ class _About(NamedTuple):
         ))  # fmt: skip
         graph = traced.graph
         return Component(
-            name, role, own.class_name, traced.parameters or 0, _weight_bytes(graph), graph, passes,
+            name, role, own.class_name, traced.parameters or 0,
+            int(graph.weight_bytes[graph.weight_holders()].sum()), graph, passes,
             calls * parts, self._output_bytes(role, graph, dtype) , _blocks(graph),
         )  # fmt: skip
 
@@ -217,10 +218,6 @@ class _About(NamedTuple):
                 "depends on the scheduler's shift"
             )
         return tuple(notes)
-
-
-def _weight_bytes(graph: OpGraph) -> int:
-    return int(graph.weight_bytes[graph.weight_holders()].sum())
 
 
 def _result_bytes(graph: OpGraph) -> int:

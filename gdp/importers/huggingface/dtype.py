@@ -11,13 +11,17 @@ arithmetic for in the next type that it has (`_resolve_auto_dtype` of `vllm/conf
 `supported_dtypes` of `vllm/platforms/cuda.py`, vLLM 0.33).
 """
 
+import contextlib
 import json
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from gdp.base.files.reading import open_regular
+import msgspec
+
+from gdp.base.errors import ModelError
+from gdp.base.files.reading import Kind, open_regular, read_json
 from gdp.importers.huggingface.check import check_config, without_code
 from gdp.importers.huggingface.modelopt import with_modelopt
 from gdp.importers.huggingface.spec import (
@@ -36,6 +40,19 @@ _PARTS = ("text_config", "vision_config", "encoder_config")
 _SAVED = {"BF16": "bfloat16", "F16": "float16", "F32": "float32"}
 MOST_HEADER = 1 << 26
 """Bytes of the header of a file of safetensors; that of 100,000 tensors takes 12 MB."""
+
+
+_INDEX = Kind("index of safetensors", ModelError)
+
+
+class _Total(msgspec.Struct):
+    total_size: int = 0
+
+
+class _Index(msgspec.Struct):
+    """The part of an index that says how large its files are."""
+
+    metadata: _Total = msgspec.field(default_factory=_Total)
 
 
 class ReadConfig(NamedTuple):
@@ -137,12 +154,28 @@ def _type_of_files(folder: Path) -> str:
     quantised; "" where there is none."""
     count: Counter[str] = Counter()
     for path in sorted(folder.glob("*.safetensors"))[:1]:
-        for tensor in _header(path).values():
-            if isinstance(tensor, Mapping) and tensor.get("dtype") in _SAVED:
-                match tensor.get("data_offsets"):
-                    case [int(start), int(end)]:
-                        count[_SAVED[tensor["dtype"]]] += end - start
+        for dtype, size in _tensors(path):
+            if dtype in _SAVED:
+                count[_SAVED[dtype]] += size
     return count.most_common(1)[0][0] if count else ""
+
+
+def bytes_of_files(folder: Path) -> int:
+    """Bytes of all tensors in the files of a checkpoint, by its index or in its one file; 0 where
+    there is neither."""
+    for path in sorted(folder.glob("*.safetensors.index.json"))[:1]:
+        with contextlib.suppress(ModelError):
+            return read_json(path, _INDEX, _Index).metadata.total_size
+    files = list(folder.glob("*.safetensors"))
+    return sum(size for _, size in _tensors(files[0])) if len(files) == 1 else 0
+
+
+def _tensors(path: Path) -> Iterator[tuple[str, int]]:
+    """(type, bytes) of each tensor in a file of safetensors."""
+    for tensor in _header(path).values():
+        match tensor:
+            case {"dtype": str(dtype), "data_offsets": [int(start), int(end)]}:
+                yield dtype, end - start
 
 
 def _header(path: Path) -> Mapping[str, Any]:

@@ -13,11 +13,12 @@ from types import SimpleNamespace
 from typing import Any
 
 from gdp.base.terminal import stage
+from gdp.base.units import format_bytes
 from gdp.graph.op_graph import OpGraph
 from gdp.graph.serving import Served
 from gdp.importers.huggingface.build import build_model, countable, read_config
 from gdp.importers.huggingface.check import attention_of, without_quantisation
-from gdp.importers.huggingface.dtype import loaded_config, type_note
+from gdp.importers.huggingface.dtype import bytes_of_files, loaded_config, type_note
 from gdp.importers.huggingface.phases import (
     ConfigTask,
     GeneratingModel,
@@ -49,6 +50,10 @@ from gdp.importers.pytorch.quantised import (
 )
 from gdp.importers.pytorch.sizes import Sizes
 from gdp.importers.pytorch.trace_cache import cache_trace, find_facts, find_trace, key_of
+
+LARGER = 1.15
+"""Times the bytes of a checkpoint's files that its weights are said to take, from which on it is
+worth a word: layers that predict further tokens are in files and in no graph."""
 
 
 def huggingface_model(text: str, device: str = "meta", *, whole: bool = True) -> HuggingFaceModel:
@@ -122,9 +127,9 @@ def _inputs(torch: Any, asked: ConfigTask, model: Any, spec: ConfigSpec) -> dict
 
 
 def loading_note(text: str, graph: OpGraph) -> str:
-    """Type that the graph of a spec is loaded in where its configuration does not name it, and
-    experts that its quantisation leaves at 16 bits, in a sentence; "" for other models, and where
-    there is nothing to tell."""
+    """Type that the graph of a spec is loaded in where its configuration does not name it, experts
+    that its quantisation leaves at 16 bits, and files that hold fewer bytes than the graph, in a
+    sentence; "" for other models, and where there is nothing to tell."""
     if not text.startswith(PREFIX):
         return ""
     spec, path, _, document, _ = loaded_config(text)
@@ -132,7 +137,18 @@ def loading_note(text: str, graph: OpGraph) -> str:
     first = graph.weight_holders().tolist()
     own = graph.weight_bytes - graph.cache_bytes
     left = experts_left(((graph.scope[op], int(own[op])) for op in first), scheme)
-    return "; ".join(filter(None, (type_note(text), left)))
+    files = "" if spec.quantize else _size_note(int(own[first].sum()), bytes_of_files(path.parent))
+    return "; ".join(filter(None, (type_note(text), left, files)))
+
+
+def _size_note(planned_bytes: int, file_bytes: int) -> str:
+    if not file_bytes or planned_bytes <= LARGER * file_bytes:
+        return ""
+    return (
+        f"weights count {format_bytes(planned_bytes)}, and the files of the checkpoint hold "
+        f"{format_bytes(file_bytes)}: they are stored in fewer bits than the configuration says, "
+        "or it is another model's"
+    )
 
 
 def longest_named(text: str) -> int:

@@ -33,7 +33,7 @@ from gdp.importers.pytorch.caches import (
 )
 from gdp.importers.pytorch.closed import closed
 from gdp.importers.pytorch.model import RecordedTorch, weights_by_path
-from gdp.importers.pytorch.phases import Phase
+from gdp.importers.pytorch.phases import Phase, leaf_on_meta
 from gdp.importers.pytorch.quantised import (
     experts_left,
     saved_bytes,
@@ -144,17 +144,13 @@ class HuggingFaceModel(Phase):
         read: set[int] = set()
         try:
             made = self.made()
-            inputs = tree_map(_on_meta, dict(made.kwargs))
+            inputs = tree_map(leaf_on_meta, dict(made.kwargs))
             mode = on_meta(lambda leaf: read.add(storage_of(leaf)))
             with closed(), torch.no_grad(), torch.device("meta"), mode:
                 made.module(*made.args, **inputs)
         except Exception:
             return set()
         return read
-
-
-def _on_meta(leaf: Any) -> Any:
-    return leaf.to("meta") if hasattr(leaf, "untyped_storage") else leaf
 
 
 class ConfigTask(NamedTuple):

@@ -58,7 +58,9 @@ def scope_of(node: ir.Node) -> str:
         return _from_scopes(scopes)
     namespace = node.metadata_props.get(NAMESPACE_KEY)
     if namespace:
-        return _from_namespace(namespace)
+        # The innermost module of ": Bert/encoder: Encoder/encoder.layer.0: Layer/view: aten.view".
+        inside = namespace.split("/")
+        return inside[-2].partition(":")[0].strip() if len(inside) > 1 else ""
     return scope_of_name(node.name or "")
 
 
@@ -82,11 +84,6 @@ def _from_scopes(text: str) -> str:
     if not isinstance(scopes, list) or len(scopes) < 2:
         return ""
     return str(scopes[-2])
-
-
-def _from_namespace(text: str) -> str:
-    """The innermost module of ": Bert/encoder: Encoder/encoder.layer.0: Layer/view: aten.view"."""
-    return text.split("/")[-2].partition(":")[0].strip() if "/" in text else ""
 
 
 def _inline(model: ir.Model, source: str) -> None:

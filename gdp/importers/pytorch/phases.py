@@ -141,7 +141,7 @@ class Phase(TorchModel):
         import torch
         from torch.utils._pytree import tree_map
 
-        inputs = tree_map(_on_meta, dict(self.kwargs))
+        inputs = tree_map(leaf_on_meta, dict(self.kwargs))
         with torch.no_grad(), torch.device("meta"), on_meta():
             self.module(*self.args, **inputs)
 
@@ -160,5 +160,6 @@ class Phase(TorchModel):
         return None
 
 
-def _on_meta(leaf: Any) -> Any:
+def leaf_on_meta(leaf: Any) -> Any:
+    """A leaf without its numbers, where it is a tensor."""
     return leaf.to("meta") if hasattr(leaf, "untyped_storage") else leaf

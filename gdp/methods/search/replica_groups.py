@@ -26,7 +26,7 @@ from gdp.methods.scoring import Evaluated, is_compiling
 from gdp.methods.search.local_search import local_search
 from gdp.methods.shares import TEAMS_LOOK_SHARE
 from gdp.placement.placement import Teams
-from gdp.problem.problem import Launches, Problem, make_problem
+from gdp.problem.problem import Problem, make_problem
 from gdp.problem.ticks import round_to_ticks
 from gdp.sim.score import MAX_CYCLE, busy_seconds, cycle_length, peak_bytes, period_s, score
 
@@ -86,22 +86,10 @@ def contract_replicas(problem: Problem, teams: Teams) -> ReplicaContraction | No
         small = make_problem(
             problem.graph, _cluster(problem, groups), compute_s, problem.objective,
             allowed=allowed, together=problem.group, unit=problem.unit,
-            launches=_launches(problem, groups),
         )  # fmt: skip
     except InfeasibleError:
         return None
     return ReplicaContraction(problem, small, teams, groups)
-
-
-def _launches(problem: Problem, groups: DeviceGroups) -> Launches | None:
-    """A thread launches the ops of every sample, whichever member takes it. Groups whose members
-    have several threads are taken to launch their own."""
-    launches = problem.launches
-    if launches is None:
-        return None
-    seconds = np.stack([launches.seconds[:, g].max(axis=1) for g in map(list, groups)], axis=1)
-    threads = [np.unique(launches.thread[list(group)]) for group in groups]
-    return Launches(seconds, np.array([int(t[0]) if len(t) == 1 else -1 for t in threads]))
 
 
 def _groups(problem: Problem, teams: Teams) -> DeviceGroups:

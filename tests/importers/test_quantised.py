@@ -17,6 +17,7 @@ import gdp  # noqa: E402
 from gdp.base.errors import InfeasibleError, ModelError  # noqa: E402
 from gdp.graph.file import load_graph, save_graph  # noqa: E402
 from gdp.graph.op_graph import WEIGHT_ARITHMETIC, WEIGHT_BLOCK, OpGraph  # noqa: E402
+from gdp.importers.huggingface.model import huggingface_model  # noqa: E402
 from gdp.importers.pytorch.quantised import (  # noqa: E402
     QUANTIZE,
     SCHEMES,
@@ -282,31 +283,21 @@ def test_experts_of_deepseek_v4_are_in_4_bits_beside_8(
 ) -> None:
     """Two layers of 4 experts of [256, 256] and [256, 128]. In 8 bits a scale of 4 bytes for each
     block of 128 numbers squared, in 4 bits scales of 32 or 16 numbers; NVFP4 has one more of each
-    matrix."""
+    matrix. A shared expert of three matrices of [128, 256] stays in 8 bits."""
     scheme = {"quant_method": "fp8", "weight_block_size": [128, 128]}
-    eight = held_bytes(
-        imported(tmp_path, DEEPSEEK_V4, quantization_config=scheme, expert_dtype="fp8")
-    )
-    named = {"expert_dtype": dtype} if dtype else {}
     scheme |= {"moe_quant_algo": algorithm} if algorithm else {}
-    graph = imported(tmp_path, DEEPSEEK_V4, quantization_config=scheme, **named)
-    experts, blocks = 2 * 4 * (256 * 256 + 256 * 128), 2 * 4 * (4 + 2)
-    wanted = experts * bytes_of_32 // 32
-    wanted += {32: 4 * blocks, 17: 0, 18: 2 * 8 * 4}[bytes_of_32]
-    assert held_bytes(graph) - (eight - experts - 4 * blocks) == wanted
-    kinds = set(of_experts(graph))
-    assert kinds == ({"float8"} if bytes_of_32 == 32 else {"float4"})
-
-
-def of_experts(graph: OpGraph) -> list[str]:
-    """Arithmetic of the ops that read weights of experts."""
-    found = [
-        str(detail.attributes.get(WEIGHT_ARITHMETIC))
-        for name, detail in zip(graph.op_names, graph.detail, strict=True)
-        if ".experts" in name and ".shared" not in name and WEIGHT_ARITHMETIC in detail.attributes
-    ]
-    assert found
-    return found
+    document = DEEPSEEK_V4 | {"quantization_config": scheme}
+    document |= {"expert_dtype": dtype} if dtype else {}
+    (tmp_path / "config.json").write_text(json.dumps(document))
+    stored = huggingface_model(f"hf:{tmp_path}?task=causal-lm", whole=False).options["stored"]
+    experts = [kept for path, kept in stored.items() if ".experts." in path]
+    shared = [kept for path, kept in stored.items() if ".shared_experts." in path]
+    numbers, scales = 2 * 4 * (256 * 256 + 256 * 128), {32: 4 * 2 * 4 * 6, 17: 0, 18: 4 * 2 * 8}
+    wanted = numbers * bytes_of_32 // 32 + scales[bytes_of_32]
+    assert sum(kept.nbytes for kept in experts) == wanted
+    assert {kept.arithmetic for kept in experts} == {"float8" if bytes_of_32 == 32 else "float4"}
+    assert sum(kept.nbytes for kept in shared) == 2 * 3 * (128 * 256 + 4 * 2)
+    assert {kept.arithmetic for kept in shared} == {"float8"}
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ pytest.importorskip("diffusers")
 
 from gdp.api.diffusion import runner
 from gdp.importers.diffusers.classes import PIPELINES
-from tests.importers.diffusers.tiny_pipelines import TINY, Tiny
+from tests.importers.diffusion_pipelines.tiny_pipelines import TINY, Tiny
 
 MADE = ["FluxPipeline", "StableDiffusion3Pipeline", "WanPipeline", "StableDiffusionXLPipeline"]
 HOME, OTHER = "cpu:0", "cpu:1"

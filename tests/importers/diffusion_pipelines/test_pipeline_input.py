@@ -14,7 +14,7 @@ from gdp.base.errors import ArgumentError, GdpError, ModelError
 from gdp.importers.diffusers.pipeline import load_pipeline
 from gdp.importers.diffusers.request import MediaRequest, parse_image, parse_video
 from gdp.importers.diffusers.spec import is_pipeline, pipeline_config
-from tests.importers.diffusers.tiny_pipelines import saved
+from tests.importers.diffusion_pipelines.tiny_pipelines import saved
 
 
 @pytest.fixture

@@ -14,7 +14,7 @@ from gdp.importers.diffusers.classes import PIPELINES
 from gdp.importers.diffusers.decoders import DECODERS, factors_of
 from gdp.importers.diffusers.pipeline import DiffusionPipeline, load_pipeline
 from gdp.importers.diffusers.request import MediaRequest
-from tests.importers.diffusers.tiny_pipelines import TINY, Tiny, saved
+from tests.importers.diffusion_pipelines.tiny_pipelines import TINY, Tiny, saved
 
 ROLES = ["encode", "denoise", "decode"]
 

@@ -12,7 +12,7 @@ from gdp.importers.diffusers.pipeline import Component, load_pipeline
 from gdp.importers.diffusers.request import MediaRequest
 from gdp.importers.diffusers.spec import pipeline_config, pipeline_names
 from gdp.importers.diffusers.tracing import ComponentCall, build_component
-from tests.importers.diffusers.tiny_pipelines import saved
+from tests.importers.diffusion_pipelines.tiny_pipelines import saved
 
 
 def flux(folder: Path, **more: Any) -> dict[str, Component]:

@@ -5,8 +5,8 @@
 Whole processes, `python -m gdp`, with caches in a fresh folder: cold, then the median of the warm
 ones; wall-clock seconds and CPU seconds, those of processes started by it included. Installing is
 not part of either, nor is compiling libraries to bytecode, which pip does when it installs and uv
-with `--compile-bytecode` alone: otherwise the first run of a case takes some ten seconds more, and
-the second counts. `py-spy record -s -- python -m gdp ...` shows where the seconds go.
+with `--compile-bytecode` alone: otherwise the first run of a case compiles thousands of modules,
+and the second counts. `py-spy record -s -- python -m gdp ...` shows where the seconds go.
 """
 
 import contextlib

@@ -34,9 +34,9 @@ from gdp.targets.llamacpp.plan import PROPOSAL
 
 @dataclass(frozen=True, kw_only=True)
 class _Row:
-    """Columns of every row; of a scheme that was tried, else "" for that of the configuration."""
+    """Columns of every row."""
 
-    quantize: str = ""
+    quantize: str = ""  # scheme that was tried; "" for that of the configuration
     tokens_per_s: float | None = None  # written for all requests
     limit: str = ""  # what limits decode, or what does not fit
     note: str = ""  # what a scheme leaves of the weights as they are, or smaller caches bring

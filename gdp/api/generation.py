@@ -12,6 +12,7 @@ from gdp.cluster.types import UNLIMITED_BYTES, Cluster
 from gdp.costs.offload import is_sent, offloads
 from gdp.graph.generation import cached_share
 from gdp.graph.op_graph import SAMPLING_OPS, OpGraph
+from gdp.graph.request import DECODE
 from gdp.ops.llamacpp import DRAFT
 from gdp.placement.placement import DraftModel, Placement
 from gdp.question import solve
@@ -31,6 +32,7 @@ from gdp.question.result import (
 from gdp.sim.energy import run_power
 from gdp.sim.latency import simulate
 from gdp.sim.objectives import Score, find_objective
+from gdp.sim.plain import serial_seconds
 from gdp.sim.prediction import Prediction
 from gdp.splits.members import held_graphs
 from gdp.targets.contexts import cache_bytes_on, longest_of_plan, weights_once
@@ -294,8 +296,13 @@ def phases_s(predicted: Prediction, once: OpGraph) -> tuple[float, float]:
     """Seconds of prefill and of one decode step, of a graph that runs each phase once; less the
     seconds that llama.cpp saves by a pipeline of micro-batches."""
     problem, placed = predicted
-    schedule = simulate(problem, placed.device, placed.rank)
-    first_s = float(schedule.finish_s[int(problem.origin.group_of[once.op_index[SAMPLING_OPS[0]]])])
+    schedule, group_of = simulate(problem, placed.device, placed.rank), problem.origin.group_of
+    prefill = np.ones(problem.num_ops, dtype=bool)
+    prefill[group_of[once.phase == DECODE]] = False
+    first_s = max(
+        float(schedule.finish_s[int(group_of[once.op_index[SAMPLING_OPS[0]]])]),
+        serial_seconds(problem, placed.device, prefill),
+    )
     return first_s - _saved_s(predicted, once), max(schedule.latency_s - first_s, 0.0)
 
 

@@ -126,7 +126,7 @@ def load_bounds(
         return []
     op_s, machines = machine_seconds(problem)
     work_s, share = shared_work_s(op_s)
-    bounds = [_work(machines, work_s, share), *_launching(problem)]
+    bounds = [_work(machines, work_s, share), *([] if only_memory else _launching(problem))]
     whole = not may_replicate(problem)
     if whole:
         bounds.append(_crowd(op_s, problem.unit))

@@ -6,13 +6,13 @@ import numpy as np
 from jaxtyping import Bool, Int
 
 from gdp.base.units import format_bytes
+from gdp.bounds.loads import least_launches
 from gdp.cluster.types import Cluster
 from gdp.costs.base import roofline
 from gdp.graph.op_graph import OpGraph
 from gdp.measure.report import SegmentTime
 from gdp.placement.placement import Assignment, Teams
 from gdp.problem.problem import Origin, make_problem
-from gdp.sim.latency import is_serial
 from gdp.sim.objectives import find_objective
 from gdp.sim.prediction import Prediction
 from gdp.sim.score import score, score_of
@@ -123,9 +123,11 @@ def replicas_s(prediction: Prediction, objective: str) -> tuple[float, float] | 
     if not copies:
         return None
     latency_s = min(alone for alone, _ in copies)
-    if is_serial(prediction.problem):
+    if (prediction.problem.cluster.processor >= 0).any():
         return latency_s, min(period_s for _, period_s in copies)
-    return latency_s, 1.0 / sum(1.0 / period_s for _, period_s in copies)
+    launches_s, threads = least_launches(prediction.problem)
+    period_s = 1.0 / sum(1.0 / period_s for _, period_s in copies)
+    return latency_s, max(period_s, launches_s / max(threads, 1))
 
 
 def too_large_alone(prediction: Prediction) -> str:

@@ -18,7 +18,6 @@ from jaxtyping import Bool, Float, Int
 
 from gdp.base.cores import num_cores
 from gdp.cluster.types import overflow_bytes as cluster_overflow
-from gdp.problem.arrays import arrays_of
 from gdp.problem.problem import Problem
 from gdp.problem.ticks import in_ticks, seconds_per_unit
 from gdp.sim.engine import Workspace, arrays, workspace
@@ -181,11 +180,6 @@ def busy_ticks(
         evaluate_periods(flat, work, placed, 0, 1, value, over)
         # The last channel is that of links on which nothing queues.
         return work.busy_s.copy(), work.channel_s[:-1].copy(), work.serial_s.copy()
-
-
-def is_serial(problem: Problem) -> bool:
-    """True if two devices are one processor, or one thread launches the ops of several."""
-    return bool((arrays_of(problem).serial >= 0).any())
 
 
 def rank_rows(

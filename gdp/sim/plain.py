@@ -10,7 +10,7 @@ from heapq import heappop, heappush
 from typing import NamedTuple
 
 import numpy as np
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 
 from gdp.graph.groups import inverse, lists, starts
 from gdp.problem.arrays import arrays_of
@@ -100,11 +100,24 @@ def _serial_s(
     """Seconds of each processor that devices share, of ops and of copies inside it, and of each
     thread of the host that launches ops of several devices."""
     a, processor = arrays_of(problem), problem.cluster.processor
+    if (a.serial < 0).all():
+        return np.zeros(0)
     of_op, own = a.serial[device], processor[sends.source]
     on, inside = of_op >= 0, (own >= 0) & (own == processor[sends.destination])
     op_s = a.serial_s[np.arange(len(device)), device] + _opening_s(problem, device)
     added_s = np.concatenate([op_s[on], sends.seconds[inside]])
     return _sums(np.concatenate([of_op[on], own[inside]]), added_s, 1 + int(a.serial.max()))
+
+
+def serial_seconds(
+    problem: Problem, device: Int[np.ndarray, "N"], ops: Bool[np.ndarray, "N"]
+) -> float:
+    """Seconds that the busiest serial resource has of some ops, without copies."""
+    a = arrays_of(problem)
+    own, op_s = a.serial[device], a.serial_s[np.arange(len(device)), device]
+    on = ops & (own >= 0)
+    seconds = (op_s + _opening_s(problem, device))[on]
+    return float(_sums(own[on], seconds, 0).max(initial=0.0))
 
 
 def _sums(

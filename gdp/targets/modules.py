@@ -46,7 +46,8 @@ def whole_modules(module: Any, graph: OpGraph, granularity: str) -> tuple[str, .
         raise ArgumentError(f"no granularity {granularity!r}; there are {', '.join(GRANULARITIES)}")
     if granularity == "op":
         return ()
-    paths = set(_weight_holders(graph) if module is None else kept_modules(module))
+    holders = {s for s, b in zip(graph.scope, graph.weight_bytes, strict=True) if s and b}
+    paths = holders if module is None else set(kept_modules(module))
     if granularity == "layer":
         paths |= {match[0] for scope in graph.scope if (match := _BLOCK.match(scope))}
     return tuple(sorted(path for path in paths if outermost(path, paths) == path))
@@ -60,10 +61,6 @@ def kept_modules(module: Any) -> Iterable[str]:
         own = [*part.parameters(recurse=False), *part.buffers(recurse=False)]
         if path and (own or type(part).__name__ in classes):
             yield path
-
-
-def _weight_holders(graph: OpGraph) -> Iterable[str]:
-    return {s for s, b in zip(graph.scope, graph.weight_bytes, strict=True) if s and b}
 
 
 def torch_model(model: Model | None) -> "TorchModel | None":

@@ -8,7 +8,8 @@ import pytest
 from gdp.cluster.types import Device, make_cluster
 from gdp.graph.op_graph import make_graph
 from gdp.problem.problem import Launches, make_problem
-from gdp.sim.latency import is_serial
+from gdp.sim.engine import arrays
+from gdp.sim.plain import serial_seconds
 from gdp.sim.score import score, values
 
 pytestmark = pytest.mark.usefixtures("both_ways")
@@ -58,8 +59,8 @@ def test_one_device_takes_what_it_took() -> None:
 
 
 def test_only_two_of_a_name_share() -> None:
-    assert not is_serial(problem(("x", "")))
-    assert is_serial(problem(("x", "y", "x")))
+    assert not arrays(problem(("x", ""))).is_serial
+    assert arrays(problem(("x", "y", "x"))).is_serial
     three = problem(("x", "y", "x"))
     # The processor x: 3 + 2, and the copy from d0 to d2; the copy from y is no work of x alone.
     # In the run d1 ends at 4, its copy at 5 and the last op at 7.
@@ -82,7 +83,11 @@ def test_a_run_takes_as_long_as_its_launches(threads, launch_s, latency_s) -> No
     launches = Launches(np.full((3, 2), launch_s), np.array(threads))
     launched = replace(problem(("", "")), launches=launches)
     assert score(launched, SPLIT).latency_s == latency_s
-    assert is_serial(launched) == (max(threads) >= 0)
+    assert arrays(launched).is_serial == (max(threads) >= 0)
+    of_first = np.array([True, False, False])
+    assert serial_seconds(launched, SPLIT, of_first) == (launch_s if threads[0] >= 0 else 0.0)
+    if threads == (0, 0):
+        assert serial_seconds(launched, SPLIT, ~of_first) == 2 * launch_s
     pipelined = replace(problem(("", ""), "throughput"), launches=launches)
     assert score(pipelined, SPLIT).value_s == latency_s
 

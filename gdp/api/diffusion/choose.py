@@ -63,7 +63,8 @@ def choose(
     least_held = [np.min([w.held_bytes for w in ways[c]], axis=0) for c in order]
     rest_s = np.append(np.cumsum(least_s[::-1])[::-1], 0.0)
     rest_held = [sum(least_held[i:], np.zeros_like(least_held[0])) for i in range(len(order) + 1)]
-    sorted_ways = [sorted(range(len(ways[c])), key=lambda w, c=c: _rank(ways[c][w])) for c in order]
+    rank = [[(w.seconds, w.moved_bytes, int(w.held_bytes.sum())) for w in ways[c]] for c in order]
+    sorted_ways = [sorted(range(len(row)), key=row.__getitem__) for row in rank]
     best, best_ways = (np.inf, 0, 0), tuple[int, ...]()
     chosen: dict[int, int] = {}
 
@@ -103,7 +104,3 @@ def choose(
 
     descend(0, 0.0, np.zeros_like(rest_held[0]), 0)
     return Choice(best_ways if best[0] < np.inf else None, best[0])
-
-
-def _rank(way: Way) -> tuple[float, int, int]:
-    return way.seconds, way.moved_bytes, int(way.held_bytes.sum())

@@ -145,9 +145,9 @@ def _size_note(planned_bytes: int, file_bytes: int) -> str:
     if not file_bytes or planned_bytes <= LARGER * file_bytes:
         return ""
     return (
-        f"weights count {format_bytes(planned_bytes)}, and the files of the checkpoint hold "
-        f"{format_bytes(file_bytes)}: they are stored in fewer bits than the configuration says, "
-        "or it is another model's"
+        f"by its configuration the weights take {format_bytes(planned_bytes)}, but the files of "
+        f"the checkpoint hold {format_bytes(file_bytes)}: they are stored in fewer bits than it "
+        "says, or it belongs to another model"
     )
 
 

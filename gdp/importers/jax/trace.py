@@ -452,7 +452,8 @@ def _add(program: TracedProgram, one: Value | Stacked, two: Value | Stacked) -> 
     """The sum of two results of microbatches; a constant (the gradient of nothing) adds nothing."""
     if isinstance(one, Stacked) and isinstance(two, Stacked):
         pairs = zip(one.rows, two.rows, strict=True)
-        return Stacked([_rows(_add(program, a, b))[0] for a, b in pairs])
+        sums = (_add(program, a, b) for a, b in pairs)
+        return Stacked([s.rows[0] if isinstance(s, Stacked) else s for s in sums])
     a, b = whole(program, one, "accumulate"), whole(program, two, "accumulate")
     if a.maker < 0 or b.maker < 0:
         return b if a.maker < 0 else a
@@ -493,10 +494,6 @@ def _output(program: TracedProgram, name: str, value: Value | Stacked) -> Value:
         add_op(program, OUTPUT, TraceContext(), [result], [])
         program.ops[-1].name = name
     return result
-
-
-def _rows(value: Value | Stacked) -> list[Value]:
-    return value.rows if isinstance(value, Stacked) else [value]
 
 
 def _make_jaxpr(fn: Callable[..., Any], label: str, *args: Any) -> tuple[Any, Any]:

@@ -479,7 +479,10 @@ def _scan(facts: Facts, node: ir.Node, view: NodeView) -> list[Inferred]:
     scanned = results[len(states) :]
     out_axes = view.attribute("scan_output_axes") or [0] * len(scanned)
     stacked = [_stacked(item, axis, trips) for item, axis in zip(scanned, out_axes, strict=True)]
-    return [_led(item, lead) for item in (*results[: len(states)], *stacked)]
+    return [
+        Tensor(item.dtype, (*lead, *item.shape)) if isinstance(item, Tensor) else item
+        for item in (*results[: len(states)], *stacked)
+    ]
 
 
 def _sequence_map(facts: Facts, node: ir.Node, view: NodeView) -> list[Inferred]:
@@ -553,7 +556,3 @@ def _stacked(item: Inferred, axis: int, count: int) -> Inferred:
         return Partial()
     at = axis if axis >= 0 else len(item.shape) + 1 + axis
     return Tensor(item.dtype, (*item.shape[:at], count, *item.shape[at:]))
-
-
-def _led(item: Inferred, lead: tuple[int, ...]) -> Inferred:
-    return Tensor(item.dtype, (*lead, *item.shape)) if isinstance(item, Tensor) else item

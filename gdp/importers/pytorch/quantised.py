@@ -347,7 +347,7 @@ QUANTIZE: Mapping[str, Config | None] = {
 }  # fmt: skip
 """Configurations of `--quantize`: what a model would take if it were stored so."""
 EXPERTS = "experts"
-"""Key of the configuration of experts that are stored in another way than the rest."""
+"""Key of the scheme of experts that are stored in another way than the rest, set here alone."""
 
 
 def quantization_of(document: Config, quantize: str, where: str) -> Config | None:
@@ -367,25 +367,26 @@ def quantization_of(document: Config, quantize: str, where: str) -> Config | Non
     if isinstance(config, Mapping):
         check_quantization(config, where)
     method = config.get("quant_method") if isinstance(config, Mapping) else None
-    if isinstance(config, Mapping) and method is None and _is_bitsandbytes(config):
+    fewer = ("load_in_4bit", "load_in_8bit")
+    if isinstance(config, Mapping) and method is None and any(map(config.get, fewer)):
         method, config = "bitsandbytes", {**config, "quant_method": "bitsandbytes"}
     if method not in SCHEMES:
         raise ModelError(
             f"{where}: quantisation {method!r} is not known, only {', '.join(SCHEMES)}; --quantize "
             f"places it as if it were another ({', '.join(QUANTIZE)})"
         )
-    return {**config, **_experts_apart(document, config)}
+    return {**config, EXPERTS: _experts_apart(document, config)}
 
 
-def _experts_apart(document: Config, config: Config) -> Config:
+def _experts_apart(document: Config, config: Config) -> Config | None:
     """Scheme of the experts of DeepSeek V4, whose other weights are in 8 bits (`expert_dtype` of
     vLLM 0.33, `models/deepseek_v4/quant_config.py`, which takes 4 bits where nothing is said)."""
     if config.get("quant_method") != "fp8" or document.get("model_type") != "deepseek_v4":
-        return {}
+        return None
     if document.get("expert_dtype") not in (None, "fp4"):
-        return {}
+        return None
     is_nvfp4 = str(config.get("moe_quant_algo")).upper() == "NVFP4"
-    return {EXPERTS: QUANTIZE["nvfp4" if is_nvfp4 else "mxfp4"]}
+    return QUANTIZE["nvfp4" if is_nvfp4 else "mxfp4"]
 
 
 def cache_bits(document: Config) -> int:
@@ -398,16 +399,12 @@ def cache_bits(document: Config) -> int:
     return next(iter(named), 0)
 
 
-def _is_bitsandbytes(config: Config) -> bool:
-    return bool(config.get("load_in_4bit") or config.get("load_in_8bit"))
-
-
 def stored_weights(model: Any, config: Config, where: str) -> dict[str, StoredWeight]:
     """Bytes of each parameter of a transformers model as it is stored, by its path; those that are
     left as they are have no entry. Raises `ModelError` where a scheme has no such bits."""
     patterns, stored = NamePatterns(where), dict[str, StoredWeight]()
     for path, weight in _converted(model, SCHEMES[config["quant_method"]], config, patterns):
-        own = config[EXPERTS] if weight.matrices > 1 and EXPERTS in config else config
+        own = (config.get(EXPERTS) if weight.matrices > 1 else None) or config
         scheme = SCHEMES[own["quant_method"]]
         if own is config and scheme.method in GROUPED:
             module = path.removesuffix(".weight")

@@ -45,7 +45,7 @@ from gdp.methods.repair import repair_and_select
 from gdp.methods.scoring import best_of, proven_misfit, score_of, tiny_problem
 from gdp.methods.shares import DOWN_SETS_SHARE, REPLICATED_SHARE
 from gdp.problem.problem import Problem
-from gdp.sim.latency import is_serial
+from gdp.sim.engine import arrays
 from gdp.sim.objectives import objective_of
 from gdp.sim.score import MAX_CYCLE, cycle_length, may_replicate
 
@@ -321,7 +321,7 @@ def _certainty(problem: Problem, pipeline: PipelineResult, value_s: float) -> st
         return "heuristic: too many down-sets for the time given; best of some linear orders"
     if not pipeline.costs_bound:
         return "heuristic: what a stage sends and receives shares no channel that is its own"
-    if value_s > pipeline.cost_s * SAME and is_serial(problem):
+    if value_s > pipeline.cost_s * SAME and arrays(problem).is_serial:
         return "heuristic: a processor or a thread works for several devices, which no stage sees"
     if value_s > pipeline.cost_s * SAME:
         return "heuristic: what its dearest channel carries depends on which devices meet there"

@@ -115,9 +115,8 @@ def serial_seconds(
     """Seconds that the busiest serial resource has of some ops, without copies."""
     a = arrays_of(problem)
     own, op_s = a.serial[device], a.serial_s[np.arange(len(device)), device]
-    on = ops & (own >= 0)
-    seconds = (op_s + _opening_s(problem, device))[on]
-    return float(_sums(own[on], seconds, 0).max(initial=0.0))
+    on, op_s = ops & (own >= 0), op_s + _opening_s(problem, device)
+    return float(_sums(own[on], op_s[on], 0).max(initial=0.0))
 
 
 def _sums(

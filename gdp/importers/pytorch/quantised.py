@@ -385,8 +385,7 @@ def _experts_apart(document: Config, config: Config) -> Config | None:
         return None
     if document.get("expert_dtype") not in (None, "fp4"):
         return None
-    is_nvfp4 = str(config.get("moe_quant_algo")).upper() == "NVFP4"
-    return QUANTIZE["nvfp4" if is_nvfp4 else "mxfp4"]
+    return QUANTIZE["nvfp4" if config.get("moe_quant_algo") == "NVFP4" else "mxfp4"]
 
 
 def cache_bits(document: Config) -> int:

@@ -30,7 +30,7 @@ class Row:
     """A measured run: its passes as predicted, and how its times follow from them."""
 
     source: str
-    model: str  # versions that differ in nothing that takes time are one
+    model: str
     stack: EngineStack
     memory_bytes: float  # of its card
     format: str
@@ -45,6 +45,12 @@ class Row:
     def group(self) -> tuple[str, str, str]:
         """Stack, model and format."""
         return self.stack.key, self.model, self.format
+
+    @property
+    def architecture(self) -> str:
+        """The model, or another that takes equal time: a server of R1 may draft where V3's do not,
+        so that its runs are none of theirs, but neither is learned from to predict the other."""
+        return self.model.replace("DeepSeek-R1", "DeepSeek-V3")
 
     def stack_features(self, asked: Pass) -> Float[np.ndarray, "G"]:
         """Features of the stack under a pass."""
@@ -91,7 +97,8 @@ def _row(
     prefill, decode = (Pass(**own) for own in document["passes"])
     return Row(
         document["source"], model_name(run.model), stack, float(document["memory_bytes"]),
-        run.precision or "16", (prefill, decode), measured, predict, solved, run.load, run,
+        run.precision or ("fp8" if run.model.endswith("-FP8") else "16"), (prefill, decode),
+        measured, predict, solved, run.load, run,
     )  # fmt: skip
 
 
@@ -121,7 +128,7 @@ def model_name(name: str) -> str:
     last = name.rpartition("/")[2]
     for word in ("-Instruct", "-2507", "-Thinking", "-FP8", "-it", "Meta-"):
         last = last.replace(word, "")
-    return last.replace("DeepSeek-R1", "DeepSeek-V3")
+    return last
 
 
 def _served(document: Mapping[str, Any], run: Run) -> tuple[Callable[[float, float], Times], Times]:

@@ -38,16 +38,18 @@ class Fold(NamedTuple):
 def folds(rows: Sequence[Row], kind: str) -> Iterator[Fold]:
     """The folds of a kind of left-out rows."""
     names = [
-        {"model": row.model, "gpu": row.stack.card, "stack": row.stack.key,
-         "group": str(row.group), "pair": f"{row.model} on {row.stack.card}"}[kind] for row in rows
+        {"model": row.architecture, "gpu": row.stack.card, "stack": row.stack.key,
+         "group": str(row.group), "pair": f"{row.architecture} on {row.stack.card}"}[kind]
+        for row in rows
     ]  # fmt: skip
     for name in sorted(set(names)):
         test = [i for i, own in enumerate(names) if own == name]
-        models, cards = {rows[i].model for i in test}, {rows[i].stack.card for i in test}
+        models = {rows[i].architecture for i in test}
+        cards = {rows[i].stack.card for i in test}
         gone = {
             i for i, row in enumerate(rows)
             if names[i] == name
-            or (kind == "pair" and (row.model in models or row.stack.card in cards))
+            or (kind == "pair" and (row.architecture in models or row.stack.card in cards))
         }  # fmt: skip
         yield Fold(name, [i for i in range(len(rows)) if i not in gone], test)
 

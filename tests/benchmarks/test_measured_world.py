@@ -181,7 +181,9 @@ def test_clients_ask_as_the_measuring_programs_do() -> None:
     ("changes", "tokens", "expected"),
     [
         ({"engine": "vllm"}, 8192, VllmScheduler()),
-        ({"engine": "vllm", "sweep": True}, 8192, VllmScheduler(async_scheduling=False)),
+        ({"engine": "vllm", "sweep": True, "prompt": 4096}, 6108,
+         VllmScheduler(async_scheduling=False)),
+        ({"engine": "sglang", "sweep": True}, 8192, SglangScheduler(request_s=0.02)),
         ({"engine": "sglang", "system": "h200_sxm"}, 32768, SglangScheduler(request_s=0.02)),
         ({"engine": "sglang", "system": "b200_sxm", "batch": 16, "tensor": 8}, 32768,
          SglangScheduler(request_s=0.02, admission_interval=30)),

@@ -2,6 +2,7 @@
 
 import itertools
 import math
+from dataclasses import replace
 
 import msgspec
 import numpy as np
@@ -72,11 +73,11 @@ def test_no_fold_learns_from_what_it_tells(seed: int, kind: str) -> None:
     for fold in folds(rows, kind):
         assert not set(fold.train) & set(fold.test)
         test = [rows[i] for i in fold.test]
-        models, cards = {r.model for r in test}, {r.stack.card for r in test}
+        models, cards = {r.architecture for r in test}, {r.stack.card for r in test}
         keys, groups = {r.stack.key for r in test}, {r.group for r in test}
         for row in (rows[i] for i in fold.train):
             assert row.group not in groups
-            assert row.model not in models or kind not in ("pair", "model")
+            assert row.architecture not in models or kind not in ("pair", "model")
             assert row.stack.card not in cards or kind not in ("pair", "gpu")
             assert row.stack.key not in keys or kind != "stack"
         told += fold.test
@@ -153,4 +154,12 @@ def _counts(row: Row, phase: int) -> bool:
 def test_names_of_one_model_are_one() -> None:
     assert model_name("meta-llama/Meta-Llama-3-8B-Instruct") == "Llama-3-8B"
     assert model_name("Qwen/Qwen3-235B-A22B-Instruct-2507-FP8") == "Qwen3-235B-A22B"
-    assert model_name("DeepSeek-R1") == "DeepSeek-V3"
+
+
+def test_a_server_of_r1_is_left_out_with_those_of_v3_and_teaches_none_of_them() -> None:
+    first, second, *_ = made_up_rows(0)
+    rows = [replace(row, stack=first.stack, model=name) for row, name in (
+        (first, "DeepSeek-V3"), (second, "DeepSeek-R1"))]  # fmt: skip
+    assert rows[0].group != rows[1].group
+    (fold,) = folds(rows, "model")
+    assert (fold.train, fold.test) == ([], [0, 1])

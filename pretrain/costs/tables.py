@@ -23,7 +23,14 @@ import numpy as np
 from jaxtyping import Bool, Float, Int
 
 from gdp.cluster.presets import device_preset
-from gdp.costs.measured.kernels import ARITHMETIC, ENGINES, KINDS, Kernels, descriptor_of
+from gdp.costs.measured.kernels import (
+    ARITHMETIC,
+    ENGINES,
+    ENTERS_BYTES,
+    KINDS,
+    Kernels,
+    descriptor_of,
+)
 
 SYSTEMS = {
     "a100_sxm": "a100", "h100_sxm": "h100", "h200_sxm": "h200", "b200_sxm": "b200",
@@ -148,8 +155,7 @@ def _products(system: str) -> Iterator[_Part]:
         }, t.latency / 1e3)  # fmt: skip
 
 
-ACTIVATION = {"float32": 4.0, "float16": 2.0, "float8": 1.0, "float4": 0.5}
-"""Bytes of an element that enters arithmetic of a type."""
+ACTIVATION = dict(zip(ARITHMETIC, ENTERS_BYTES, strict=True))
 
 
 def _prompts(system: str) -> Iterator[_Part]:

@@ -30,7 +30,7 @@ from gdp.graph.op_graph import OpGraph
 from gdp.graph.request import DECODE
 
 _EXPERTS, _PRODUCT = KINDS.index("experts"), KINDS.index("product")
-_ELEMENTWISE = KINDS.index("elementwise")
+_ELEMENTWISE, _PROMPT = KINDS.index("elementwise"), KINDS.index("prompt attention")
 LIBRARY_S, ELEMENTWISE_S = 50e-6, 8e-6
 """Host seconds until eager PyTorch has launched a kernel of a library (products, convolutions,
 attention, normalisation), with the Python of its module, and any other one. Chosen by hand for five
@@ -183,17 +183,34 @@ class MeasuredCosts:
         seconds, known = np.zeros(len(found.kernels)), np.flatnonzero(found.known)
         # Layers of a model are identical, so few kernels differ.
         first, which = np.unique(found.row[known], return_index=True, return_inverse=True)[1:]
-        seconds[known] = self._predicted(found.kernels.take(known[first]), device)[which]
+        once = known[first]
+        seconds[known] = self._in_passes(found.kernels.take(once), found.passes[once], device)[
+            which
+        ]
         inside = found.block >= 0
         if not inside.any():
             return seconds
         parts = inside & np.isin(found.kernels.kind, [_EXPERTS, _PRODUCT]) & found.known
         whole, share = _whole_blocks(found.kernels, found.block, parts)
-        seconds[inside] = 0.0
+        seconds[inside], passes = 0.0, np.ones(len(whole))
+        np.maximum.at(passes, found.block[parts], found.passes[parts])
         first, which = whole.distinct()
-        of_block = self._predicted(whole.take(first), device)[which]
+        of_block = self._in_passes(whole.take(first), passes[first], device)[which]
         seconds[parts] = of_block[found.block[parts]] * share
         return seconds
+
+    def _in_passes(
+        self, kernels: Kernels, passes: Float[np.ndarray, "K"], device: Device
+    ) -> Float[np.ndarray, "K"]:
+        """Seconds of kernels whose rows, or sequences that attend, are spread over passes."""
+        attends = kernels.kind == _PROMPT
+        one = replace(
+            kernels, flop=kernels.flop / passes, moved_bytes=kernels.moved_bytes / passes,
+            b=np.where(attends, kernels.b / passes, kernels.b),
+            m=np.where(attends, kernels.m, kernels.m / passes),
+            held_bytes=np.where(attends, kernels.held_bytes / passes, kernels.held_bytes),
+        )  # fmt: skip
+        return passes * self._predicted(one, device)
 
     def _predicted(self, kernels: Kernels, device: Device) -> Float[np.ndarray, "K"]:
         """Seconds of kernels; experts in 8 bits with a scale a channel take no longer than with one

@@ -2,14 +2,21 @@
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
 from jaxtyping import Bool, Float, Int
 
-from gdp.costs.measured.kernels import ARITHMETIC, ENGINES, KINDS, NUMBERS, Kernels
+from gdp.costs.measured.kernels import (
+    ARITHMETIC,
+    ENGINES,
+    ENTERS_BYTES,
+    KINDS,
+    NUMBERS,
+    Kernels,
+)
 from gdp.graph.groups import alike
 from gdp.graph.latent import LATENT
 from gdp.graph.op_graph import WEIGHT_ARITHMETIC, OpDetail, OpGraph
@@ -29,6 +36,9 @@ _PRECISE = frozenset(("float32", "float64"))
 _BLOCK_SCALE_BYTES = 4 / 128**2
 """Of a weight: a scale in 32 bits for each block of 128 x 128, as of DeepSeek-V3 and others."""
 _BITS = np.array([4.0, 8.0, 16.0, 32.0])
+PASS_TOKENS = 8192.0
+"""Most tokens of a pass of an engine: the `--max-num-batched-tokens` of vLLM's servers on large
+GPUs, the `max_num_tokens` of TensorRT-LLM. Prompts of more take several, which read all weights."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -40,6 +50,7 @@ class GraphKernels:
     known: Bool[np.ndarray, "N"]
     # Of an engine: ops of a block of experts are one kernel, and so are products of one input.
     block: Int[np.ndarray, "N"]  # id of the block, -1 outside
+    passes: Float[np.ndarray, "N"]  # of an engine, each of at most `PASS_TOKENS`; 1 elsewhere
 
 
 def graph_kernels(graph: OpGraph, *, served: bool) -> GraphKernels:
@@ -75,8 +86,14 @@ def graph_kernels(graph: OpGraph, *, served: bool) -> GraphKernels:
         moved_bytes=np.where(np.isnan(moved), graph.memory_traffic_bytes - held, moved),
         numbers=column["numbers"].astype(np.int64),
     )  # fmt: skip
-    block = _blocks(graph, kernels) if served else np.full(graph.num_ops, -1)
-    return GraphKernels(kernels, row, (kind >= 0) & ~graph.is_io, block)
+    known, once = (kind >= 0) & ~graph.is_io, np.ones(graph.num_ops)
+    if not served:
+        return GraphKernels(kernels, row, known, np.full(graph.num_ops, -1), once)
+    block = _blocks(graph, kernels)
+    moved, tokens = _of_calls(graph, kernels, block)
+    tokens = np.where(kind == _EXPERTS, tokens, column["tokens"])
+    passes = np.where(known, np.maximum(tokens / PASS_TOKENS, 1.0), 1.0)
+    return GraphKernels(replace(kernels, moved_bytes=moved), row, known, block, passes)
 
 
 def _read_weights(graph: OpGraph) -> Int[np.ndarray, "N"]:
@@ -127,6 +144,7 @@ class _Shape(NamedTuple):
     used: Any = 1.0  # part of the weights that is read
     share: Any = 1.0  # part of the bytes that are no activations
     around_bytes: Any = 0.0  # of queries and results of attention
+    tokens: Any = 0.0  # of a product, or of prompts that attend, as far as they are of several
     told: Any = 0  # index into `NUMBERS`
     eights: Any = 0.0  # 1 where its scheme casts to 8 bits
     always_narrow: Any = 0.0  # 1 where its scheme multiplies narrow numbers in every runtime
@@ -207,7 +225,7 @@ def _product(shape: _Shape, shapes: Sequence[tuple[int, ...]], out: tuple[int, .
         batch = float(math.prod(out[:-2]))
     return shape._replace(
         kind=_PRODUCT if batch == 1 else _BATCHED, b=batch, m=rows / batch, n=columns, k=whole,
-        elements=size,
+        elements=size, tokens=rows if batch == 1 else 0.0,
         sure=sorted(shapes[1][-2:]) == sorted((columns, whole)),
     )  # fmt: skip
 
@@ -224,6 +242,7 @@ def _attention(
     return shape._replace(
         kind=KINDS.index(kind), b=batch * keys, m=queries * heads / keys, n=seen, k=size,
         around_bytes=around, elements=max(2.0 * batch * keys * seen * size, 1.0),
+        tokens=batch * min(queries, PASS_TOKENS),
     )  # fmt: skip
 
 
@@ -240,6 +259,7 @@ def _rows(shape: _Shape, work: _Work, served: bool) -> _Columns:
         "arithmetic": np.where(wide, ARITHMETIC.index("float32"), ARITHMETIC.index("float16")),
         "stored_bits": np.where(wide, 32.0, 16.0), "held_bytes": zeros.copy(),
         "block_scaled": zeros.copy(), "moved_bytes": zeros + math.nan, "numbers": zeros.copy(),
+        "tokens": shape.tokens,
     }  # fmt: skip
     for which, changed in (
         (~none & (products | (shape.kind == _CONVOLUTION)), _with_inner_size),
@@ -316,7 +336,8 @@ def _blocks(graph: OpGraph, kernels: Kernels) -> Int[np.ndarray, "N"]:
     that read one input, such as those of queries, keys and values."""
     keys = list(zip(graph.scope, graph.phase.tolist(), strict=True))
     grouped = kernels.kind == KINDS.index("experts")
-    scopes = {key for key, is_part in zip(keys, grouped.tolist(), strict=True) if is_part}
+    parts = zip(keys, grouped.tolist(), strict=True)
+    scopes = {key for key, is_part in parts if is_part and key[0]}
     ids = {key: i for i, key in enumerate(sorted(scopes))}
     block = np.array([ids.get(key, -1) for key in keys], dtype=np.int64).reshape(graph.num_ops)
     readers: dict[tuple[int, float, float], list[int]] = {}
@@ -333,3 +354,24 @@ def _blocks(graph: OpGraph, kernels: Kernels) -> Int[np.ndarray, "N"]:
             block[ops] = count
             count += 1
     return block
+
+
+def _of_calls(
+    graph: OpGraph, kernels: Kernels, block: Int[np.ndarray, "N"]
+) -> tuple[Float[np.ndarray, "N"], Float[np.ndarray, "N"]]:
+    """(bytes that kernels move beside weights, tokens of grouped products). The one call of a block
+    of experts reads and writes each token once, however many experts it meets: so it was measured.
+    """
+    moved, tokens = kernels.moved_bytes.copy(), np.zeros(graph.num_ops)
+    grouped = np.flatnonzero((kernels.kind == _EXPERTS) & (block >= 0))
+    last = dict(zip(block[grouped].tolist(), grouped.tolist(), strict=True))
+    fewest = {own: float(kernels.b[op] * kernels.m[op]) for own, op in last.items()}
+    for op in np.flatnonzero(np.isin(block, [*last])).tolist():
+        out, own = (*graph.detail[op].output_shapes, ())[0], int(block[op])
+        if out and out[-1] == kernels.n[last[own]]:
+            fewest[own] = min(fewest[own], math.prod(out[:-1]))
+    moved[grouped] = 0.0
+    for own, op in last.items():
+        enters = ENTERS_BYTES[kernels.arithmetic[op]]
+        moved[op], tokens[op] = (enters + 2.0) * fewest[own] * kernels.n[op], fewest[own]
+    return moved, tokens

@@ -30,6 +30,8 @@ KINDS = (
 ENGINES = ("torch", "vllm", "sglang", "trtllm")
 ARITHMETIC = ("float32", "float16", "float8", "float4")
 """Types of arithmetic; bfloat16 counts as float16, int8 as float8."""
+ENTERS_BYTES = 4.0, 2.0, 1.0, 0.5
+"""Bytes of an element that enters arithmetic of a type."""
 NUMBERS = ("not told", "weights alone", "floats", "integers")
 """Numbers that a kernel multiplies whose weights have 8 or 4 bits: unknown; 16 bits, as
 activations are never cast; or such floats or integers, to which activations are cast, too."""

@@ -301,13 +301,10 @@ def _contents(
     prefix = f"{architecture}."
     numbers = {
         key.removeprefix(prefix): value for key, value in fields.items()
-        if key.startswith(prefix) and (isinstance(value, int) or _are_whole(value))
+        if key.startswith(prefix)
+        and all(isinstance(part, int) for part in (value if isinstance(value, list) else [value]))
     }  # fmt: skip
     return architecture, numbers, tensors
-
-
-def _are_whole(value: Any) -> bool:
-    return isinstance(value, list) and all(isinstance(part, int) for part in value)
 
 
 def _stored(name: str, dims: tuple[int, ...], kind: int) -> StoredTensor:

@@ -116,10 +116,6 @@ def _sort(params: Mapping[str, Any], ins: Shapes, outs: Shapes) -> float:
     return ins[0].size * max(1.0, math.log2(max(min(kept, length), 1) + 1))
 
 
-def _sort_all(params: Mapping[str, Any], ins: Shapes, outs: Shapes) -> float:
-    return ins[0].size * max(1.0, math.log2(max(ins[0].size, 2)))
-
-
 def _times(per_element: float) -> Flop:
     def flop(params: Mapping[str, Any], ins: Shapes, outs: Shapes) -> float:
         return per_element * ins[0].size
@@ -147,10 +143,6 @@ def _written_into_bytes(ins: Shapes, outs: Shapes) -> float:
     return ins[-1].nbytes + written + sum(s.nbytes for s in places)
 
 
-def _written(ins: Shapes, outs: Shapes) -> int:
-    return sum(s.nbytes for s in outs)
-
-
 ATEN: dict[str, OpRule] = {
     **rows(
         "view _unsafe_view clone contiguous _to_copy to expand expand_as permute t select unbind "
@@ -158,7 +150,8 @@ ATEN: dict[str, OpRule] = {
         "unflatten lift_fresh_copy",
         VIEW, 0,
     ),
-    **rows("full_like zeros_like ones_like new_zeros new_ones new_full", VIEW, 0, _written),
+    **rows("full_like zeros_like ones_like new_zeros new_ones new_full", VIEW, 0,
+           lambda ins, outs: sum(s.nbytes for s in outs)),
     **rows("empty empty_like", VIEW, 0, no_traffic),
     **rows("new_empty empty_strided", "", 0, no_traffic),
     **rows("embedding index index_select gather take", "", 0, gathered_bytes, kernel=GATHER),
@@ -235,5 +228,6 @@ ATEN: dict[str, OpRule] = {
         "", _pool,
     ),
     **rows("sort argsort topk", "", _sort),
-    **rows("unique_dim unique_consecutive _unique _unique2", "", _sort_all),
+    **rows("unique_dim unique_consecutive _unique _unique2", "",
+           lambda params, ins, outs: ins[0].size * max(1.0, math.log2(max(ins[0].size, 2)))),
 }  # fmt: skip

@@ -59,10 +59,6 @@ def _window(params: Mapping[str, Any], ins: Shapes, outs: Shapes) -> float:
     return outs[0].size * math.prod(params["window_dimensions"])
 
 
-def _window_gradient(params: Mapping[str, Any], ins: Shapes, outs: Shapes) -> float:
-    return ins[0].size * math.prod(params["window_dimensions"])
-
-
 def _sort(params: Mapping[str, Any], ins: Shapes, outs: Shapes) -> float:
     axis = params.get("dimension", -1)
     length = ins[0].dims[axis] if ins[0].dims else 1
@@ -92,14 +88,6 @@ def _linear_algebra(factor: float) -> Callable[..., float]:
         return factor * math.prod(batch) * rows * columns * min(rows, columns)
 
     return flop
-
-
-def _triangular_solve(params: Mapping[str, Any], ins: Shapes, outs: Shapes) -> float:
-    return ins[1].size * ins[0].dims[-1]
-
-
-def _updates(params: Mapping[str, Any], ins: Shapes, outs: Shapes) -> float:
-    return ins[2].size
 
 
 def _updates_in_place(ins: Shapes, outs: Shapes) -> int:
@@ -153,13 +141,15 @@ JAX: dict[str, OpRule] = {
     **rows(
         "scatter-add scatter_add scatter-mul scatter_mul scatter-min scatter_min scatter-max "
         "scatter_max",
-        "", _updates, _updates_in_place,
+        "", lambda params, ins, outs: ins[2].size, _updates_in_place,
     ),
     "dot_general": OpRule("", _dot_general, kernel=PRODUCT),
     **rows("ragged_dot ragged_dot_general", "", _ragged_dot, _ragged_bytes, kernel=EXPERTS),
     "conv_general_dilated": OpRule("", _convolution, kernel=CONVOLUTION),
     **rows("reduce_window_max reduce_window_min reduce_window_sum reduce_window", "", _window),
-    "select_and_scatter_add": OpRule("", _window_gradient),
+    "select_and_scatter_add": OpRule(
+        "", lambda params, ins, outs: ins[0].size * math.prod(params["window_dimensions"])
+    ),
     "select_and_gather_add": OpRule(ELEMENTWISE, _window),
     "sort": OpRule("", _sort),
     **rows("top_k approx_top_k", "", _top_k),
@@ -170,5 +160,5 @@ JAX: dict[str, OpRule] = {
     "svd": OpRule("", _linear_algebra(12.0)),
     "eigh": OpRule("", _linear_algebra(9.0)),
     "eig": OpRule("", _linear_algebra(25.0)),
-    "triangular_solve": OpRule("", _triangular_solve),
+    "triangular_solve": OpRule("", lambda params, ins, outs: ins[1].size * ins[0].dims[-1]),
 }  # fmt: skip

@@ -256,25 +256,12 @@ def _dropout(view: NodeView) -> Number:
     return 3.0 * view.out_elements * bool(training is not None and training.any())
 
 
-def _body_flop(view: NodeView) -> Number:
-    return view.body[0]
-
-
 # Memory traffic
 
 
 def all_bytes(view: NodeView) -> float:
     """Each distinct input read and each output written, once."""
     return float(view.read_bytes + view.written_bytes)
-
-
-def _body_bytes(view: NodeView) -> float:
-    return view.body[1]
-
-
-def _slice_bytes(view: NodeView) -> float:
-    """As many bytes are read as are written, however large the input is."""
-    return 2.0 * view.written_bytes
 
 
 def _gather_bytes(view: NodeView) -> float:
@@ -285,11 +272,6 @@ def _gather_bytes(view: NodeView) -> float:
 def _scatter_bytes(view: NodeView) -> float:
     """The data copied, and each update read and written over it."""
     return 2.0 * view.written_bytes + input_bytes(view, 1) + 2.0 * input_bytes(view, 2)
-
-
-def _tensor_scatter_bytes(view: NodeView) -> float:
-    """A cache updated in place: only the new part moves."""
-    return 2.0 * input_bytes(view, 1) + input_bytes(view, 2)
 
 
 def _dropout_bytes(view: NodeView) -> float:
@@ -425,7 +407,7 @@ STANDARD: dict[str, OpRule] = {
     **rows("Reshape Flatten Squeeze Unsqueeze Shape Size Constant", VIEW, 0, no_traffic),
     **rows("Transpose Expand ConstantOfShape EyeLike Split", VIEW, 0),
     **rows("Cast CastLike", VIEW, 0, _cast_bytes),
-    "Slice": OpRule(VIEW, 0, _slice_bytes),
+    "Slice": OpRule(VIEW, 0, lambda view: 2.0 * view.written_bytes),
     "Range": OpRule(VIEW, 1),
     "Dropout": OpRule(VIEW, _dropout, _dropout_bytes),
     "BitCast": OpRule("", 0, no_traffic),
@@ -437,7 +419,9 @@ STANDARD: dict[str, OpRule] = {
     **rows("Gather GatherND", "", 0, _gather_bytes, kernel=GATHER),
     "GatherElements": OpRule("", 0, _gather_bytes),
     **rows("Scatter ScatterElements ScatterND", "", 0, _scatter_bytes),
-    "TensorScatter": OpRule("", 0, _tensor_scatter_bytes),
+    "TensorScatter": OpRule(
+        "", 0, lambda view: 2.0 * input_bytes(view, 1) + input_bytes(view, 2)
+    ),
     **rows(
         "Abs Neg Ceil Floor Round Sign Sqrt Reciprocal Exp Log Erf Sin Cos Tan Asin Acos Atan Sinh "
         "Cosh Tanh Asinh Acosh Atanh Relu ThresholdedRelu Add Sub Mul Div Pow Mod And Or Xor Not "
@@ -503,7 +487,7 @@ STANDARD: dict[str, OpRule] = {
     "Det": OpRule("", _determinant),
     "DFT": OpRule("", _dft),
     "STFT": OpRule("", _stft),
-    **rows("If Loop Scan SequenceMap", "", _body_flop, _body_bytes),
+    **rows("If Loop Scan SequenceMap", "", lambda view: view.body[0], lambda view: view.body[1]),
     "SequenceConstruct": OpRule("", 0, no_traffic, _sequence_of, ("",)),
     "SequenceEmpty": OpRule("", 0, no_traffic, lambda view: [TensorList()], ("",)),
     "SequenceAt": OpRule("", 0, no_traffic, _sequence_at, ("",)),

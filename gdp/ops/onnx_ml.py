@@ -31,10 +31,6 @@ def _floats_like_first(view: NodeView) -> list[Inferred]:
     return [Tensor(data_type("FLOAT"), need(view, 0).shape)]
 
 
-def _like_first(view: NodeView) -> list[Inferred]:
-    return [need(view, 0)]
-
-
 def _joined(view: NodeView) -> list[Inferred]:
     """Inputs of [N, features] side by side."""
     parts = [fact for fact in view.inputs if isinstance(fact, Tensor)]
@@ -96,7 +92,7 @@ def _trees(view: NodeView) -> Number:
 ML: dict[str, OpRule] = {
     "Scaler": OpRule("", 2, None, _floats_like_first, _ML),
     "Normalizer": OpRule("", NORMALISE_FLOP, None, _floats_like_first, _ML),
-    "Imputer": OpRule("", 1, None, _like_first, _ML),
+    "Imputer": OpRule("", 1, None, lambda view: [need(view, 0)], _ML),
     "FeatureVectorizer": OpRule("", 0, None, _joined, _ML),
     "ZipMap": OpRule("", 0, None, _zip_map, _ML),
     **rows("Binarizer LabelEncoder CategoryMapper OneHotEncoder", "", 1),

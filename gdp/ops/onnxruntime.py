@@ -62,10 +62,6 @@ def _skip_flop(per_element: int) -> Formula:
     return formula
 
 
-def _embed_flop(view: NodeView) -> Number:
-    return (NORMALISE_FLOP + 1 + view.has(4)) * view.out_elements
-
-
 def _experts_flop(view: NodeView) -> Number:
     """Each token passes k experts: two or three products of [hidden, inner] and the activation."""
     x, first = view.shape(0), view.shape(2)
@@ -280,10 +276,6 @@ def _quantize(view: NodeView) -> list[Inferred]:
     return [Tensor(data_type("UINT8") if zero is None else zero.dtype, x.shape)]
 
 
-def _dequantize(view: NodeView) -> list[Inferred]:
-    return [Tensor(need(view, 1).dtype, need(view, 0).shape)]
-
-
 def matmul_shape(a: tuple[int, ...], b: tuple[int, ...]) -> tuple[int, ...]:
     """The shape of a NumPy matrix product.
 
@@ -344,7 +336,9 @@ CONTRIB: dict[str, OpRule] = {
     "LayerNormalization": _shared("LayerNormalization", _normalization),
     "Attention": _shared("Attention", _attention),
     "QuantizeLinear": _shared("QuantizeLinear", _quantize),
-    "DequantizeLinear": _shared("DequantizeLinear", _dequantize),
+    "DequantizeLinear": _shared(
+        "DequantizeLinear", lambda v: [Tensor(need(v, 1).dtype, need(v, 0).shape)]
+    ),
     "FastGelu": OpRule("", GELU_TANH_FLOP, None, _FIRST, **_OURS),
     **rows("QuickGelu BiasGelu BiasSoftmax", "", 6, shape=_FIRST, **_OURS),
     "BiasAdd": OpRule("", 1, None, _FIRST, **_OURS),
@@ -367,7 +361,8 @@ CONTRIB: dict[str, OpRule] = {
     "GroupNorm": OpRule("", NORMALISE_FLOP, None, _FIRST, **_OURS),
     "SkipGroupNorm": OpRule("", NORMALISE_FLOP + 1, None, lambda v: [need(v, 0)] * 2, **_OURS),
     "EmbedLayerNormalization": OpRule(
-        "", _embed_flop, _embed_bytes, _embed_layer_normalization, **_OURS
+        "", lambda view: (NORMALISE_FLOP + 1 + view.has(4)) * view.out_elements, _embed_bytes,
+        _embed_layer_normalization, **_OURS
     ),
     "QAttention": OpRule("", fused_attention, None, _q_attention, integer=True, **_OURS),
     **rows(

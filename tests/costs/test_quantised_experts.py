@@ -52,7 +52,8 @@ def _seconds(kernels: Kernels, device: str) -> tuple[float, float]:
     shipped = shipped_network()
     assert shipped is not None
     one = cluster_preset(device).devices[0]
-    found = GraphKernels(kernels, np.zeros(1, dtype=np.int64), np.ones(1, bool), np.full(1, -1), np.ones(1))
+    row, alone = np.zeros(1, dtype=np.int64), np.full(1, -1)
+    found = GraphKernels(kernels, row, np.ones(1, bool), alone, np.ones(1))
     seconds = MeasuredCosts(shipped[0], served=True).kernel_seconds(found, one)
     return float(seconds[0]), float(kernels.total_bytes[0] / one.bytes_per_s)
 

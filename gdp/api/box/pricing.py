@@ -289,7 +289,8 @@ class Pricer:
         return Priced(
             (), tuple(held), tuple(busy.get(h.device, 0.0) for h in held), served,
             _capacity(model, engine, served), _load_s(part, weights), sum(weights), slots,
-            engine.copies * engine.cache_tokens, share, _layout(result), result,
+            engine.copies * engine.cache_tokens, share,
+            result.layout if result.generation is not None else "", result,
         )  # fmt: skip
 
 
@@ -416,10 +417,6 @@ def _context(device: Device, runtime: str) -> int:
     """Bytes of an engine's own on a card. Of a processor, and of a memory that a GPU shares with
     one, the system's part is left out once for all."""
     return 0 if device.is_cpu or device.is_unified else default_reserve(device, runtime)
-
-
-def _layout(result: Result) -> str:
-    return result.layout if result.generation is not None else ""
 
 
 def _question(model: BoxModel) -> tuple[Any, ...]:

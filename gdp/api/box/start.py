@@ -127,7 +127,8 @@ def _served(
             sglang.require_legal(_job(result))
             plain = sglang.command(own)
             held = next(h for h in priced.held if h.cache_bytes)
-            fraction = (held.weights_bytes + held.cache_bytes) / _total(cluster, held.device)
+            total_bytes = cluster.devices[cluster.device_names.index(held.device)].total_bytes
+            fraction = (held.weights_bytes + held.cache_bytes) / total_bytes
             words = (
                 "python", "-m", "sglang.launch_server", "--model-path", name,
                 "--mem-fraction-static", f"{int(100 * fraction) / 100:.2f}", *plain["arguments"],
@@ -137,7 +138,3 @@ def _served(
             words = ("vllm", "serve", name, *plain["arguments"])
         rows.append((plain["environment"], words))
     return Start(environment | rows[0][0], tuple(words for _, words in rows))
-
-
-def _total(cluster: Cluster, name: str) -> int:
-    return next(d.total_bytes for d in cluster.devices if d.name == name)

@@ -27,7 +27,7 @@ from gdp.costs.measured.network import VECTOR, KernelNetwork, measured_families
 from gdp.graph.fuse import Fused, fuse
 from gdp.graph.groups import first_members
 from gdp.graph.op_graph import OpGraph
-from gdp.graph.request import DECODE
+from gdp.graph.request import DECODE, PREFILL
 
 _EXPERTS, _PRODUCT = KINDS.index("experts"), KINDS.index("product")
 _ELEMENTWISE, _PROMPT = KINDS.index("elementwise"), KINDS.index("prompt attention")
@@ -46,6 +46,12 @@ one more packs what it reads. `fused_experts_impl` and the products by blocks of
 Experts in 4 bits are one call behind one that packs (`trtllm_fp4_block_scale_moe` of FlashInfer). A
 pass of DeepSeek-V3 over one token that launches everything takes SGLang 82.6 ms, replayed from a
 graph 23.1 (sgl-project/sglang#12160); these numbers make 73.
+"""
+
+PROMPT_PACE = 1.2
+"""Seconds of an engine's pass over prompts to those of its kernels, which were measured in bursts,
+at clocks that a GPU under its power limit does not keep; and small ones between them are merged in
+a graph. 1.0 (Llama 3.1 70B, H200) to 1.45 (7B, A100); chosen by `benchmarks.measured_world pace`.
 """
 
 
@@ -126,6 +132,7 @@ class MeasuredCosts:
         plain = roofline(graph, cluster)
         launches = np.ones(graph.num_ops) if launches is None else launches
         launch_s = launches_s(found)
+        pace = np.where(self.served & (graph.phase == PREFILL), PROMPT_PACE, 1.0)
         seconds = np.empty((graph.num_ops, len(chosen)))
         alike: dict[tuple[str, DeviceDescriptor], Float[np.ndarray, "N"]] = {}
         for i, d in enumerate(chosen):
@@ -134,7 +141,7 @@ class MeasuredCosts:
             if key not in alike:
                 alike[key] = self.kernel_seconds(found, device)
             learned = found.known & ~slower_types(graph, device)
-            own = np.where(learned, alike[key], plain[:, d])
+            own = np.where(learned, alike[key] * pace, plain[:, d])
             if not self.served and cluster.launches_ops[d]:
                 launched = np.maximum(own, device.dispatch_s)
                 if self.eager:
@@ -203,12 +210,11 @@ class MeasuredCosts:
         self, kernels: Kernels, passes: Float[np.ndarray, "K"], device: Device
     ) -> Float[np.ndarray, "K"]:
         """Seconds of kernels whose rows, or sequences that attend, are spread over passes."""
-        attends = kernels.kind == _PROMPT
+        apart = np.where(kernels.kind == _PROMPT, passes, 1.0)  # sequences, each with its cache
         one = replace(
             kernels, flop=kernels.flop / passes, moved_bytes=kernels.moved_bytes / passes,
-            b=np.where(attends, kernels.b / passes, kernels.b),
-            m=np.where(attends, kernels.m, kernels.m / passes),
-            held_bytes=np.where(attends, kernels.held_bytes / passes, kernels.held_bytes),
+            b=kernels.b / apart, m=kernels.m * apart / passes,
+            held_bytes=kernels.held_bytes / apart,
         )  # fmt: skip
         return passes * self._predicted(one, device)
 

@@ -336,8 +336,7 @@ def _blocks(graph: OpGraph, kernels: Kernels) -> Int[np.ndarray, "N"]:
     that read one input, such as those of queries, keys and values."""
     keys = list(zip(graph.scope, graph.phase.tolist(), strict=True))
     grouped = kernels.kind == KINDS.index("experts")
-    parts = zip(keys, grouped.tolist(), strict=True)
-    scopes = {key for key, is_part in parts if is_part and key[0]}
+    scopes = {key for key, part in zip(keys, grouped.tolist(), strict=True) if part and key[0]}
     ids = {key: i for i, key in enumerate(sorted(scopes))}
     block = np.array([ids.get(key, -1) for key in keys], dtype=np.int64).reshape(graph.num_ops)
     readers: dict[tuple[int, float, float], list[int]] = {}
@@ -359,9 +358,8 @@ def _blocks(graph: OpGraph, kernels: Kernels) -> Int[np.ndarray, "N"]:
 def _of_calls(
     graph: OpGraph, kernels: Kernels, block: Int[np.ndarray, "N"]
 ) -> tuple[Float[np.ndarray, "N"], Float[np.ndarray, "N"]]:
-    """(bytes that kernels move beside weights, tokens of grouped products). The one call of a block
-    of experts reads and writes each token once, however many experts it meets: so it was measured.
-    """
+    """(bytes that kernels move beside weights, tokens of grouped products): as measured, the one
+    call of a block of experts reads and writes each token once, however many experts it meets."""
     moved, tokens = kernels.moved_bytes.copy(), np.zeros(graph.num_ops)
     grouped = np.flatnonzero((kernels.kind == _EXPERTS) & (block >= 0))
     last = dict(zip(block[grouped].tolist(), grouped.tolist(), strict=True))

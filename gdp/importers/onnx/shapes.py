@@ -260,10 +260,10 @@ class Facts:
         shape = guess.shape if guess.shape is not None else declared
         if shape is not None:
             also = declared if declared is not None and len(declared) == len(shape) else shape
-            shape = tuple(
-                _first_known(size, self.dims.named(value, axis), also[axis])
-                for axis, size in enumerate(shape)
+            known = (
+                (size, self.dims.named(value, axis), also[axis]) for axis, size in enumerate(shape)
             )
+            shape = tuple(next((n for n in sizes if n is not None), None) for sizes in known)
         if guess.shape is None or None in guess.shape:
             fixed = value.shape is not None and value.shape.is_static()
             if view.domain in STANDARD_DOMAINS and not fixed:
@@ -331,10 +331,6 @@ def _sized(fact: Fact, value: ir.Value) -> Fact:
             "damaged, or a dimension is bound to a wrong size"
         )
     return fact
-
-
-def _first_known(*sizes: int | None) -> int | None:
-    return next((size for size in sizes if size is not None), None)
 
 
 # If, Loop, Scan and SequenceMap: one op each, with the shapes and the cost of their bodies

@@ -10,7 +10,7 @@ FLOPs and traffic are computed anew from the sizes, by the formulas of the table
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from fractions import Fraction
 from itertools import pairwise
@@ -117,7 +117,7 @@ def scaled(programs: Sequence[Listed], traced: Sequence[Sizes], asked: Sizes) ->
     ops = []
     for rows in zip(*(program.ops for program in programs), strict=True):
         key = tuple(
-            (op.op_type, op.flop, op.traffic_bytes, op.shapes, _hashable(op.attributes))
+            (op.op_type, op.flop, op.traffic_bytes, op.shapes, tuple(sorted(op.attributes.items())))
             for op in rows
         )
         if key not in costs:
@@ -209,10 +209,6 @@ def _require_alike(programs: Sequence[Listed]) -> None:
     for name, part in first.items():
         if any(other[name] != part for other in others) or programs[0].state:
             raise UnscalableError(f"programs have other {name}")
-
-
-def _hashable(attributes: Mapping[str, Any]) -> tuple[Any, ...]:
-    return tuple(sorted(attributes.items()))
 
 
 def _cost(

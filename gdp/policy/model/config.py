@@ -159,11 +159,7 @@ class Head(NamedTuple):
         )
 
 
-def _relu(x: Any) -> Any:
-    return np.maximum(x, 0.0)
-
-
-def score(head: Head, feats: Any, relu: Callable[[Any], Any] = _relu) -> Any:
+def score(head: Head, feats: Any, relu: Callable[[Any], Any] = lambda x: np.maximum(x, 0.0)) -> Any:
     """Logits [..., N, D] of pair features [..., N, D, F].
 
     logit = out . relu(mixing' relu(node + device + feature' f) + bias)

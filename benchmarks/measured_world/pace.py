@@ -12,7 +12,7 @@ import json
 from collections import defaultdict
 from collections.abc import Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import click
 import numpy as np
@@ -39,13 +39,13 @@ class Errors(NamedTuple):
         return np.median(self.tpot, axis=0) + np.median(self.ttft, axis=0)
 
 
-def errors_of(rows: Sequence[dict[str, object]]) -> Errors:
+def errors_of(rows: Sequence[dict[str, Any]]) -> Errors:
     """Errors of rows of one model."""
     found = []
     for row in rows:
-        run = Run(**row["run"])  # type: ignore[arg-type]
-        fields = {**row["engine"], "watts": None}  # type: ignore[dict-item]
-        engine = set_up(ServingEngine(**fields, scheduler=VllmScheduler()), run)
+        run = Run(**row["run"])
+        engine = {**row["engine"], "watts": None}
+        engine = set_up(ServingEngine(**engine, scheduler=VllmScheduler()), run)
         served = [
             serve(asked_of(run), engine._replace(token_s=engine.token_s * pace / PROMPT_PACE))
             for pace in PACES
@@ -60,7 +60,7 @@ def errors_of(rows: Sequence[dict[str, object]]) -> Errors:
 @click.command("pace", help=__doc__)
 @click.argument("files", nargs=-1, required=True, type=click.Path(exists=True, path_type=Path))
 def main(files: tuple[Path, ...]) -> None:
-    models = defaultdict[str, list[dict[str, object]]](list)
+    models = defaultdict[str, list[dict[str, Any]]](list)
     for row in (json.loads(line) for path in files for line in path.open()):
         name = row["run"]["model"].rpartition("/")[2]
         if row["source"] == "silicon" and "why" not in row and name != "DeepSeek-R1":

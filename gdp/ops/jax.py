@@ -65,10 +65,6 @@ def _sort(params: Mapping[str, Any], ins: Shapes, outs: Shapes) -> float:
     return ins[0].size * max(1.0, math.log2(max(length, 1)))
 
 
-def _top_k(params: Mapping[str, Any], ins: Shapes, outs: Shapes) -> float:
-    return ins[0].size * max(1.0, math.log2(max(params["k"], 1) + 1))
-
-
 def _fft(params: Mapping[str, Any], ins: Shapes, outs: Shapes) -> float:
     """5 n log2 n for a complex transform, half of that for a real one."""
     points = math.prod(params["fft_lengths"])
@@ -152,7 +148,8 @@ JAX: dict[str, OpRule] = {
     ),
     "select_and_gather_add": OpRule(ELEMENTWISE, _window),
     "sort": OpRule("", _sort),
-    **rows("top_k approx_top_k", "", _top_k),
+    **rows("top_k approx_top_k", "",
+           lambda params, ins, outs: ins[0].size * max(1.0, math.log2(max(params["k"], 1) + 1))),
     "fft": OpRule("", _fft),
     "cholesky": OpRule("", _linear_algebra(1 / 3)),
     "lu": OpRule("", _linear_algebra(2 / 3)),

@@ -13,7 +13,7 @@ is taken to use the fastest.
 """
 
 import hashlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
@@ -155,7 +155,7 @@ def _products(system: str) -> Iterator[_Part]:
         }, t.latency / 1e3)  # fmt: skip
 
 
-ACTIVATION = dict(zip(ARITHMETIC, ENTERS_BYTES, strict=True))
+ACTIVATION: Mapping[str, float] = dict(zip(ARITHMETIC, ENTERS_BYTES, strict=True))
 
 
 def _prompts(system: str) -> Iterator[_Part]:

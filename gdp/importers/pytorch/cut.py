@@ -471,8 +471,7 @@ def _refine(stack: Stack, seen: _Seen) -> None:
     pairs: tuple[dict[Hashable, Hashable], dict[Hashable, Hashable]] = ({}, {})
     for path, value in second.items():
         own = first.get(path)
-        origin = value[0] if isinstance(value, tuple) and isinstance(own, tuple) else None
-        if isinstance(origin, tuple) and origin[0] == _BEFORE:
+        if isinstance(value, tuple) and isinstance(own, tuple) and _is_before(value[0]):
             forth = pairs[0].setdefault(value[0], own[0]) == own[0]
             back = pairs[1].setdefault(own[0], value[0]) == value[0]
             if forth and back:
@@ -502,6 +501,10 @@ def _mirror(stack: Stack, calls: list[dict[str, Hashable]]) -> set[tuple[int, in
         assert isinstance(value, tuple)
         calls[i][path] = (("mirrored", i + origin.layer, origin.place), *value[1:])
     return {(i, origin.layer) for (i, _), origin in pairs.items()}
+
+
+def _is_before(origin: Hashable) -> bool:
+    return isinstance(origin, tuple) and origin[0] == _BEFORE
 
 
 def _numbered(kinds: Iterable[Hashable]) -> list[int]:

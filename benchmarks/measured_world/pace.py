@@ -34,7 +34,7 @@ class Errors(NamedTuple):
     ttft: np.ndarray
 
     @property
-    def medians(self) -> np.ndarray:
+    def total(self) -> np.ndarray:
         """The sum of both medians, by pace."""
         return np.median(self.tpot, axis=0) + np.median(self.ttft, axis=0)
 
@@ -77,6 +77,6 @@ def main(files: tuple[Path, ...]) -> None:
             for i in range(len(PACES))
         ]
         others = [e for key, e in errors.items() if key not in ("all", name)]
-        best = int(np.argmin(Errors(*map(np.concatenate, zip(*others, strict=True))).medians))
+        best = int(np.argmin(Errors(*map(np.concatenate, zip(*others, strict=True))).total))
         left = "-" if name == "all" else f"{PACES[best]:g}: {cells[best]}"
         click.echo(f"| {name} | {len(own.tpot)} | {' | '.join(cells)} | {left} |")

@@ -407,6 +407,7 @@ STANDARD: dict[str, OpRule] = {
     **rows("Reshape Flatten Squeeze Unsqueeze Shape Size Constant", VIEW, 0, no_traffic),
     **rows("Transpose Expand ConstantOfShape EyeLike Split", VIEW, 0),
     **rows("Cast CastLike", VIEW, 0, _cast_bytes),
+    # As many bytes are read as are written, however large the input is.
     "Slice": OpRule(VIEW, 0, lambda view: 2.0 * view.written_bytes),
     "Range": OpRule(VIEW, 1),
     "Dropout": OpRule(VIEW, _dropout, _dropout_bytes),
@@ -419,7 +420,7 @@ STANDARD: dict[str, OpRule] = {
     **rows("Gather GatherND", "", 0, _gather_bytes, kernel=GATHER),
     "GatherElements": OpRule("", 0, _gather_bytes),
     **rows("Scatter ScatterElements ScatterND", "", 0, _scatter_bytes),
-    "TensorScatter": OpRule(
+    "TensorScatter": OpRule(  # a cache updated in place: only the new part moves
         "", 0, lambda view: 2.0 * input_bytes(view, 1) + input_bytes(view, 2)
     ),
     **rows(

@@ -13,7 +13,7 @@ from jaxtyping import Float
 from benchmarks.measured_world.engines import median_pass_s
 from benchmarks.measured_world.servers import asked_of, set_up
 from benchmarks.measured_world.serving_runs import Run
-from gdp.corrections.features import EngineStack, Pass
+from gdp.corrections.features import EngineStack, Pass, format_class
 from gdp.corrections.passes import Residuals, Times, residuals, scaled
 from gdp.corrections.process import Lesson
 from gdp.sim.serving import ServingEngine, in_steady_state, serve
@@ -97,7 +97,7 @@ def _row(
     prefill, decode = (Pass(**own) for own in document["passes"])
     return Row(
         document["source"], model_name(run.model), stack, float(document["memory_bytes"]),
-        run.precision or ("fp8" if run.model.endswith("-FP8") else "16"), (prefill, decode),
+        run.precision or f"class {format_class(decode.bits)}", (prefill, decode),
         measured, predict, solved, run.load, run,
     )  # fmt: skip
 

@@ -190,10 +190,8 @@ class MeasuredCosts:
         seconds, known = np.zeros(len(found.kernels)), np.flatnonzero(found.known)
         # Layers of a model are identical, so few kernels differ.
         first, which = np.unique(found.row[known], return_index=True, return_inverse=True)[1:]
-        once = known[first]
-        seconds[known] = self._in_passes(found.kernels.take(once), found.passes[once], device)[
-            which
-        ]
+        own, passes = found.kernels.take(known[first]), found.passes[known[first]]
+        seconds[known] = self._in_passes(own, passes, device)[which]
         inside = found.block >= 0
         if not inside.any():
             return seconds

@@ -50,6 +50,7 @@ class _Request(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):
     passes: _Index = 0
     is_served: bool = False
     is_draft: bool = False
+    pass_tokens: _Index = 0
     cache_tokens: list[_Index] = []
     longest_context: _Index = 0
 

@@ -19,6 +19,7 @@ class Request(NamedTuple):
     passes: int = 0  # decode steps that write the new tokens, where these are drafted; 0: one each
     is_served: bool = False  # by an engine, which replays recorded graphs of kernels
     is_draft: bool = False  # its tokens are drafts: its steps lie within those of a large model
+    pass_tokens: int = 0  # most tokens of one pass of the engine; 0: unspecified
 
     @property
     def held(self) -> int:

@@ -1,5 +1,6 @@
 """Prompts of an engine that serves: passes of so many tokens, one call of experts, their pace."""
 
+from collections.abc import Callable
 from dataclasses import replace
 
 import numpy as np
@@ -11,7 +12,7 @@ from gdp.cluster.types import make_cluster
 from gdp.costs.measured.costs import PROMPT_PACE, MeasuredCosts
 from gdp.costs.measured.graph import PASS_TOKENS, graph_kernels
 from gdp.graph.op_graph import OpDetail, OpGraph
-from gdp.graph.request import DECODE, PREFILL, SINGLE
+from gdp.graph.request import DECODE, PREFILL, SINGLE, Request
 from tests.costs.test_kernel_network import random_network
 
 PASS = int(PASS_TOKENS)
@@ -83,6 +84,20 @@ def test_sequences_attend_in_the_pass_that_reads_them() -> None:
     assert seconds(attention(32, 1024)) == pytest.approx(4 * seconds(attention(8, 1024)))
     assert graph_kernels(attention(1, 4 * PASS), served=True).passes.tolist() == [1.0]
     assert seconds(attention(3, 2 * PASS)) == pytest.approx(3 * seconds(attention(1, 2 * PASS)))
+
+
+@pytest.mark.parametrize("make", [product, lambda rows: attention(rows // 1024, 1024)])
+def test_a_request_says_the_tokens_of_a_pass(make: Callable[[int], OpGraph]) -> None:
+    """Four times as many take four times the seconds of one; without a number passes are those of
+    vLLM on an H100."""
+    one, four = (_asked(make(rows), 2048) for rows in (2048, 8192))
+    assert graph_kernels(four, served=True).passes.tolist() == [4.0]
+    assert seconds(four) == pytest.approx(4 * seconds(one))
+    assert seconds(_asked(make(2 * PASS), 0)) == seconds(_asked(make(2 * PASS), PASS))
+
+
+def _asked(graph: OpGraph, pass_tokens: int) -> OpGraph:
+    return replace(graph, request=Request(8, 4, is_served=True, pass_tokens=pass_tokens))
 
 
 @pytest.mark.parametrize("top", [1, 2, 8])

@@ -171,7 +171,7 @@ def test_a_file_keeps_runs_and_caches(joint: OpGraph) -> None:
 def test_a_request_and_its_phases_follow_their_graph() -> None:
     """Into a file, and into the fused graph; by its digest placements of earlier versions, whose
     graphs had it as attributes of the sampling ops, still know it."""
-    request = Request(4, 5, 2, requests=3, passes=2, is_served=True, is_draft=True)
+    request = Request(4, 5, 2, requests=3, passes=2, is_served=True, is_draft=True, pass_tokens=64)
     growth = CacheGrowth((9, 64), 64)
     graph = generation_graph("g", phase(4, 8.0), phase(1, 3.0, cache=10), request, growth)
     assert graph.digest.startswith("f53dd95406dd878b")

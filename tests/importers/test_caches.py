@@ -100,7 +100,9 @@ def test_a_context_reserves_what_a_request_of_as_many_tokens_fills(
     assert held[0] == held[1] != []
     more = reserved.cache_bytes - plain.cache_bytes
     assert (reserved.weight_bytes - plain.weight_bytes == more).all()
-    assert reserved.request == Request(2, new, 2, context=12, is_served=bool(engine))
+    assert reserved.request == Request(
+        2, new, 2, context=12, is_served=bool(engine), pass_tokens=64 if engine else 0
+    )
     assert (reserved.flop == plain.flop).all()
     with pytest.raises(ModelError, match=rf"context of 2 tokens holds no request of 2 \+ {new}: "):
         asked(2, new, context=2)

@@ -37,8 +37,7 @@ _BLOCK_SCALE_BYTES = 4 / 128**2
 """Of a weight: a scale in 32 bits for each block of 128 x 128, as of DeepSeek-V3 and others."""
 _BITS = np.array([4.0, 8.0, 16.0, 32.0])
 PASS_TOKENS = 8192.0
-"""Most tokens of a pass of an engine: the `--max-num-batched-tokens` of vLLM's servers on large
-GPUs, the `max_num_tokens` of TensorRT-LLM. Prompts of more take several, which read all weights."""
+"""Most tokens of a pass of an engine where the request says none: of vLLM on an H100."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -50,7 +49,7 @@ class GraphKernels:
     known: Bool[np.ndarray, "N"]
     # Of an engine: ops of a block of experts are one kernel, and so are products of one input.
     block: Int[np.ndarray, "N"]  # id of the block, -1 outside
-    passes: Float[np.ndarray, "N"]  # of an engine, each of at most `PASS_TOKENS`; 1 elsewhere
+    passes: Float[np.ndarray, "N"]  # of an engine, by its tokens a pass; 1 elsewhere
 
 
 def graph_kernels(graph: OpGraph, *, served: bool) -> GraphKernels:
@@ -66,7 +65,8 @@ def graph_kernels(graph: OpGraph, *, served: bool) -> GraphKernels:
     work = kind_of, graph.flop, graph.memory_traffic_bytes, _read_weights(graph)
     first, row = alike(*work)  # layers of a model are alike
     narrow = served and type_of_products(graph) == "float16"
-    shapes = np.array([_shape(t, detail, narrow) for t, detail in kinds], dtype=float)
+    at_once = (graph.request.pass_tokens if graph.request else 0) or PASS_TOKENS
+    shapes = np.array([_shape(t, detail, narrow, at_once) for t, detail in kinds], dtype=float)
     column = _rows(_Shape(*shapes[kind_of[first]].T), _Work(*(x[first] for x in work[1:])), served)
     column = {name: values[row] for name, values in column.items()}
     kind, arithmetic = (column[name].astype(np.int64) for name in ("kind", "arithmetic"))
@@ -92,7 +92,7 @@ def graph_kernels(graph: OpGraph, *, served: bool) -> GraphKernels:
     block = _blocks(graph, kernels)
     moved, tokens = _of_calls(graph, kernels, block)
     tokens = np.where(kind == _EXPERTS, tokens, column["tokens"])
-    passes = np.where(known, np.maximum(tokens / PASS_TOKENS, 1.0), 1.0)
+    passes = np.where(known, np.maximum(tokens / at_once, 1.0), 1.0)
     return GraphKernels(replace(kernels, moved_bytes=moved), row, known, block, passes)
 
 
@@ -169,7 +169,7 @@ _Columns = dict[str, Any]
 """Arrays of the fields of `Kernels`, by name."""
 
 
-def _shape(op_type: str, detail: OpDetail, narrow: bool) -> _Shape:
+def _shape(op_type: str, detail: OpDetail, narrow: bool, at_once: float) -> _Shape:
     """The numbers of ops of one type and detail; a `narrow` product in 32 bits is one in 16."""
     out = detail.output_shapes[0] if detail.output_shapes else ()
     shapes, size, dtype = detail.input_shapes, math.prod(out), detail.dtype
@@ -212,7 +212,7 @@ def _shape(op_type: str, detail: OpDetail, narrow: bool) -> _Shape:
             used=working / experts, share=working / min(experts, max(rows, 1.0)),
         )  # fmt: skip
     if kernel == ATTENTION and len(shapes) > 2 and all(len(s) == 4 and all(s) for s in shapes[:3]):
-        return _attention(shape, shapes, out, bool(detail.attributes.get(LATENT)))
+        return _attention(shape, detail, out, at_once)
     return shape
 
 
@@ -230,19 +230,18 @@ def _product(shape: _Shape, shapes: Sequence[tuple[int, ...]], out: tuple[int, .
     )  # fmt: skip
 
 
-def _attention(
-    shape: _Shape, shapes: Sequence[tuple[int, ...]], out: tuple[int, ...], latent: bool
-) -> _Shape:
+def _attention(shape: _Shape, detail: OpDetail, out: tuple[int, ...], at_once: float) -> _Shape:
+    shapes = detail.input_shapes
     batch, heads, queries, size = (float(x) for x in shapes[0])
     keys, seen = float(shapes[1][1]), float(shapes[1][2])
-    if latent:  # one row for keys and values, not two
+    if detail.attributes.get(LATENT):  # one row for keys and values, not two
         size = float(shapes[1][3]) / 2
     kind = "token attention" if queries * 4 <= seen and queries <= 4 else "prompt attention"
     around = (4 if shape.wide else 2) * (math.prod(shapes[0]) + math.prod(out))
     return shape._replace(
         kind=KINDS.index(kind), b=batch * keys, m=queries * heads / keys, n=seen, k=size,
         around_bytes=around, elements=max(2.0 * batch * keys * seen * size, 1.0),
-        tokens=batch * min(queries, PASS_TOKENS),
+        tokens=batch * min(queries, at_once),
     )  # fmt: skip
 
 

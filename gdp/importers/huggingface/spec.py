@@ -53,7 +53,7 @@ class ConfigSpec:
         """The requested generation, without tokens for a single phase."""
         return Request(
             self.prompt, self.new, self.batch, self.requests, self.context,
-            is_served=self.max_num_batched_tokens > 0,
+            is_served=self.max_num_batched_tokens > 0, pass_tokens=self.max_num_batched_tokens,
         )  # fmt: skip
 
 

@@ -448,10 +448,6 @@ class AdaptedCosts(DerivedCosts):
     adaptation: Adaptation
     together: bool = False  # several devices are busy at once
 
-    def for_pipelines(self, together: bool) -> "AdaptedCosts":
-        """These costs while other devices are busy, or are not."""
-        return replace(self, together=together)
-
     def __call__(self, graph: OpGraph, cluster: Cluster) -> Float[np.ndarray, "N D"]:
         return self.base(graph, cluster) * self.factors(graph, cluster)
 

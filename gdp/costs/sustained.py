@@ -17,12 +17,12 @@ from typing import Any, NamedTuple
 import numpy as np
 from jaxtyping import Float, Int
 
-from gdp.cluster.presets import presets
 from gdp.cluster.types import Cluster, Device
 from gdp.costs.base import CostModel, roofline
 from gdp.costs.default import CrossingCosts
 from gdp.costs.measured.costs import MeasuredCosts, launches_s, slower_types
 from gdp.costs.measured.graph import GraphKernels, graph_kernels
+from gdp.costs.measured.host import is_blackwell
 from gdp.costs.measured.kernels import KINDS, descriptor_of
 from gdp.costs.power import Power, joules_above_idle
 from gdp.graph.op_graph import OpGraph
@@ -31,8 +31,6 @@ from gdp.ops.table import kernel_of
 
 HEAD_STEP, NARROW_HEAD = 32, 64
 """Heads are padded to a multiple of the first; the second is the largest of narrow ones."""
-NEW_FAMILY = "Blackwell"
-"""Family whose libraries are further from its fastest kernels."""
 
 
 class Paces(NamedTuple):
@@ -41,7 +39,7 @@ class Paces(NamedTuple):
     products: float = 1.4
     moves: float = 1.6  # ops that read and write tensors
     volumes: float = 9.5  # 3-D convolutions
-    new_products: float = 1.3  # of `NEW_FAMILY`, beside those above
+    new_products: float = 1.3  # of Blackwell, beside those above
     new_moves: float = 1.25
     # FLOP a clock of a multiprocessor with heads of 128. 225 TFLOP/s on an A100 of 108 at 1.41 GHz
     # are 1,480 (Dao 2023, arXiv 2307.08691).
@@ -98,8 +96,7 @@ def _at_pace(
     paces: Paces,
 ) -> Float[np.ndarray, "N"]:  # fmt: skip
     """Seconds of kernels over a whole image or video."""
-    kernels, preset = found.kernels, presets().get(device.kind)
-    is_new = preset is not None and preset.family == NEW_FAMILY
+    kernels, is_new = found.kernels, is_blackwell(device)
     factors = {
         "products": paces.products * (paces.new_products if is_new else 1.0),
         "moves": paces.moves * (paces.new_moves if is_new else 1.0),

@@ -196,14 +196,10 @@ def quick_fill(problem: Problem) -> float:
     return memory_fill(problem) * room
 
 
-def _latency_pays(problem: Problem) -> bool:
-    """True where the latency program applies and memory is full enough for it to beat search."""
-    return latency_applies(problem) and quick_fill(problem) >= _LATENCY_FILL
-
-
 PROGRAMS: tuple[tuple[str, Callable[[Problem], bool], Method], ...] = (
     ("period_fit", period_applies, period_fit),
-    ("latency_fit", _latency_pays, latency_fit),
+    # Where memory is full enough for it to beat search:
+    ("latency_fit", lambda p: latency_applies(p) and quick_fill(p) >= _LATENCY_FILL, latency_fit),
 )
 """Programs that go beyond search where memory binds, and when each is worth its seconds."""
 

@@ -73,11 +73,6 @@ def _fft(params: Mapping[str, Any], ins: Shapes, outs: Shapes) -> float:
     return half * batch * 5 * points * math.log2(max(points, 2))
 
 
-def _random(params: Mapping[str, Any], ins: Shapes, outs: Shapes) -> float:
-    # Per word of threefry: 20 rounds of add, rotate, xor, and the key schedule.
-    return 100 * max((s.size for s in outs), default=0)
-
-
 def _linear_algebra(factor: float) -> Callable[..., float]:
     def flop(params: Mapping[str, Any], ins: Shapes, outs: Shapes) -> float:
         *batch, rows, columns = ins[0].dims
@@ -89,11 +84,6 @@ def _linear_algebra(factor: float) -> Callable[..., float]:
 def _updates_in_place(ins: Shapes, outs: Shapes) -> int:
     """Operand, indices, updates: the touched part is read and written, the indices are read."""
     return 3 * ins[2].nbytes + ins[1].nbytes
-
-
-def _written_twice(ins: Shapes, outs: Shapes) -> int:
-    """As many bytes are read as are written, however large the operand is."""
-    return 2 * sum(s.nbytes for s in outs)
 
 
 JAX: dict[str, OpRule] = {
@@ -108,7 +98,10 @@ JAX: dict[str, OpRule] = {
         "device_put unstack",
         VIEW, 0,
     ),
-    **rows("slice dynamic_slice split", VIEW, 0, _written_twice),
+    # As many bytes are read as are written, however large the operand is.
+    **rows(
+        "slice dynamic_slice split", VIEW, 0, lambda ins, outs: 2 * sum(s.nbytes for s in outs)
+    ),
     "iota": OpRule(VIEW, 0, lambda ins, outs: outs[0].nbytes),
     **rows(
         "abs acos acosh add add_any and asin asinh atan atan2 atanh cbrt ceil clamp clz complex "
@@ -123,7 +116,8 @@ JAX: dict[str, OpRule] = {
     **rows(
         "random_bits threefry2x32 random_seed random_fold_in random_split rng_bit_generator "
         "rng_uniform",
-        ELEMENTWISE, _random,
+        # Per word of threefry: 20 rounds of add, rotate, xor, and the key schedule.
+        ELEMENTWISE, lambda params, ins, outs: 100 * max((s.size for s in outs), default=0),
     ),
     **rows(
         "argmax argmin reduce_and reduce_max reduce_min reduce_or reduce_prod reduce_sum "

@@ -23,14 +23,14 @@ from scipy.optimize import least_squares
 from benchmarks.measured_world.media import measured
 from gdp.api.diffusion.pricing import STEP_S
 from gdp.cluster.file import load_cluster
-from gdp.cluster.presets import presets
+from gdp.cluster.presets import device_preset, presets
 from gdp.costs.default import resolve_costs
 from gdp.costs.measured.graph import graph_kernels
+from gdp.costs.measured.host import is_blackwell
 from gdp.costs.sustained import (
     CLASSES,
     HEAD_STEP,
     NARROW_HEAD,
-    NEW_FAMILY,
     PACES,
     Paces,
     call_seconds,
@@ -67,7 +67,7 @@ class Row(NamedTuple):
 
     def predicted(self, paces: Paces, step_s: float = STEP_S) -> float:
         """Seconds at some paces."""
-        is_new, seconds = presets()[self.gpu].family == NEW_FAMILY, 0.0
+        is_new, seconds = is_blackwell(device_preset(self.gpu)), 0.0
         factor = dict.fromkeys(CLASSES, 1.0) | {
             "products": paces.products * (paces.new_products if is_new else 1.0),
             "moves": paces.moves * (paces.new_moves if is_new else 1.0), "volumes": paces.volumes,

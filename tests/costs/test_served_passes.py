@@ -11,6 +11,8 @@ from gdp.cluster.presets import device_preset
 from gdp.cluster.types import make_cluster
 from gdp.costs.measured.costs import PROMPT_PACE, MeasuredCosts
 from gdp.costs.measured.graph import PASS_TOKENS, graph_kernels
+from gdp.costs.measured.host import HOSTS
+from gdp.costs.measured.kernels import KINDS
 from gdp.graph.op_graph import OpDetail, OpGraph
 from gdp.graph.request import DECODE, PREFILL, SINGLE, Request
 from tests.costs.test_kernel_network import random_network
@@ -121,6 +123,45 @@ def test_experts_count_tokens_not_the_rows_that_they_meet() -> None:
     assert seconds(mixture(2 * PASS, 4)) == pytest.approx(2 * seconds(mixture(PASS, 4)))
     assert graph_kernels(mixture(PASS // 2, 4), served=True).passes.max() == 1.0
     assert graph_kernels(mixture(2 * PASS, 4), served=True).passes.max() == 2.0
+
+
+@pytest.mark.parametrize(
+    ("gpu", "tokens", "factor"),
+    [("h100", 16, 1.0), ("h100", 17, 1.4), ("b200", 16, 1.4), ("b200", 17, 1.96)],
+)
+def test_an_old_engine_multiplies_experts_in_large_tiles(
+    gpu: str, tokens: int, factor: float
+) -> None:
+    """vLLM 0.11, where a pass has more tokens than the 16 experts, and on Blackwell."""
+    found = graph_kernels(mixture(tokens, 2), served=True)
+    network, device = random_network(5), device_preset(gpu)
+    new, old = (
+        MeasuredCosts(network, served=True, host=HOSTS[name]).kernel_seconds(found, device)
+        for name in ("vllm", "vllm-0.11")
+    )
+    assert old.sum() == pytest.approx(factor * new.sum())
+    dense = graph_kernels(product(tokens), served=True)
+    new, old = (
+        MeasuredCosts(network, served=True, host=HOSTS[name]).kernel_seconds(dense, device)
+        for name in ("vllm", "vllm-0.11")
+    )
+    assert (old == new).all()
+
+
+def test_tiles_go_by_the_format_of_experts() -> None:
+    """8 bits by block whatever the tokens, 8 bits by channel and 4 bits as they were measured."""
+    one = graph_kernels(mixture(100, 2), served=True).kernels
+    one = one.take(np.flatnonzero(one.kind == KINDS.index("experts"))[:1])
+    tiles = HOSTS["vllm-0.11"].experts
+    for bits, scaled, factor in (
+        (8.0, 1.0, 1.9),
+        (8.0, 0.0, 1.0),
+        (4.0, 1.0, 1.0),
+        (16.0, 0.0, 1.4),
+    ):
+        kernels = replace(one, stored_bits=np.array([bits]), block_scaled=np.array([scaled]))
+        assert tiles.factors(kernels, np.array([True]), False) == [factor]
+    assert tiles.factors(kernels, np.array([False]), False) == [1.0]
 
 
 @pytest.mark.parametrize(

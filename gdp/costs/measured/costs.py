@@ -13,7 +13,7 @@ from gdp.costs.base import CostModel, can_run, roofline
 from gdp.costs.learned import LearnedCosts
 from gdp.costs.measured.collectives import with_measured_sends
 from gdp.costs.measured.graph import GraphKernels, graph_kernels
-from gdp.costs.measured.host import ENGINE, HOSTS, Host, host_s
+from gdp.costs.measured.host import ENGINE, HOSTS, Host, host_s, is_blackwell
 from gdp.costs.measured.kernels import (
     ARITHMETIC,
     KINDS,
@@ -201,6 +201,8 @@ class MeasuredCosts:
         np.maximum.at(passes, found.block[parts], found.passes[parts])
         first, which = whole.distinct()
         of_block = self._in_passes(whole.take(first), passes[first], device)[which]
+        exceeds = np.bincount(found.block[parts], found.exceeds[parts], len(whole)) > 0
+        of_block *= self.host.experts.factors(whole, exceeds, is_blackwell(device))
         seconds[parts] = of_block[found.block[parts]] * share
         return seconds
 

@@ -50,6 +50,7 @@ class GraphKernels:
     # Of an engine: ops of a block of experts are one kernel, and so are products of one input.
     block: Int[np.ndarray, "N"]  # id of the block, -1 outside
     passes: Float[np.ndarray, "N"]  # of an engine, by its tokens a pass; 1 elsewhere
+    exceeds: Bool[np.ndarray, "N"]  # of an engine's experts: a pass has more tokens than there are
 
 
 def graph_kernels(graph: OpGraph, *, served: bool) -> GraphKernels:
@@ -88,12 +89,13 @@ def graph_kernels(graph: OpGraph, *, served: bool) -> GraphKernels:
     )  # fmt: skip
     known, once = (kind >= 0) & ~graph.is_io, np.ones(graph.num_ops)
     if not served:
-        return GraphKernels(kernels, row, known, np.full(graph.num_ops, -1), once)
+        return GraphKernels(kernels, row, known, np.full(graph.num_ops, -1), once, once > 1)
     block = _blocks(graph, kernels)
     moved, tokens = _of_calls(graph, kernels, block)
+    exceeds = (kind == _EXPERTS) & (np.minimum(tokens, at_once) > column["experts"])
     tokens = np.where(kind == _EXPERTS, tokens, column["tokens"])
     passes = np.where(known, np.maximum(tokens / at_once, 1.0), 1.0)
-    return GraphKernels(replace(kernels, moved_bytes=moved), row, known, block, passes)
+    return GraphKernels(replace(kernels, moved_bytes=moved), row, known, block, passes, exceeds)
 
 
 def _read_weights(graph: OpGraph) -> Int[np.ndarray, "N"]:
@@ -258,7 +260,7 @@ def _rows(shape: _Shape, work: _Work, served: bool) -> _Columns:
         "arithmetic": np.where(wide, ARITHMETIC.index("float32"), ARITHMETIC.index("float16")),
         "stored_bits": np.where(wide, 32.0, 16.0), "held_bytes": zeros.copy(),
         "block_scaled": zeros.copy(), "moved_bytes": zeros + math.nan, "numbers": zeros.copy(),
-        "tokens": shape.tokens,
+        "tokens": shape.tokens, "experts": shape.b / shape.used,
     }  # fmt: skip
     for which, changed in (
         (~none & (products | (shape.kind == _CONVOLUTION)), _with_inner_size),

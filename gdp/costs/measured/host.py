@@ -16,9 +16,37 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 import numpy as np
-from jaxtyping import Float
+from jaxtyping import Bool, Float
 
+from gdp.cluster.presets import presets
+from gdp.cluster.types import Device
+from gdp.costs.measured.kernels import KINDS, Kernels
 from gdp.graph.op_graph import SAMPLING_OPS, OpGraph
+
+
+def is_blackwell(device: Device) -> bool:
+    """True for a preset of the family whose libraries are further from its fastest kernels."""
+    preset = presets().get(device.kind)
+    return preset is not None and preset.family == "Blackwell"
+
+
+class Tiles(NamedTuple):
+    """Factors of the seconds of experts, where an engine multiplies them in tiles of 64 rows unless
+    somebody tuned the shape, over those of the newer kernels that were measured."""
+
+    half: float = 1.0  # 16 bits, where a pass has more tokens than the GPU has experts
+    blocks: float = 1.0  # 8 bits with a scale for each block
+    blackwell: float = 1.0  # 16 bits there, beside the first
+
+    def factors(
+        self, kernels: Kernels, exceeds: Bool[np.ndarray, "K"], blackwell: bool
+    ) -> Float[np.ndarray, "K"]:
+        """Of kernels, those of experts among them."""
+        experts = kernels.kind == KINDS.index("experts")
+        half = np.where(exceeds, self.half, 1.0) * (self.blackwell if blackwell else 1.0)
+        own = np.where(kernels.stored_bits == 16, half, 1.0)
+        own = np.where((kernels.stored_bits == 8) & (kernels.block_scaled > 0), self.blocks, own)
+        return np.where(experts, own, 1.0)
 
 
 class Host(NamedTuple):
@@ -27,6 +55,7 @@ class Host(NamedTuple):
     step_s: float
     sequence_s: float
     logit_s: float
+    experts: Tiles = Tiles()
 
     def seconds(self, sequences: int, logits: float) -> float:
         """Seconds of a step of so many sequences, with so many logits of all of them."""
@@ -40,7 +69,7 @@ ENGINE = "vllm"
 """Default row of plans."""
 HOSTS: Mapping[str, Host] = {
     ENGINE: Host(0.9e-3, 5e-6, 1e-11),
-    "vllm-0.11": Host(1.3e-3, 0.0, 1.4e-10),
+    "vllm-0.11": Host(1.3e-3, 0.0, 1.4e-10, Tiles(1.4, 1.9, 1.4)),
     "vllm-sync": Host(1.9e-3, 34e-6, 1.4e-10),
     "sglang": Host(0.8e-3, 5e-6, 0.0),
     "trtllm": Host(0.0, 0.0, 0.0),
@@ -54,7 +83,9 @@ HOSTS: Mapping[str, Host] = {
   131,072 (vllm-project/vllm#40376).
 - vllm-0.11: with `--async-scheduling`; 22 rows of ML.ENERGY of Gemma 3 12B and 27B and gpt-oss-120b
   on one and two H100 and B200. Logits fit 1.4e-10 s, and sorting them takes 2.32 ms for 128 x
-  131,072 by that pull request: 1.38e-10 s.
+  131,072 by that pull request: 1.38e-10 s. Experts: 25 rows of Qwen3 235B-A22B in 16 bits and 23
+  in 8; `get_default_config` of its `fused_moe.py` takes the tiles. On B200, 16-bit experts of vLLM
+  0.19 and 0.22 take 1.3 to 1.5 times those of 0.24 (tables of AIConfigurator 0.12).
 - vllm-sync: 0.12 without it; six rows of Qwen3 32B on two, four and eight H100 under 16 and 128
   requests.
 - sglang: seven rows of the same model, 0.5.1 and 0.5.8. trtllm-1.0: eight, 1.0.0rc3.

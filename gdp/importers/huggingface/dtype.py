@@ -81,7 +81,8 @@ def loaded_config(text: str, *, has_bfloat16: bool = True) -> ReadConfig:
     spec, path = parse_config_spec(text), config_file(text)
     given = check_config(path)
     document = with_modelopt(without_code(given), path)
-    saved = _saved_type(document, path)
+    # "" if neither the configuration nor the files name a type.
+    saved = next(filter(None, map(_named, _parts(document))), "") or _type_of_files(path.parent)
     loaded = spec.dtype or saved or _presumed(document, spec)
     if spec.max_num_batched_tokens and not spec.dtype:
         loaded = served_type(loaded, document.get("model_type"), has_bfloat16=has_bfloat16)
@@ -122,11 +123,6 @@ def type_note(text: str) -> str:
         f"{read.path.name} names no dtype: {name} is assumed, in which such models are published; "
         "?dtype=float32 behind the model plans another"
     )
-
-
-def _saved_type(document: Mapping[str, Any], path: Path) -> str:
-    """Data type of a checkpoint; "" if neither its configuration nor its files name one."""
-    return next(filter(None, map(_named, _parts(document))), "") or _type_of_files(path.parent)
 
 
 def _parts(document: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:

@@ -471,11 +471,12 @@ def _refine(stack: Stack, seen: _Seen) -> None:
     pairs: tuple[dict[Hashable, Hashable], dict[Hashable, Hashable]] = ({}, {})
     for path, value in second.items():
         own = first.get(path)
-        if isinstance(value, tuple) and isinstance(own, tuple) and _is_before(value[0]):
-            forth = pairs[0].setdefault(value[0], own[0]) == own[0]
-            back = pairs[1].setdefault(own[0], value[0]) == value[0]
+        origin = value[0] if isinstance(value, tuple) else None
+        if isinstance(own, tuple) and isinstance(origin, tuple) and origin[0] == _BEFORE:
+            forth = pairs[0].setdefault(origin, own[0]) == own[0]
+            back = pairs[1].setdefault(own[0], origin) == origin
             if forth and back:
-                first[path] = (value[0], *own[1:])
+                first[path] = (origin, *own[1:])
     mirrored = _mirror(stack, [call for _, call in calls])
     stack.kinds = _numbered(
         (kind, tuple(call.items())) for kind, (_, call) in zip(stack.kinds, calls, strict=True)
@@ -501,10 +502,6 @@ def _mirror(stack: Stack, calls: list[dict[str, Hashable]]) -> set[tuple[int, in
         assert isinstance(value, tuple)
         calls[i][path] = (("mirrored", i + origin.layer, origin.place), *value[1:])
     return {(i, origin.layer) for (i, _), origin in pairs.items()}
-
-
-def _is_before(origin: Hashable) -> bool:
-    return isinstance(origin, tuple) and origin[0] == _BEFORE
 
 
 def _numbered(kinds: Iterable[Hashable]) -> list[int]:

@@ -26,7 +26,7 @@ def masks_as_run(module: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) ->
         return
     masking: Any = importlib.import_module(_MODULE)
     with contextlib.ExitStack() as undo:
-        _replace(undo, masking, "is_torchdynamo_exporting", _never)
+        _replace(undo, masking, "is_torchdynamo_exporting", lambda: False)
         if not _given(module, args, kwargs, _POSITIONS):
             # Positions that the model counts itself are of one sequence a row, so that there are no
             # packed sequences; positions from outside could tell several apart.
@@ -47,10 +47,6 @@ def _given(module: Any, args: Sequence[Any], kwargs: Mapping[str, Any], name: st
     except (AttributeError, TypeError, ValueError):
         return name in kwargs
     return name in {*bound.arguments, *kwargs}
-
-
-def _never() -> bool:
-    return False
 
 
 def _not_packed(position_ids: Any) -> None:

@@ -313,7 +313,8 @@ class _Expansion:
     def _weight(self, stack: Stack, layers: tuple[int, int], v: Value, w: Value) -> Source:
         if v.weight is None and w.weight is None and id(v) not in self.paths_of:
             return _Fresh(w)
-        path = self._path_in(stack, layers[0], v)
+        own = (p for p in self.paths_of.get(id(v), ()) if stack.layer_of(p) == layers[0])
+        path = next(own, None)
         if path is not None:
             renamed = stack.renamed(path, layers[1])
             if renamed in self.paths_of.get(id(w), ()):
@@ -325,11 +326,6 @@ class _Expansion:
         elif not {id(v), id(w)} & (self.paths_of.keys() | self.state_of.keys()):
             return _Fresh(w)
         raise UncuttableError(f"layers {layers[0]} and {layers[1]} read different weights")
-
-    def _path_in(self, stack: Stack, layer: int, value: Value) -> str | None:
-        return next(
-            (p for p in self.paths_of.get(id(value), ()) if stack.layer_of(p) == layer), None
-        )
 
     def _exports(
         self, stack: Stack, templates: Mapping[int, _Template]

@@ -106,8 +106,8 @@ def plan_vllm(question: Question) -> Result:
         raise ArgumentError(
             "--for vllm keeps layers whole by itself: leave out --granularity and --together"
         )
-    request = question.graph.request
-    if request is not None and (refusal := beyond_model(question.graph, request.held)):
+    request, longest = question.graph.request, question.graph.growth.longest
+    if request is not None and (refusal := beyond(longest, request.held)):
         raise InfeasibleError(refusal)
     cluster = for_runtime(resident(question.cluster), "vllm")
     if cluster.is_cpu.all():
@@ -150,11 +150,6 @@ def plan_vllm(question: Question) -> Result:
         result, method="vllm", notes=(*result.notes, note),
         candidates=tuple(one.plan.candidate(str(one.degrees)) for one in layouts),
     )  # fmt: skip
-
-
-def beyond_model(graph: OpGraph, tokens: int) -> str:
-    """`beyond` the context that the model of a graph was made for."""
-    return beyond(graph.growth.longest, tokens)
 
 
 def beyond(longest: int, tokens: int) -> str:

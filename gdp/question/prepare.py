@@ -54,8 +54,8 @@ def prepare_problem(
         fused = fused if apart is None else fuse(graph, apart=apart)
     model, label = costs_of(question)
     if isinstance(model, AdaptedCosts):
-        together = find_objective(objective).pipelined and cluster.num_devices > 1
-        model = replace(model, together=together)
+        are_busy = find_objective(objective).pipelined and cluster.num_devices > 1
+        model = replace(model, together=are_busy)
     seconds = _fused_seconds(question, model, fused)
     exchange_s, members = None, dict[int, OpGraph]()
     if parts is not None:

@@ -53,7 +53,7 @@ def _seconds(kernels: Kernels, device: str) -> tuple[float, float]:
     assert shipped is not None
     one = cluster_preset(device).devices[0]
     row, alone = np.zeros(1, dtype=np.int64), np.full(1, -1)
-    found = GraphKernels(kernels, row, np.ones(1, bool), alone, np.ones(1))
+    found = GraphKernels(kernels, row, np.ones(1, bool), alone, np.ones(1), np.zeros(1, bool))
     seconds = MeasuredCosts(shipped[0], served=True).kernel_seconds(found, one)
     return float(seconds[0]), float(kernels.total_bytes[0] / one.bytes_per_s)
 

@@ -30,7 +30,6 @@ class Constants(NamedTuple):
     """Variances and lengths of the kernel."""
 
     length: float = 3.0  # in standard deviations of features
-    of_pass: float = 0.6  # weight of the features of a pass beside those of its format
     alike: float = 0.3  # variance that like passes share
     across: float = 0.3  # share of it that prefill and decode have in common
     own: float = 0.05  # variance that all passes of a phase on one stack share
@@ -125,7 +124,7 @@ def places_of(
 ) -> Places:  # fmt: skip
     """Features of passes, and of their formats (contenders add those of stacks), as places."""
     x, e = standardised(scales, shown, others)
-    at = np.concatenate([constants.of_pass * x, e], axis=1) / constants.length
+    at = np.concatenate([x, e], axis=1) / constants.length
     return Places(at, (shown[:, 0] > 0.5).astype(int))
 
 

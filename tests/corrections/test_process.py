@@ -28,13 +28,11 @@ def reference(
     all_passes = [*(x.asked for x in lessons), *passes]
 
     def at(one: Pass) -> list[float]:
-        """Features in standard deviations, at most four; those of a pass weigh 0.6."""
+        """Features in standard deviations, at most four."""
         found = []
-        for name, values, weight in (
-            ("shown", one.features(), 0.6), ("others", one.format_features(), 1.0)
-        ):  # fmt: skip
+        for name, values in (("shown", one.features()), ("others", one.format_features())):
             rows = zip(values, scales[f"{name}_mean"], scales[f"{name}_scale"], strict=True)
-            found += [weight * min(max((x - m) / s, -4.0), 4.0) for x, m, s in rows]
+            found += [min(max((x - m) / s, -4.0), 4.0) for x, m, s in rows]
         return found
 
     def covariance(a: Pass, b: Pass) -> float:

@@ -162,6 +162,8 @@ def test_tiles_go_by_the_format_of_experts() -> None:
         kernels = replace(one, stored_bits=np.array([bits]), block_scaled=np.array([scaled]))
         assert tiles.factors(kernels, np.array([True]), False) == [factor]
     assert tiles.factors(kernels, np.array([False]), False) == [1.0]
+    dense = replace(kernels, kind=np.array([KINDS.index("product")]))
+    assert tiles.factors(dense, np.array([False]), True) == [1.0]
 
 
 @pytest.mark.parametrize(

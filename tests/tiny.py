@@ -216,6 +216,8 @@ def _with_request(graph: OpGraph, seed: int) -> OpGraph:
         return graph
     steps = np.arange(graph.num_ops) >= rng.integers(graph.num_ops + 1)
     request = Request(prompt=int(rng.integers(1, 9)), new=int(rng.integers(1, 9)))
+    if rng.random() < 0.5:
+        request = request._replace(is_served=True, pass_tokens=int(rng.integers(9)))
     phase = np.where(steps, DECODE, PREFILL).astype(graph.phase.dtype)
     return replace(graph, phase=phase, request=request)
 

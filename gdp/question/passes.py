@@ -7,9 +7,7 @@ from gdp.costs.llama_backends import backend_of
 from gdp.costs.measured.host import ENGINE
 from gdp.graph.op_graph import OpGraph
 from gdp.graph.request import PREFILL
-from gdp.importers.huggingface.spec import parse_config_spec
 from gdp.placement.placement import Placement
-from gdp.question.models import spec_of
 from gdp.question.question import Question
 from gdp.question.result import GenerationAnswer, TimePart
 
@@ -53,9 +51,7 @@ def passes_of(
     splits = placement.splits
     tensor, experts = (len(splits[0].devices), splits[0].experts) if splits else (1, False)
     weights = sum(row.weights_bytes for row in answer.memory) / answer.copies
-    spec = spec_of(question.model or "")
-    # A prefill pass of an engine has so many tokens at most; elsewhere whole prompts are one.
-    at_once = parse_config_spec(spec).max_num_batched_tokens if spec.startswith("hf:") else 0
+    at_once = request.pass_tokens  # 0: whole prompts are one
     bytes_each, active = weight_sizes(graph, request.batch * request.prompt)
     read = request.prompt * request.batch
     share = min(1.0, at_once / read) if at_once else 1.0

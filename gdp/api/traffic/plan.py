@@ -9,11 +9,10 @@ from gdp.corrections.estimate import Range
 from gdp.corrections.passes import scaled
 from gdp.costs.measured.costs import prompt_launch_s
 from gdp.graph.op_graph import OpGraph
-from gdp.importers.huggingface.spec import parse_config_spec
 from gdp.importers.spec import ModelSpec
 from gdp.placement.placement import Placement, make_placement
 from gdp.question import solve
-from gdp.question.models import load, spec_of
+from gdp.question.models import load
 from gdp.question.prepare import requests_in_flight
 from gdp.question.question import Question
 from gdp.question.result import GenerationAnswer, Result, ServedPlan
@@ -217,8 +216,7 @@ def pass_watts(answer: GenerationAnswer) -> PassWatts | None:
 
 def _tokens_at_once(question: Question) -> int:
     """Tokens of one pass of the engine that a model is computed by."""
-    spec = spec_of(question.model or "")
-    at_once = parse_config_spec(spec).max_num_batched_tokens if spec.startswith("hf:") else 0
-    if not at_once:
+    request = question.graph.request
+    if request is None or not request.pass_tokens:
         raise ArgumentError("traffic is for plans of hf: models for vllm (--for vllm)")
-    return at_once
+    return request.pass_tokens

@@ -89,7 +89,8 @@ def graph_kernels(graph: OpGraph, *, served: bool) -> GraphKernels:
     )  # fmt: skip
     known, once = (kind >= 0) & ~graph.is_io, np.ones(graph.num_ops)
     if not served:
-        return GraphKernels(kernels, row, known, np.full(graph.num_ops, -1), once, once > 1)
+        none = np.zeros(graph.num_ops, dtype=bool)
+        return GraphKernels(kernels, row, known, np.full(graph.num_ops, -1), once, none)
     block = _blocks(graph, kernels)
     moved, tokens = _of_calls(graph, kernels, block)
     exceeds = (kind == _EXPERTS) & (np.minimum(tokens, at_once) > column["experts"])

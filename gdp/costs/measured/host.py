@@ -83,9 +83,10 @@ HOSTS: Mapping[str, Host] = {
   131,072 (vllm-project/vllm#40376).
 - vllm-0.11: with `--async-scheduling`; 22 rows of ML.ENERGY of Gemma 3 12B and 27B and gpt-oss-120b
   on one and two H100 and B200. Logits fit 1.4e-10 s, and sorting them takes 2.32 ms for 128 x
-  131,072 by that pull request: 1.38e-10 s. Experts: 25 rows of Qwen3 235B-A22B in 16 bits and 23
-  in 8; `get_default_config` of its `fused_moe.py` takes the tiles. On B200, 16-bit experts of vLLM
-  0.19 and 0.22 take 1.3 to 1.5 times those of 0.24 (tables of AIConfigurator 0.12).
+  131,072 by that pull request: 1.38e-10 s. Experts: chosen by hand on 22 rows of Qwen3 235B-A22B
+  in 16 bits, up to 512 requests, and 23 in 8; `get_default_config` of its `fused_moe.py` takes the
+  tiles. On B200 16-bit experts of vLLM 0.19 and 0.22 take 1.3 to 1.8 times those of 0.24 (tables of
+  AIConfigurator 0.12).
 - vllm-sync: 0.12 without it; six rows of Qwen3 32B on two, four and eight H100 under 16 and 128
   requests.
 - sglang: seven rows of the same model, 0.5.1 and 0.5.8. trtllm-1.0: eight, 1.0.0rc3.

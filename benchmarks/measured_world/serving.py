@@ -238,7 +238,10 @@ def as_measured(
     engine: ServingEngine, graph: gdp.OpGraph, cluster: Cluster, run: Run, batch: int
 ) -> ServingEngine:
     """An engine of a plan for so many requests, with the host and the collectives of a run's."""
-    theirs_s, ours_s = (float(host_s(graph, HOSTS[n]).sum()) for n in (host_of(run), ENGINE))
+    steps = graph.phase == DECODE
+    theirs_s, ours_s = (
+        float(host_s(graph, HOSTS[name])[steps].sum()) for name in (host_of(run), ENGINE)
+    )
     engine = engine._replace(step_s=engine.step_s + (theirs_s - ours_s))
     own, (split, *_) = collectives_of(run), (*splits_of(run, cluster), None)
     if split is None or set(own) == {"vllm"}:

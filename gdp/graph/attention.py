@@ -46,10 +46,10 @@ def with_fused_attention(graph: OpGraph) -> OpGraph:
     attends = fused[group_of] | (kinds == FUSED)
     masks = flow.of_positions[graph.producer] & (graph.tensor_bytes > 0)
     drop = attends[graph.use_op] & masks[graph.use_tensor]
-    unmasked = _without_uses(graph, drop)
+    unmasked = without_uses(graph, drop)
     whole = contracted(unmasked, np.unique(group_of, return_inverse=True)[1].reshape(-1))
     masked = np.bincount(group_of[graph.use_op[drop]], minlength=graph.num_ops) > 0
-    return _needed(
+    return needed_ops(
         whole, {graph.op_names[i] for i in np.flatnonzero(fused[group_of])},
         {graph.op_names[i] for i in np.flatnonzero(masked[group_of])},
     )  # fmt: skip
@@ -146,7 +146,7 @@ def _attentions(graph: OpGraph, flow: Flow) -> Iterator[set[int]]:
                 yield ways
 
 
-def _without_uses(graph: OpGraph, drop: Bool[np.ndarray, "E"]) -> OpGraph:
+def without_uses(graph: OpGraph, drop: Bool[np.ndarray, "E"]) -> OpGraph:
     """The graph less some uses, whose bytes their readers no longer move."""
     saved = np.bincount(
         graph.use_op[drop], graph.tensor_bytes[graph.use_tensor[drop]], graph.num_ops
@@ -156,7 +156,9 @@ def _without_uses(graph: OpGraph, drop: Bool[np.ndarray, "E"]) -> OpGraph:
     return _rebuilt(graph, list(uses), np.arange(graph.num_ops), traffic)
 
 
-def _needed(graph: OpGraph, fused: Collection[str], masked: Collection[str]) -> OpGraph:
+def needed_ops(
+    graph: OpGraph, fused: Collection[str] = (), masked: Collection[str] = ()
+) -> OpGraph:
     """The graph less the ops that no output needs and that hold nothing; `fused` names ops that are
     attention now, and `masked` those that had a mask of positions."""
     needed = graph.has_type((INPUT, OUTPUT, UNREAD))

@@ -19,6 +19,7 @@ from gdp.graph.generation import CACHE_AT
 from gdp.graph.latent import with_absorbed_latents
 from gdp.graph.linear_attention import with_fused_states
 from gdp.graph.op_graph import INPUT, OUTPUT, UNREAD, OpDetail, OpGraph
+from gdp.graph.sparse import index_share, with_indexers, with_picked_keys
 from gdp.ops.rule import GATHER, LINEAR
 from gdp.ops.table import ELEMENTWISE_OPS, VIEWS, kernel_of
 
@@ -36,10 +37,10 @@ class Served(NamedTuple):
 
 def served(graph: OpGraph, phase: Served) -> OpGraph:
     """The graph of one phase, whose first output are the logits, as an engine computes it."""
-    graph = with_fused_states(with_fused_attention(graph))
+    graph = with_indexers(with_fused_states(with_fused_attention(graph)))
     if phase.tokens == 1:
         graph = with_absorbed_latents(graph)
-    graph = _with_stored_caches(graph, phase.cache_bits)
+    graph = with_picked_keys(_with_stored_caches(graph, phase.cache_bits), phase.tokens)
     if phase.tokens > 1:
         graph = _with_last_logits(_with_earlier_keys(graph, phase.tokens), phase.tokens)
     return _in_chunks(graph, -(-phase.tokens * phase.batch // phase.at_once))
@@ -57,11 +58,9 @@ def _with_earlier_keys(graph: OpGraph, tokens: int) -> OpGraph:
 
 def _with_stored_caches(graph: OpGraph, bits: int) -> OpGraph:
     """The graph with keys and values in so many bits, which attention unpacks as it reads them."""
-    if not bits:
-        return graph
     computed = np.array([8 * _ITEM_BYTES.get(detail.dtype, 4) for detail in graph.detail])
-    attends = graph.has_type((FUSED,))
-    share = np.where(attends, np.minimum(bits / computed, 1.0), 1.0)
+    attends = graph.has_type((FUSED,)) & (bits > 0)
+    share = np.where(attends, np.minimum(bits / computed, 1.0), index_share(graph))
     cache = np.ceil(graph.cache_bytes * share).astype(np.int64)
     saved = graph.cache_bytes - cache
     return replace(

@@ -12,6 +12,7 @@ from gdp.cluster.machines import machines
 from gdp.cluster.types import Cluster
 from gdp.costs.adapt import AdaptedCosts
 from gdp.costs.base import CostModel, RuntimeOverheads, launch_floors_s
+from gdp.costs.measured.host import host_of
 from gdp.graph.fuse import Fused, class_parts, fuse, group_seconds
 from gdp.graph.generation import single_step, steps_of
 from gdp.graph.groups import alike, all_per_group, first_members, joined, merge_ids, sum_per_group
@@ -306,7 +307,10 @@ def prepare_placement(question: Question, placement: Placement) -> Prediction:
         borders = whole_borders(question.constraints, question.graph)
         apart = alike(apart, borders)[1]
     if placement.splits:
-        parts = divided(question.graph, question.cluster, placement.splits, placement.device)
+        parts = divided(
+            question.graph, question.cluster, placement.splits, placement.device,
+            host_of(question.costs),
+        )  # fmt: skip
     problem = problem_of(free, keep_apart=apart, parts=parts)
     origin, size = problem.origin, problem.num_ops
     device, rank = np.zeros(size, np.int64), np.zeros(size, np.int64)

@@ -5,8 +5,9 @@ the first and the rows of the second are divided, and the sums of the second are
 et al. 2019, arXiv 1909.08053). So are queries, keys and values with attention between them and the
 product behind it, by heads; gate and up with down, by columns; experts by columns or as a whole;
 linear attention (gated delta nets, Yang et al. 2024, arXiv 2412.06464) by heads, with its states;
-the embedding and the head by the vocabulary. Down-projections to a latent (DeepSeek), routers and
-norms stay whole on every member. A graph with heavy products of another kind is refused.
+the embedding and the head by the vocabulary. Down-projections to a latent (DeepSeek), indexers of
+sparse attention, routers and norms stay whole on every member. A graph with heavy products of
+another kind is refused.
 """
 
 import math
@@ -21,6 +22,7 @@ from jaxtyping import Bool, Int
 from gdp.base.errors import ModelError
 from gdp.graph.linear_attention import CONVOLUTION, KEY_HEADS, VALUE_HEADS
 from gdp.graph.op_graph import INPUT, OUTPUT, WEIGHT_BLOCK, OpGraph
+from gdp.graph.sparse import INDEXER
 from gdp.ops.llamacpp import DRAFT, PROJECTOR
 from gdp.ops.rule import ATTENTION, EXPERTS, GATHER, LINEAR, PRODUCT
 from gdp.ops.table import ELEMENTWISE_OPS, VIEWS, kernel_of
@@ -189,6 +191,10 @@ class _Search:
         self.is_linear &= ~self.alone
         self.is_experts &= ~self.alone
         self.is_product = self.is_linear | self.is_experts
+        self.indexes = [INDEXER in detail.attributes for detail in graph.detail]
+        # Indexers' heads are whole everywhere, so that no way of divided activations meets them.
+        kinds = zip(graph.op_types, self.indexes, strict=True)
+        self.ends = [kind in _ENDS or indexes for kind, indexes in kinds]
         self.role: list[int] = [Role.WHOLE] * graph.num_ops
         self.unit = [-1] * graph.num_ops
         self.units: list[Unit] = []
@@ -231,7 +237,7 @@ class _Search:
                     products.add(op)
                 elif not over_sums and self.graph.op_types[op] in _SUMS and len(ways[op]) > 1:
                     continue
-                elif op not in seen and self.graph.op_types[op] not in _ENDS:
+                elif op not in seen and not self.ends[op]:
                     seen.add(op)
                     todo.append(op)
         return seen, products
@@ -268,7 +274,10 @@ class _Search:
         self._assign_inside(op, inside, units)
         self.assign([row], Role.ROW, next(u for u in units.values() if u.kind == Pieces.HEADS))
         before_columns = set().union(*(sources[column] for column in columns))
-        self.latent |= latent | {p for p in before_columns if self._serves(p, columns)}
+        indexers = [maker for maker in self.makers[op] if self.indexes[maker]]
+        scores = self.reach(indexers, backward=True)[1] - latent
+        served = columns | scores
+        self.latent |= latent | scores | {p for p in before_columns if self._serves(p, served)}
         if latent:  # keys that all heads share
             self.whole_keys.add(op)
 
@@ -449,7 +458,7 @@ class _Search:
         if held.sum() > _SMALL * (graph.weight_bytes - graph.cache_bytes).sum():
             heaviest = int(held.argmax())
             raise self.refuse(heaviest, f"an unknown use of {graph.op_types[heaviest]}")
-        keeps = (graph.cache_bytes > 0) & ~graph.rests & ~self.alone
+        keeps = (graph.cache_bytes > 0) & ~graph.rests & ~self.alone & ~np.array(self.indexes)
         for op in np.flatnonzero((role == Role.WHOLE) & keeps).tolist():
             if not any(self.role[p] == Role.COLUMN for p in self.reach([op], backward=False)[1]):
                 raise self.refuse(op, f"a state that {graph.op_types[op]} keeps")

@@ -14,14 +14,12 @@ from jaxtyping import Bool, Float, Int
 from gdp.base.errors import ModelError
 from gdp.cluster.types import Cluster
 from gdp.costs.measured.collectives import LIBRARY, collective_s
-from gdp.costs.measured.host import ranks_s
+from gdp.costs.measured.host import ENGINE, HOSTS, Host, own_reduce_bytes, ranks_s
 from gdp.graph.op_graph import OpGraph
 from gdp.placement.placement import Placement, Split
 from gdp.splits.division import Division, alone, division_of
 from gdp.splits.sharding import Exchange, Shares, exchanges, member_graph
 
-ENGINES = {"gguf": LIBRARY}
-"""Engine whose collectives are counted, by the source of a graph; of others vLLM's."""
 known_division = functools.lru_cache(maxsize=4)(division_of)
 """`division_of` of graphs that are asked for again and again."""
 
@@ -59,7 +57,7 @@ class Divided:
 
 def divided(
     graph: OpGraph, cluster: Cluster, splits: Sequence[Split],
-    device: Int[np.ndarray, "N"] | None = None,
+    device: Int[np.ndarray, "N"] | None = None, host: Host = HOSTS[ENGINE],
 ) -> Divided:  # fmt: skip
     """A graph as splits compute it.
 
@@ -68,6 +66,7 @@ def divided(
         cluster: Its devices.
         splits: Of one size, mode and shares where there is no `device`: then each may get any op.
         device: First member of the split, or the device, of each op.
+        host: The engine, which adds up by kernels of its own.
 
     Raises:
         ModelError: The layers are of no known form, or do not divide so in whole units.
@@ -79,9 +78,10 @@ def divided(
     others = {d: held(d) for d in _further(graph, splits, where)}
     exchange_s = np.zeros((n, cluster.num_devices))
     collectives = exchanges(division)
-    engine = ENGINES.get(graph.source, "vllm")
+    if graph.source == "gguf":
+        host = host._replace(all_reduce=LIBRARY, is_bounded=False)
     for split in splits:
-        exchange_s[:, split.devices[0]] = _exchange_s(cluster, split, collectives, n, engine)
+        exchange_s[:, split.devices[0]] = _exchange_s(cluster, split, collectives, n, host)
         if graph.request is not None and graph.request.is_served:
             exchange_s[:, split.devices[0]] += ranks_s(graph, len(split.devices))
     return Divided(held(splits[0].devices[0]), tuple(splits), exchange_s, others)
@@ -144,15 +144,20 @@ def _member(division: Division, shares: Shares, rank: int) -> OpGraph:
 
 
 def _exchange_s(
-    cluster: Cluster, split: Split, collectives: Sequence[Exchange], num_ops: int, engine: str
+    cluster: Cluster, split: Split, collectives: Sequence[Exchange], num_ops: int, host: Host
 ) -> Float[np.ndarray, "N"]:
     """Seconds of the collectives behind one run of each op."""
-    seconds = np.zeros(num_ops)
+    seconds, count = np.zeros(num_ops), len(split.devices)
+    most = own_reduce_bytes(cluster.devices[split.devices[0]], count) if host.is_bounded else np.inf
     for operation in {exchange.operation for exchange in collectives}:
         mine = [exchange for exchange in collectives if exchange.operation == operation]
         parts = np.array([exchange.parts for exchange in mine])
         sizes = np.array([exchange.size_bytes for exchange in mine]) / parts
-        each = collective_s(cluster, split.devices, operation, sizes, engine)
+        own_s, library_s = (
+            collective_s(cluster, split.devices, operation, sizes, engine)
+            for engine in (host.all_reduce, LIBRARY)
+        )
+        each = np.where(sizes >= most, library_s, own_s)
         np.add.at(seconds, [exchange.op for exchange in mine], parts * each)
     return seconds
 

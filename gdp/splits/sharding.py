@@ -103,6 +103,7 @@ def member_graph(division: Division, shares: Shares, rank: int) -> OpGraph:
     weights = np.where(splits, held * stop // count - held * start // count, held)
     flop = np.where(np.isin(role, (Role.WHOLE, Role.LOOK_UP)), 1.0, part)
     makes = np.isin(role, (Role.COLUMN, Role.INNER, Role.ATTEND, Role.SOME_ROWS))
+    makes[list(division.gathered)] = False  # each member has the parts of all
     made = np.where(makes, part, 1.0)[graph.producer]
     return replace(
         graph,

@@ -30,7 +30,8 @@ from gdp.graph.op_graph import OpGraph
 from gdp.graph.request import DECODE, PREFILL
 
 _EXPERTS, _PRODUCT = KINDS.index("experts"), KINDS.index("product")
-_ELEMENTWISE, _PROMPT = KINDS.index("elementwise"), KINDS.index("prompt attention")
+_ELEMENTWISE = KINDS.index("elementwise")
+_ATTENTION = KINDS.index("prompt attention"), KINDS.index("token attention")
 LIBRARY_S, ELEMENTWISE_S = 50e-6, 8e-6
 """Host seconds until eager PyTorch has launched a kernel of a library (products, convolutions,
 attention, normalisation), with the Python of its module, and any other one. Chosen by hand for five
@@ -210,7 +211,8 @@ class MeasuredCosts:
         self, kernels: Kernels, passes: Float[np.ndarray, "K"], device: Device
     ) -> Float[np.ndarray, "K"]:
         """Seconds of kernels whose rows, or sequences that attend, are spread over passes."""
-        apart = np.where(kernels.kind == _PROMPT, passes, 1.0)  # sequences, each with its cache
+        attends = np.isin(kernels.kind, _ATTENTION)
+        apart = np.where(attends, passes, 1.0)  # sequences, each with its cache
         one = replace(
             kernels, flop=kernels.flop / passes, moved_bytes=kernels.moved_bytes / passes,
             b=kernels.b / apart, m=kernels.m * apart / passes,

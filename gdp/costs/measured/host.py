@@ -4,7 +4,9 @@ A step takes longer than the kernels of its model and their collectives:
 
     step + rank * (GPUs of a group - 1) + sequence * sequences + logit * logits of all sequences
 
-seconds. Steps of a model that drafts lie within those of another one and have none of it. The
+seconds, and so many more for each indexer of sparse attention, whose scores lie between small
+kernels of the engine's own. Steps of a model that drafts lie within those of another one and have
+none of it. The
 first is for the scheduler, the inputs and the launch of a recorded graph; the second
 as members of a group wait for the latest; the third is done for each sequence by Python. Where an
 engine prepares a pass while the one before it runs, little of these is left. The last is the
@@ -22,12 +24,17 @@ from gdp.cluster.presets import presets
 from gdp.cluster.types import Device
 from gdp.costs.measured.kernels import KINDS, Kernels
 from gdp.graph.op_graph import SAMPLING_OPS, OpGraph
+from gdp.graph.sparse import INDEXER
+
+
+def _family(device: Device) -> str:
+    preset = presets().get(device.kind)
+    return preset.family if preset is not None else ""
 
 
 def is_blackwell(device: Device) -> bool:
     """True for a preset of the family whose libraries are further from its fastest kernels."""
-    preset = presets().get(device.kind)
-    return preset is not None and preset.family == "Blackwell"
+    return _family(device) == "Blackwell"
 
 
 class Tiles(NamedTuple):
@@ -56,12 +63,20 @@ class Host(NamedTuple):
     sequence_s: float
     logit_s: float
     experts: Tiles = Tiles()
+    indexer_s: float = 0.12e-3  # of each, in a pass
+    all_reduce: str = "vllm"  # one of `gdp.costs.measured.kernels.ENGINES`
+    is_bounded: bool = False  # NCCL adds up what is larger than `own_reduce_bytes`
 
     def seconds(self, sequences: int, logits: float) -> float:
         """Seconds of a step of so many sequences, with so many logits of all of them."""
         return self.step_s + self.sequence_s * sequences + self.logit_s * logits
 
 
+OWN_REDUCE_BYTES: Mapping[tuple[str, int], int] = {
+    ("Hopper", 8): 2**18, ("Blackwell", 2): 2**21, ("Blackwell", 4): 2**21, ("Blackwell", 8): 2**20
+}  # fmt: skip
+"""Bytes from which on vLLM's own all-reduce gives way, by family of GPUs and their number:
+`CUSTOM_ALL_REDUCE_MAX_SIZES` of its `all_reduce_utils.py`; 8 MiB elsewhere (`CustomAllreduce`)."""
 RANK_S = 0.05e-3
 """Seconds for each further GPU of a group. From two to eight H100, steps of Qwen3 32B miss 0.1 ms
 more in vLLM 0.12, 1.0 ms in SGLang and 0.4 ms in TensorRT-LLM; in vLLM 0.19 nothing more."""
@@ -69,11 +84,11 @@ ENGINE = "vllm"
 """Default row of plans."""
 HOSTS: Mapping[str, Host] = {
     ENGINE: Host(0.9e-3, 5e-6, 1e-11),
-    "vllm-0.11": Host(1.3e-3, 0.0, 1.4e-10, Tiles(1.4, 1.9, 1.4)),
+    "vllm-0.11": Host(1.3e-3, 0.0, 1.4e-10, Tiles(1.4, 1.9, 1.4), is_bounded=True),
     "vllm-sync": Host(1.9e-3, 34e-6, 1.4e-10),
-    "sglang": Host(0.8e-3, 5e-6, 0.0),
-    "trtllm": Host(0.0, 0.0, 0.0),
-    "trtllm-1.0": Host(0.7e-3, 18e-6, 0.0),
+    "sglang": Host(0.8e-3, 5e-6, 0.0, indexer_s=0.01e-3, all_reduce="sglang"),
+    "trtllm": Host(0.0, 0.0, 0.0, indexer_s=0.03e-3, all_reduce="trtllm"),
+    "trtllm-1.0": Host(0.7e-3, 18e-6, 0.0, indexer_s=0.03e-3, all_reduce="trtllm"),
 }  # fmt: skip
 """Engines, by their names in `--costs`, with the rows of measured steps that they are fitted to
 (residuals beside gdp's kernels and collectives; 2026-11-28):
@@ -91,18 +106,35 @@ HOSTS: Mapping[str, Host] = {
   requests.
 - sglang: seven rows of the same model, 0.5.1 and 0.5.8. trtllm-1.0: eight, 1.0.0rc3.
 - trtllm: later ones; steps of Llama 3.1 70B leave nothing (189 rows).
+
+Indexers: modules of GLM-5 with 8 heads a GPU beside gdp's other kernels of them, 1 to 256 sequences
+(AIConfigurator 0.12). vLLM 0.24 takes 0.10 to 0.19 ms more on B200 and 0.04 to 0.15 on H200, SGLang
+0.5.14 next to nothing on either, TensorRT-LLM 1.3 0.02 to 0.06 on B200 and 0.2 on H200.
 """
 
 
+def host_of(costs: object) -> Host:
+    """The row that a question's costs name, else that of `ENGINE`."""
+    return HOSTS[costs if isinstance(costs, str) and costs in HOSTS else ENGINE]
+
+
+def own_reduce_bytes(device: Device, count: int) -> int:
+    """Bytes from which on so many of these GPUs add up by NCCL, see `OWN_REDUCE_BYTES`."""
+    return OWN_REDUCE_BYTES.get((_family(device), count), 2**23)
+
+
 def host_s(graph: OpGraph, host: Host) -> Float[np.ndarray, "N"]:
-    """Seconds that a host adds to each op of a request: to the sampling op of a step."""
+    """Seconds that an engine adds to each op of a request: to the sampling op of a step, and to
+    indexers in every pass."""
     request, last = graph.request, graph.op_index.get(SAMPLING_OPS[1])
     if request is None or last is None:
         return np.zeros(graph.num_ops)
+    indexes = np.array([INDEXER in detail.attributes for detail in graph.detail])
     (tensor, *_) = graph.use_tensor[graph.use_op == last]
     wide = graph.detail[int(graph.producer[tensor])].dtype == "float32"
     logits = float(graph.tensor_bytes[tensor]) / (4 if wide else 2)
-    return _at_sampling(graph, host.seconds(request.batch, logits))
+    of_step = _at_sampling(graph, host.seconds(request.batch, logits))
+    return of_step + host.indexer_s * indexes * graph.chunks
 
 
 def ranks_s(graph: OpGraph, ranks: int) -> Float[np.ndarray, "N"]:

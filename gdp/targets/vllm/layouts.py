@@ -15,6 +15,7 @@ from jaxtyping import Int
 from gdp.base.errors import ModelError
 from gdp.cluster.machines import machines
 from gdp.cluster.types import Cluster
+from gdp.costs.measured.host import host_of
 from gdp.graph.op_graph import OpGraph
 from gdp.methods.chain import LayerCosts
 from gdp.methods.intervals import Row
@@ -189,7 +190,7 @@ def _of_groups(
     cluster, size = question.cluster, len(groups[0]) if groups else 0
     parts, splits = None, tuple(Split(group, experts) for group in groups if size > 1)
     if splits:
-        parts = divided(question.graph, cluster, splits)
+        parts = divided(question.graph, cluster, splits, host=host_of(question.costs))
     blocks = layer_costs(question, block, parts, [group[0] for group in groups])
     pipelined = find_objective(question.objective).pipelined
     join, staged = np.maximum if pipelined else np.add, runs_stages(VLLM, question.model)

@@ -23,7 +23,13 @@ from typing import Any, NamedTuple
 import click
 import msgspec
 
-from benchmarks.measured_world.engines import COSTS, mlenergy_steps, pilot_steps
+from benchmarks.measured_world.engines import (
+    COSTS,
+    NO_ROOM,
+    has_room,
+    mlenergy_steps,
+    pilot_steps,
+)
 from benchmarks.measured_world.servers import set_up
 from benchmarks.measured_world.serving import (
     GET,
@@ -102,6 +108,8 @@ def row_of(source: str, run: Run, data: Path, folders: list[Path], root: Path) -
         if source == "silicon":
             engine = as_measured(engine, plan.question.graph, cluster, run, batch)
             engine = set_up(engine, run)
+        if source == "mlenergy" and not has_room(engine, run):
+            return {"source": source, "run": asdict(run), "why": NO_ROOM}
         return described(source, run, plan, engine)
     return {"source": source, "run": asdict(run), "why": "not even one request fits"}
 

@@ -1,5 +1,6 @@
 """Members of a split: what each has, what all have together, and what is refused."""
 
+import json
 from dataclasses import fields, replace
 from pathlib import Path
 
@@ -20,11 +21,13 @@ from gdp.placement.placement import (
     save_placement,
 )
 from gdp.question import solve
+from gdp.question.models import load
 from gdp.question.question import Question
 from gdp.sim.objectives import Score
 from gdp.splits.division import Role, division_of
 from gdp.splits.sharding import Shares, exchanges, member_graph
 from tests.decoders import ITEM, Sizes, decoder
+from tests.generating_configs import generating_config
 
 DENSE, MIXTURE = Sizes(), Sizes(experts=8)
 
@@ -307,3 +310,24 @@ def test_new_ops_are_divided_by_the_kernel_class_of_their_rows(
     assert (old.columns.role != Role.WHOLE).any()
     assert (old.experts.role == new.experts.role).all()
     assert old.partial == new.partial
+
+
+def test_members_look_up_their_share_where_images_replace_tokens(tmp_path: Path) -> None:
+    """Kimi K2.5 writes over the places of its images before it reads the table."""
+    pytest.importorskip("transformers.models.kimi_k25")
+    text = {k: v for k, v in generating_config("deepseek_v3").items() if k != "architectures"}
+    config = {
+        "model_type": "kimi_k25", "architectures": ["Kimi_K25ForConditionalGeneration"],
+        "dtype": "bfloat16", "text_config": text, "image_token_id": 3,
+        "vision_config": {
+            "num_hidden_layers": 1, "hidden_size": 32, "num_attention_heads": 2,
+            "intermediate_size": 48,
+        },
+    }  # fmt: skip
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    graph = load(f"hf:{tmp_path}?prompt=9&new=2&max_num_batched_tokens=64")
+    division = division_of(graph)
+    tables = [op for op, kind in enumerate(graph.op_types) if kind == "embedding"]
+    assert [division.columns.role[op] for op in tables] == [Role.LOOK_UP] * 2
+    member = member_graph(division, Shares((1, 1)), 0)
+    assert 2 * member.weight_bytes[tables[0]] == graph.weight_bytes[tables[0]]

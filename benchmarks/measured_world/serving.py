@@ -100,7 +100,7 @@ SCHEMES = {
 """Scheme of `--quantize` by the precision of a row; "" for 16 bits."""
 STORED = {
     ("fp8", "fp8"), ("int4", "compressed-tensors"), ("fp4", "mxfp4"), ("mxfp4", "mxfp4"),
-    ("", "mxfp4"),
+    ("", "mxfp4"), ("fp4", "modelopt"),
 }  # fmt: skip
 """Precisions that configurations with such a `quant_method` are of already."""
 
@@ -131,14 +131,20 @@ def configuration(model: str, folders: Iterable[Path]) -> str | None:
 
 
 def spec_of(run: Run, folders: Iterable[Path]) -> str:
-    """What a user types for the model of a run: its file as it is, with the scheme of `--quantize`
-    where it is stored otherwise, and the type of caches where the server said one (8 bits with
-    weights of 8 or 4 bits, unless it said others).
+    """What a user types for the model of a run: its file as it is, in 4 bits NVIDIA's own where
+    there is one, with the scheme of `--quantize` where it is stored otherwise, and the type of
+    caches where the server said one (8 bits with weights of 8 or 4 bits, unless it said others).
 
     Raises:
         ModelError: No folder has the configuration.
     """
+    folders = list(folders)
     path = configuration(run.model, folders)
+    if run.precision == "fp4":
+        fours = configuration(f"nvidia/{run.model.rpartition('/')[2]}-NVFP4", folders)
+        # Older ones name their scheme in a file beside the configuration.
+        if fours is not None and "quantization_config" in json.loads(Path(fours).read_text()):
+            path = fours
     if path is None:
         raise ModelError(f"no configuration of {run.model}: {GET}")
     document = json.loads(Path(path).read_text())
@@ -148,7 +154,8 @@ def spec_of(run: Run, folders: Iterable[Path]) -> str:
         raise ModelError(f"no precision {run.precision!r}; there are {', '.join(SCHEMES)}")
     own = (run.precision, method) in STORED
     scheme, cached = "" if own else SCHEMES[run.precision], cache_bits(run)
-    cached = 8 if scheme and cached is None else cached
+    narrow = scheme or method == "modelopt"
+    cached = 8 if narrow and cached is None else cached
     options = [f"quantize={scheme}"] if scheme else []
     options += ["kv_cache_dtype=fp8"] if cached == 8 else []
     return path + ("?" + "&".join(options) if options else "")

@@ -31,6 +31,7 @@ _CHEAP = VIEWS | ELEMENTWISE_OPS
 _ENDS = (INPUT, OUTPUT, "argmax")
 """Ops between the tokens of one step and the next, where no way of activations goes on."""
 _SUMS = frozenset(("add", "Add"))
+_REPLACES = VIEWS | {"index_put", "masked_fill", "where", "clone"}
 _FEW_OPS = 40
 """Of a norm between two products, and more."""
 _SMALL = 0.02
@@ -427,7 +428,7 @@ class _Search:
         tokens = {i for i, kind in enumerate(graph.op_types) if kind in ("argmax", INPUT)}
         for op, kind in enumerate(graph.op_types):
             shapes = graph.detail[op].input_shapes
-            if kind == "embedding" and tokens & set(self.makers[op]) and len(shapes[0]) == 2:
+            if kind == "embedding" and tokens & self._read_as_they_are(op) and len(shapes[0]) == 2:
                 self.assign([op], Role.LOOK_UP, Unit(Pieces.VOCABULARY, shapes[0][0]))
             elif self.is_linear[op] and self.role[op] == Role.WHOLE:
                 way, products = self.reach([op], backward=False)
@@ -438,6 +439,16 @@ class _Search:
                     beside = graph.is_buffer & (graph.colocate == graph.colocate[op])
                     self.assign(np.flatnonzero(beside).tolist(), Role.SOME_ROWS, pieces)
                     self.gathered.append(op)
+
+    def _read_as_they_are(self, op: int) -> set[int]:
+        """The ops whose numbers one reads, also where some are replaced, as those of images are."""
+        found, todo = set[int](), [op]
+        while todo:
+            for maker in self.makers[todo.pop()]:
+                if maker not in found:
+                    found.add(maker)
+                    todo += [maker] if self.graph.op_types[maker] in _REPLACES else []
+        return found
 
     def require_known(self) -> None:
         """Raise `ModelError` where heavy ops, or caches, have no role."""

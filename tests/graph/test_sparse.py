@@ -114,10 +114,10 @@ def test_caches_of_indexers_grow_with_the_context(tmp_path: Path) -> None:
 
 
 def test_no_mask_over_all_keys_is_left(tmp_path: Path) -> None:
-    """A mask of a prompt of 500 tokens would have 500 x 500 numbers, in whatever type."""
-    graph = _graph("glm_moe_dsa", tmp_path, prompt=500)
+    """A mask of a prompt of 2,000 tokens would have 2,000 x 2,000 numbers, in whatever type."""
+    graph = _graph("glm_moe_dsa", tmp_path, prompt=2000)
     own = graph.tensor_bytes[(graph.phase == PREFILL)[graph.producer]]
-    assert own.max() < BATCH * 500 * 500
+    assert own.max() < 2000 * 2000
 
 
 @pytest.mark.parametrize("kind", KINDS)

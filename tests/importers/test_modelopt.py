@@ -129,6 +129,7 @@ def test_every_algorithm_is_stored_and_known_to_an_engine(model: Any, algorithm:
      (["a.1.*"], "a.1.x", True), (["a.1.*"], "a.10.x", False), (["*.gate"], "x.y.gate", True),
      (["*.gate"], "x.y.gate_proj", False), (["b"], "a.b", True), (["b"], "ab", False),
      (["model.language_model.x"], "model.x.y", True), (["language_model.head"], "head", True),
+     (["language_model.model.x*"], "model.language_model.x.y", True),
      (["backbone.layers.1.mixer"], "model.layers.1.mixer.in_proj", True),
      ([f"model.layers.{i}.self_attn" for i in range(999)], "model.layers.998.self_attn.q", True),
      ([f"model.layers.{i}.self_attn" for i in range(999)], "model.layers.999.self_attn.q", False),

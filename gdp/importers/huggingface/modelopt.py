@@ -3,8 +3,9 @@ modules as compressed-tensors has them.
 
 Newer ones hold a `quantization_config` with groups and names left out, older ones say the same in a
 file `hf_quant_config.json` beside `config.json`. Names are wildcards, and stand for all that is
-inside of a module, too; they are found with and without `language_model.` and `backbone.`, which
-classes of transformers call otherwise. Source: `is_layer_excluded` and `from_config` of
+inside of a module, too; they are found with and without `language_model.` and `backbone.`, and
+with `language_model.` where checkpoints write `language_model.model.`, which classes of
+transformers call otherwise. Source: `is_layer_excluded` and `from_config` of
 `vllm/model_executor/layers/quantization/modelopt.py`, vLLM 0.33.
 """
 
@@ -151,6 +152,7 @@ def _alternatives(names: Iterable[str]) -> Iterator[str]:
     for name in names:
         inside = name.removesuffix("*").removesuffix(".")
         short = inside.removeprefix("backbone.").replace("language_model.", "", 1)
-        for each in dict.fromkeys((inside, short)):
+        moved = inside.replace("language_model.model.", "language_model.", 1)
+        for each in dict.fromkeys((inside, short, moved)):
             if each:
                 yield re.escape(each).replace(r"\*", ".*").replace(r"\?", ".")

@@ -152,7 +152,9 @@ def _remembered() -> Iterator[Check]:
 
 
 def _caches() -> Iterator[Check]:
+    from gdp.base.files.disk_cache import usage
     from gdp.base.kernels import cache
+    from gdp.importers.pytorch.trace_cache import TRACES, keeps_traces
 
     where = cache.kept_in()
     if where is not None:
@@ -163,21 +165,15 @@ def _caches() -> Iterator[Check]:
             "no folder can be written to: every run compiles for a minute",
             "set NUMBA_CACHE_DIR to a folder that can be written to",
         )  # fmt: skip
-    yield _traces()
-
-
-def _traces() -> Check:
-    from gdp.base.files.disk_cache import usage
-    from gdp.importers.pytorch.trace_cache import TRACES, keeps_traces
-
     traces = usage(TRACES)
     if not keeps_traces():
-        return Check("caches", "traces", OK, "not kept: GDP_KEEP_TRACES is off")
-    if traces is None:
-        return Check("caches", "traces", WARN, "not kept: there is no home folder",
-                     "set GDP_CACHE_DIR to a folder of your own")  # fmt: skip
-    size = f"{traces.files} of hf: models, {format_bytes(traces.size_bytes)}"
-    return Check("caches", "traces", OK, f"{traces.folder}: {size}")
+        yield Check("caches", "traces", OK, "not kept: GDP_KEEP_TRACES is off")
+    elif traces is None:
+        yield Check("caches", "traces", WARN, "not kept: there is no home folder",
+                    "set GDP_CACHE_DIR to a folder of your own")  # fmt: skip
+    else:
+        size = f"{traces.files} of hf: models, {format_bytes(traces.size_bytes)}"
+        yield Check("caches", "traces", OK, f"{traces.folder}: {size}")
 
 
 def _checkpoints() -> Iterator[Check]:

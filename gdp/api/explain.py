@@ -100,8 +100,16 @@ def explained(
             "alone; leave out --op and --scope to see what limits the request"
         )
     graph, cluster = question.graph, question.cluster
-    chosen = _placeable(graph, cluster, _chosen(graph, op, scope))
-    moving = _with_ties(graph, chosen, question.constraints)
+    chosen = _chosen(graph, op, scope)
+    if graph.is_io[chosen].all():
+        raise ArgumentError(
+            f"{graph.op_names[chosen[0]]!r} is an input or output of the model, which belongs to "
+            f"the host {cluster.device_names[cluster.host]}"
+        )
+    chosen = chosen[~graph.is_io[chosen]]
+    # Those that must share a device move along.
+    group = merge_ids(graph.colocate, together_ids(question.constraints, graph))
+    moving = np.flatnonzero(np.isin(group, group[chosen]) & ~graph.is_io)
     predicted = prepare_placement(question, placement)
     problem, now = predicted.problem, predicted.score()
     lead = placement.homes
@@ -152,27 +160,6 @@ def _chosen(graph: OpGraph, op: str | None, scope: str | None) -> Int[np.ndarray
         f"no module {scope!r} in graph {graph.name!r}; there is {', '.join(near)}; "
         "`gdp inspect --ops` lists all"
     )
-
-
-def _placeable(
-    graph: OpGraph, cluster: Cluster, chosen: Int[np.ndarray, "K"]
-) -> Int[np.ndarray, "L"]:
-    """The chosen ops without inputs and outputs, which belong to the host."""
-    if graph.is_io[chosen].all():
-        raise ArgumentError(
-            f"{graph.op_names[chosen[0]]!r} is an input or output of the model, which belongs to "
-            f"the host {cluster.device_names[cluster.host]}"
-        )
-    return chosen[~graph.is_io[chosen]]
-
-
-def _with_ties(
-    graph: OpGraph, chosen: Int[np.ndarray, "K"], constraints: Constraints
-) -> Int[np.ndarray, "L"]:
-    """The ops and those that must share a device with one of them."""
-    group = merge_ids(graph.colocate, together_ids(constraints, graph))
-    tied = np.isin(group, group[chosen]) & ~graph.is_io
-    return np.flatnonzero(tied)
 
 
 def _allowed(question: Question) -> Bool[np.ndarray, "N D"]:

@@ -35,9 +35,12 @@ def box_text(answer: "BoxAnswer", output: str | None = None) -> str:
     """Text of an answer: verdict, models, memory by device, advice, commands."""
     placed = [m for m in answer.models if m.priced is not None]
     count, all_ = len(placed), len(answer.models)
+    proof = f"no packing is below {answer.load_bound:.2f}"
+    if answer.proven:
+        proof = f"optimal over {answer.options} options"
     lines = [
         f"{count} of {all_} models on {answer.cluster.name}: {_verdict(answer)}",
-        f"load     {_load(answer)}{_proof(answer)}",
+        f"load     {_load(answer)} ({proof})",
     ]
     lines += [f"turns    {', '.join(names)}: one of them is loaded" for names in answer.groups]
     lines += [f"dropped  {m.model.name}: {m.reason}" for m in answer.models if m.priced is None]
@@ -94,12 +97,6 @@ def _load(answer: "BoxAnswer") -> str:
         f"not all demands are served at once: {worst.model.name} gets {worst.served:.0%} of its "
         "own, the least by its weight"
     )
-
-
-def _proof(answer: "BoxAnswer") -> str:
-    if answer.proven:
-        return f" (optimal over {answer.options} options)"
-    return f" (no packing is below {answer.load_bound:.2f})"
 
 
 def _row(m: "PlacedModel") -> tuple[str, ...]:

@@ -35,10 +35,6 @@ def _sizes(context: click.Context, parameter: click.Parameter, value: str) -> tu
     return tuple(dict.fromkeys(size for size in sizes if size is not None))
 
 
-def _schemes(context: click.Context, parameter: click.Parameter, value: str) -> tuple[str, ...]:
-    return tuple(dict.fromkeys(part.strip() for part in value.split(",")))
-
-
 @click.command()
 @options.stack(
     click.argument("models", metavar="MODEL...", nargs=-1, required=True),
@@ -55,7 +51,8 @@ def _schemes(context: click.Context, parameter: click.Parameter, value: str) -> 
         help="Sequences side by side.",
     ),
     click.option(
-        "--quantize", default="", callback=_schemes, metavar="A,B",
+        "--quantize", default="", metavar="A,B",
+        callback=lambda _, __, value: tuple(dict.fromkeys(p.strip() for p in value.split(","))),
         help="Schemes that weights are stored in, such as none,int8,nf4.",
     ),
     click.option(

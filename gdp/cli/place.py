@@ -41,10 +41,19 @@ def place(
     phases, asking = Phases(STARTED_S), Asking(**values)
     phases.ended("import")
     if asking.holds_models:
-        _place_models(asking, output, force)
+        from gdp.cli.box import place_box
+
+        says = f"{asking.spec} holds several models and says {{}} of each itself"
+        _require_options(_OF_A_BOX, says)
+        place_box(asking.spec, asking.machine(), asking.costs, output, force)
         return
     if asking.makes_media or video is not None:
-        _place_media(asking, video, output, force, price)
+        from gdp.cli.diffusion import place_media
+
+        _require_options(_OF_MEDIA, f"{{}} is not for {asking.spec}, which makes images or videos")
+        image = None if asking.image is None else str(asking.image)
+        own = asking.spec, asking.machine(), {"image": image, "video": video}
+        place_media(*own, asking.quantize or "", asking.costs, output, force, price)
         return
     model, parts = asking.model, asking.parts()
     asking.search()  # refuses bad values before files are looked at
@@ -67,27 +76,6 @@ def place(
 _OF_A_BOX = {"spec", "cluster", "max_memory", "reserve", "costs", "output", "force"}
 """Options that a file of several models takes; it says all else itself."""
 _OF_MEDIA = _OF_A_BOX | {"image", "video", "quantize", "price", "power_limit"}
-
-
-def _place_models(asking: Asking, output: str | None, force: bool) -> None:
-    """Place the models of a file."""
-    from gdp.cli.box import place_box
-
-    _require_options(_OF_A_BOX, f"{asking.spec} holds several models and says {{}} of each itself")
-    place_box(asking.spec, asking.machine(), asking.costs, output, force)
-
-
-def _place_media(
-    asking: Asking, video: str | None, output: str | None, force: bool, price: Any
-) -> None:
-    """Place a pipeline that makes images or videos."""
-    from gdp.cli.diffusion import place_media
-
-    _require_options(_OF_MEDIA, f"{{}} is not for {asking.spec}, which makes images or videos")
-    image = None if asking.image is None else str(asking.image)
-    request = {"image": image, "video": video}
-    own = asking.spec, asking.machine(), request, asking.quantize or ""
-    place_media(*own, asking.costs, output, force, price)
 
 
 def _require_options(known: set[str], message: str) -> None:

@@ -259,7 +259,12 @@ def _outliers(observations: Sequence[_Observation]) -> dict[int, float]:
     sigma = np.sqrt([_variance(name, TYPICAL_SPREAD) for name in names])
     noise = _noise(TYPICAL_NOISE, rows.measured)
     mean = np.zeros(len(names))
-    error = _from_median(observations, _linear(rows, design, mean)[1])
+    # From the median of each kind of device, and of all links. The first effect is that of the
+    # kind; of a piece that only starts, of its dispatch.
+    kinds = np.array([observation.shares[0][1][0] for observation in observations])
+    error = _linear(rows, design, mean)[1]
+    medians = {kind: np.median(error[kinds == kind]) for kind in np.unique(kinds)}
+    error = error - np.array([medians[kind] for kind in kinds])
     deviation = np.hypot(max(_usual(error), FIRST_DEVIATION), clock)
     for step in range(2 * STEPS):
         slope, residual = _linear(rows, design, mean)
@@ -270,16 +275,6 @@ def _outliers(observations: Sequence[_Observation]) -> dict[int, float]:
         mean = sigma * fitted if step else 0.5 * sigma * fitted
     beyond = np.flatnonzero(np.abs(error) > OUTLYING * deviation)
     return {int(i): math.exp(error[i]) for i in beyond}
-
-
-def _from_median(
-    observations: Sequence[_Observation], error: Float[np.ndarray, "R"]
-) -> Float[np.ndarray, "R"]:
-    """Differences from the median of each kind of device, and of all links."""
-    # The first effect is that of the kind; of a piece that only starts, of its dispatch.
-    kinds = np.array([observation.shares[0][1][0] for observation in observations])
-    medians = {kind: np.median(error[kinds == kind]) for kind in np.unique(kinds)}
-    return error - np.array([medians[kind] for kind in kinds])
 
 
 def _usual(error: Float[np.ndarray, "R"]) -> float:

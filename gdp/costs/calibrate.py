@@ -73,7 +73,16 @@ class Report:
             "held_out_models": len(self.models),
             "held_out_families": list(self.held_families),
             **by_kernel,
-            "model_error": self._model_figures(),
+            "model_error": {
+                name: {
+                    "mean": float(np.abs(error).mean()),
+                    "median": float(np.median(np.abs(error))),
+                    "within_10_percent": float((np.abs(error) <= 0.1).mean()),
+                    "bias": float(error.mean()),
+                    "worst": float(np.abs(error).max()),
+                }
+                for name, error in _errors(self.models).items()
+            },
             "models": [
                 {
                     "model": m.model, "measured_s": m.measured_s, "predicted_s": m.predicted_s,
@@ -104,18 +113,6 @@ class Report:
         groups = [(n, [k for k in self.kernels if k.kind == n]) for n in names]
         shared = [(n, sum(k.measured_s for k in own) / total, own) for n, own in groups]
         return sorted(shared, key=lambda entry: -entry[1])
-
-    def _model_figures(self) -> dict[str, Any]:
-        return {
-            name: {
-                "mean": float(np.abs(error).mean()),
-                "median": float(np.median(np.abs(error))),
-                "within_10_percent": float((np.abs(error) <= 0.1).mean()),
-                "bias": float(error.mean()),
-                "worst": float(np.abs(error).max()),
-            }
-            for name, error in _errors(self.models).items()
-        }
 
 
 def _errors(rows: Sequence[Predicted]) -> dict[str, Float[np.ndarray, "R"]]:

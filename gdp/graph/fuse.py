@@ -112,7 +112,23 @@ def coarsen(
         raise ValueError(f"max_ops must be at least 1, got {max_ops}")
     label = _labels(graph, apart)
     group_of = _fused_groups(graph, label)
-    group_of = _coarse_groups(graph, group_of, label, max_ops, near)
+    load = np.column_stack([_work_s(graph), graph.weight_bytes, _weight_load(graph)])
+    total = np.maximum(load.sum(axis=0), 1e-30)
+    classes = np.unique(graph.colocate, return_inverse=True)[1]
+    class_work = np.where(_class_counts(graph) > 0, _sum(load[:, 0], classes)[classes], 0.0)
+    cap_share = 1.0 / max_ops
+    while group_of.max() >= max_ops and cap_share < 4.0:
+        cap = np.array([total[0] * cap_share, 4 * total[1] * cap_share, 1.0])
+        groups = _groups(graph, group_of, graph.sent_bytes)
+        close = None if near is None else _mean_near(graph, groups, near)
+        pairs = np.concatenate(list(_coarse_pairs(groups, cap_share > 1.0, close)))
+        limits = _Limits(load, cap, class_work, 16 * cap[0])
+        anywhere = np.ones(len(pairs), bool)
+        merged = _contract(graph, groups, pairs, anywhere, label, limits, max_ops)
+        # A pass that still finds much to do may go on with the same caps.
+        if merged.max() > 0.9 * group_of.max():
+            cap_share *= 2
+        group_of = merged
     return Fused(graph, group_of)
 
 
@@ -233,33 +249,6 @@ def _reads_nothing_else(
         at[left] += 1
         left = left[known & (at[left] < end[left])]
     return answer
-
-
-def _coarse_groups(
-    graph: OpGraph,
-    group_of: Int[np.ndarray, "N"],
-    label: Int[np.ndarray, "N"],
-    max_ops: int,
-    near: Float[np.ndarray, "V"] | None,
-) -> Int[np.ndarray, "N"]:
-    load = np.column_stack([_work_s(graph), graph.weight_bytes, _weight_load(graph)])
-    total = np.maximum(load.sum(axis=0), 1e-30)
-    classes = np.unique(graph.colocate, return_inverse=True)[1]
-    class_work = np.where(_class_counts(graph) > 0, _sum(load[:, 0], classes)[classes], 0.0)
-    cap_share = 1.0 / max_ops
-    while group_of.max() >= max_ops and cap_share < 4.0:
-        cap = np.array([total[0] * cap_share, 4 * total[1] * cap_share, 1.0])
-        groups = _groups(graph, group_of, graph.sent_bytes)
-        close = None if near is None else _mean_near(graph, groups, near)
-        pairs = np.concatenate(list(_coarse_pairs(groups, cap_share > 1.0, close)))
-        limits = _Limits(load, cap, class_work, 16 * cap[0])
-        anywhere = np.ones(len(pairs), bool)
-        merged = _contract(graph, groups, pairs, anywhere, label, limits, max_ops)
-        # A pass that still finds much to do may go on with the same caps.
-        if merged.max() > 0.9 * group_of.max():
-            cap_share *= 2
-        group_of = merged
-    return group_of
 
 
 def _mean_near(

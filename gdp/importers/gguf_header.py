@@ -101,7 +101,9 @@ def read_header(path: Path) -> GgufHeader:
     tensors: dict[str, StoredTensor] = {}
     architecture = ""
     for part in part_files(path):
-        named, more, stored = _read_part(part, architecture)
+        import_gguf()
+        with _opened(part) as reader:
+            named, more, stored = _contents(reader, *reader.contents(), architecture)
         architecture = architecture or named
         numbers |= more
         tensors |= stored
@@ -138,14 +140,6 @@ def read_vocabulary(path: Path) -> Vocabulary:
 
 Numbers = dict[str, int | list[int]]
 Tensors = dict[str, StoredTensor]
-
-
-def _read_part(path: Path, architecture: str) -> tuple[str, Numbers, Tensors]:
-    """(architecture, hyperparameters, tensors) of one file; the first part names the
-    architecture."""
-    import_gguf()
-    with _opened(path) as reader:
-        return _contents(reader, *reader.contents(), architecture)
 
 
 @contextlib.contextmanager

@@ -169,13 +169,19 @@ def build(name: str, program: ProgramOps, results: Results, source: Source) -> O
             key = (number[value.maker], value.out)
             if key not in tensor:
                 tensor[key] = builder.make_tensor(key[0], value.nbytes)
+        more = _cache_at(program, keys[i], cached[i])
+        detail = OpDetail(
+            dtype=op.dtype,
+            input_shapes=op.in_dims,
+            output_shapes=tuple(out.dims for out in op.outs),
+            attributes={**op.attributes, **more} if more else op.attributes,
+        )
         builder.add_op(
             op_name, op.op_type, reads=[tensor[number[v.maker], v.out] for v in reads],
             flop=float(op.flop), traffic_bytes=float(op.traffic_bytes),
             weight_bytes=weight_bytes[i], weight_id=weight_id[i],
             colocate=None if colocate is None else colocate[i], is_backward=backward[i],
-            scope=op.scope, detail=_detail(op, _cache_at(program, keys[i], cached[i])),
-            cache_bytes=cached[i],
+            scope=op.scope, detail=detail, cache_bytes=cached[i],
         )  # fmt: skip
     return builder.build(name, source)
 
@@ -353,15 +359,6 @@ def _cache_at(program: ProgramOps, keys: Sequence[Key], cached: int) -> dict[str
         )
     ]
     return {CACHE_AT: tuple(round(size * min(cached, now) / now) for size in at)}
-
-
-def _detail(op: Op, more: Mapping[str, Attribute]) -> OpDetail:
-    return OpDetail(
-        dtype=op.dtype,
-        input_shapes=op.in_dims,
-        output_shapes=tuple(out.dims for out in op.outs),
-        attributes={**op.attributes, **more} if more else op.attributes,
-    )
 
 
 def spec_parts(

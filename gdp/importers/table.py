@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Literal, NamedTuple
 from gdp.base.errors import ModelError
 from gdp.base.files.reading import is_file, is_there
 from gdp.base.files.writing import is_written_by_gdp
+from gdp.base.rows import imported, later
 from gdp.graph.op_graph import OpGraph
 from gdp.importers.spec import HF_PREFIX as HF_PREFIX
 from gdp.importers.spec import ModelSpec
@@ -59,10 +60,8 @@ class Importer:
         return Traced(self.load(spec, options), (), ())
 
 
-def _python(spec: str) -> "JaxModel | TorchModel | OpGraph":
-    from gdp.importers.python import python_model
-
-    return python_model(spec)
+_python: "Callable[[str], JaxModel | TorchModel | OpGraph]"
+_python = later("gdp.importers.python:python_model")
 
 
 def _load_python(spec: str, options: LoadOptions) -> OpGraph:
@@ -79,18 +78,6 @@ def _trace_python(spec: str, options: LoadOptions) -> "Traced":
     return Traced(model, (), ()) if isinstance(model, OpGraph) else trace_of(model, spec)
 
 
-def _python_files(spec: str) -> list[Path]:
-    from gdp.importers.python import python_files
-
-    return python_files(spec)
-
-
-def _huggingface(spec: str) -> "TorchModel":
-    from gdp.importers.huggingface.model import huggingface_model
-
-    return huggingface_model(spec)
-
-
 def _trace_huggingface(spec: str, options: LoadOptions) -> "Traced":
     from gdp.importers.huggingface.model import find_huggingface_trace, huggingface_model
 
@@ -102,28 +89,14 @@ def _trace_huggingface(spec: str, options: LoadOptions) -> "Traced":
     return trace_of(model, spec)
 
 
-def _huggingface_files(spec: str) -> list[Path]:
-    from gdp.importers.huggingface.spec import config_file
-
-    return [config_file(spec)]
-
-
 def _refuse_pipeline(spec: str, options: LoadOptions) -> OpGraph:
     raise ModelError(
         f"{spec!r} is a pipeline of diffusers: ask what it makes with --image or --video"
     )
 
 
-def _pipeline_files(spec: str) -> list[Path]:
-    from gdp.importers.diffusers.spec import pipeline_files
-
-    return pipeline_files(spec)
-
-
 def _load_onnx(spec: str, options: LoadOptions) -> OpGraph:
-    from gdp.importers.onnx.model import load_onnx
-
-    return load_onnx(spec, options.dims)
+    return imported("gdp.importers.onnx.model:load_onnx")(spec, options.dims)
 
 
 def _trace_onnx(spec: str, options: LoadOptions) -> "Traced":
@@ -145,19 +118,6 @@ def _onnx_files(spec: str) -> list[Path]:
     except ModelError:
         return [Path(spec)]
     return [path, *external_files(path)]
-
-
-def _load_gguf(spec: str, options: LoadOptions) -> OpGraph:
-    from gdp.importers.gguf import load_gguf
-
-    del options
-    return load_gguf(spec)
-
-
-def _gguf_files(spec: str) -> list[Path]:
-    from gdp.importers.gguf import gguf_files
-
-    return gguf_files(spec)
 
 
 def _load_graph(spec: str, options: LoadOptions) -> OpGraph:
@@ -182,17 +142,21 @@ def _load_file(spec: str, options: LoadOptions) -> OpGraph:
 
 IMPORTERS = (
     Importer("python", "python:package.module:function", lambda s: s.startswith(PYTHON_PREFIX),
-             _load_python, _python_files, _trace_python, _python, ("jax", "torch")),
+             _load_python, later("gdp.importers.python:python_files"), _trace_python, _python,
+             ("jax", "torch")),
     Importer("hf", "hf:CONFIG", lambda s: s.startswith(HF_PREFIX),
              lambda spec, options: reported(_trace_huggingface(spec, options)),
-             _huggingface_files, _trace_huggingface, _huggingface, ("torch",),
+             lambda s: [imported("gdp.importers.huggingface.spec:config_file")(s)],
+             _trace_huggingface, later("gdp.importers.huggingface.model:huggingface_model"),
+             ("torch",),
              frozenset(("task", "batch", "sequence", "quantize", "decode"))),
     Importer("diffusers", "diffusers:NAME", lambda s: s.startswith(DIFFUSERS_PREFIX),
-             _refuse_pipeline, _pipeline_files),
+             _refuse_pipeline, later("gdp.importers.diffusers.spec:pipeline_files")),
     Importer("onnx", ".onnx", lambda s: s.startswith(ONNX_PREFIX) or s.endswith(".onnx"),
              _load_onnx, _onnx_files, _trace_onnx, str, ("onnx",)),
-    Importer("gguf", ".gguf", lambda s: ModelSpec.of(s).path.endswith(GGUF_SUFFIX), _load_gguf,
-             _gguf_files, None, str, ("gguf",),
+    Importer("gguf", ".gguf", lambda s: ModelSpec.of(s).path.endswith(GGUF_SUFFIX),
+             lambda spec, options: imported("gdp.importers.gguf:load_gguf")(spec),
+             later("gdp.importers.gguf:gguf_files"), None, str, ("gguf",),
              frozenset(("batch", "sequence", "decode", "mmproj", "image"))),
     Importer("graph", GRAPH_SUFFIXES[0], lambda s: s.endswith(GRAPH_SUFFIXES), _load_graph,
              lambda s: [Path(s)]),

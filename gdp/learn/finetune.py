@@ -189,7 +189,11 @@ def _finetuned(
     if given is not None:
         start_answer = Answer(given)
     elif config.portfolio:
-        start_answer = _portfolio(problem, policy, config, clock, seed)
+        # The answer of `auto` with this policy, as many evaluations, and a share of the seconds.
+        limit = _limit(config, clock.part(REFERENCE_SHARE))
+        search = Search(seed, None, config.evaluations, clock=limit)
+        sampled = ("policy", policy_methods(policy)["policy_samples"])
+        start_answer = auto(problem, search, extra=[sampled])
         if start_answer.assignment is not None:
             judge.judge(start_answer.assignment.device[None], rules_of(problem))
     start = _better(problem, start_answer, judge.answer())
@@ -223,15 +227,6 @@ def _finetuned(
         tuned, best.assignment, best.value_s, start_s, start_evaluations, spent, history,
         interrupts.requested,
     )  # fmt: skip
-
-
-def _portfolio(
-    problem: Problem, policy: Policy, config: FinetuneConfig, clock: Clock, seed: int
-) -> Answer:
-    """The answer of `auto` with this policy and as many evaluations, in a share of the seconds."""
-    limit = _limit(config, clock.part(REFERENCE_SHARE))
-    search = Search(seed, None, config.evaluations, clock=limit)
-    return auto(problem, search, extra=[("policy", policy_methods(policy)["policy_samples"])])
 
 
 def _limit(config: FinetuneConfig, clock: Clock) -> Clock | None:

@@ -14,7 +14,7 @@ from typing import Any, Literal
 
 import msgspec
 import numpy as np
-from jaxtyping import Float, Int
+from jaxtyping import Float
 
 from gdp.base.errors import GdpError
 from gdp.base.files.reading import Kind, is_below, is_there, read_bytes, read_json, shipped
@@ -270,22 +270,14 @@ def _dress(name: str, rng: np.random.Generator, edges: list[tuple[int, int]]) ->
     tensors = [(i, int(size[i])) for i in range(n)] + [(n, int(size[sources[0]]))]
     uses = list(edges) + [(n, s) for s in sources] + [(s, n + 1) for s in sinks]
     types = ["MatMul" if h else "Add" for h in heavy] + [INPUT, OUTPUT]
+    traffic = size.astype(float)  # each op reads and writes
+    np.add.at(traffic, [b for _, b in edges], size[[a for a, _ in edges]])
     return make_graph(
         name, [f"op{i}" for i in range(n)] + ["input", "output"], types, tensors, uses,
         flop=np.concatenate([flop, [0, 0]]),
-        memory_traffic_bytes=np.concatenate([_traffic(n, size, edges), [0, 0]]),
+        memory_traffic_bytes=np.concatenate([traffic, [0, 0]]),
         weight_bytes=np.concatenate([weight, [0, 0]]).astype(np.int64),
     )  # fmt: skip
-
-
-def _traffic(
-    n: int, size: Int[np.ndarray, "N"], edges: list[tuple[int, int]]
-) -> Float[np.ndarray, "N"]:
-    """Bytes each op reads and writes."""
-    traffic = size.astype(float)
-    for a, b in edges:
-        traffic[b] += size[a]
-    return traffic
 
 
 # The problems of a run, made when asked for

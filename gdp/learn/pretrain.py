@@ -254,7 +254,8 @@ class _Run:
                     numbers |= self._validate(state)
                 if log_metrics is not None:
                     log_metrics(at, numbers)
-                draw(at + 1, _summary(numbers))
+                shown = ("cross_entropy", "sample_ratio", "val_greedy", "val_best")
+                draw(at + 1, json.dumps({k: round(numbers[k], 3) for k in shown if k in numbers}))
                 over = stop_after_s is not None and time.monotonic() - self.began > stop_after_s
                 over = over or (stop is not None and stop())
                 due = time.monotonic() - saved > 60 * self.recipe.run.checkpoint_minutes
@@ -271,7 +272,10 @@ class _Run:
             quality = self._quality(state)[0]
             self._ship(state, "best", quality)
         if self.team.rank == 0:
-            self._draw()
+            try:
+                draw_curve(read_metrics(self.folder / METRICS), self.folder / CURVE)
+            except MissingExtraError as error:
+                log.info("no picture: %s", error)
         return PretrainResult(int(state.step), quality, self.validated_on, self.folder)
 
     def _hold_some(self) -> None:
@@ -294,12 +298,6 @@ class _Run:
         self.held, self.held_labels = quick_labels(self.problems, todo, self.recipe.seed)
         what = "held out" if held_out and not data.instances else "that were also learned from"
         self.validated_on = f"{len(self.held)} problems {what}"
-
-    def _draw(self) -> None:
-        try:
-            draw_curve(read_metrics(self.folder / METRICS), self.folder / CURVE)
-        except MissingExtraError as error:
-            log.info("no picture: %s", error)
 
     def _labels(self) -> LabelStore:
         """The run's own labels where it resumes, the recipe's otherwise."""
@@ -400,8 +398,3 @@ class _Run:
                 self.folder / name, recipe=self.text, force=True,
                 updates=int(state.step), **validation,
             )  # fmt: skip
-
-
-def _summary(numbers: dict) -> str:
-    shown = ("cross_entropy", "sample_ratio", "val_greedy", "val_best")
-    return json.dumps({k: round(numbers[k], 3) for k in shown if k in numbers})

@@ -22,7 +22,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.experimental import multihost_utils
-from jaxtyping import Array, Float
+from jax.flatten_util import ravel_pytree
 
 from gdp.base.errors import GdpError
 from gdp.base.terminal import printable
@@ -92,17 +92,13 @@ class ProcessGroup:
         """The mean over the items of all processes; `tree` sums the `count` items of this one."""
         if self.size == 1:
             return jax.tree.map(lambda x: x / max(count, 1), tree)
-        leaves, structure = jax.tree.flatten(tree)
-        flat = np.concatenate([np.ravel(np.asarray(x)) for x in leaves] + [[float(count)]])
+        flat, restore = ravel_pytree(tree)
+        flat = np.append(np.asarray(flat), float(count))
         with self.together():
-            total = np.asarray(_all_sum(flat.astype(np.float32)))
-        total, count_all = total[:-1], max(float(total[-1]), 1.0)
-        parts, at = [], 0
-        for leaf in leaves:
-            size = int(np.size(leaf))
-            parts.append(jnp.asarray(total[at : at + size].reshape(np.shape(leaf)) / count_all))
-            at += size
-        return jax.tree.unflatten(structure, parts)
+            rows, summed = _summing()
+            row = jax.make_array_from_process_local_data(rows, flat.astype(np.float32)[None])
+            total = np.asarray(summed(row))
+        return restore(jnp.asarray(total[:-1] / max(float(total[-1]), 1.0)))
 
     def agree(self, value: int) -> int:
         """The value of the first process, known to all."""
@@ -212,9 +208,3 @@ def _summing() -> tuple[Any, Any]:
     rows = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec("process"))
     everywhere = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec())
     return rows, jax.jit(lambda x: x.sum(axis=0), out_shardings=everywhere)
-
-
-def _all_sum(flat: Float[np.ndarray, "M"]) -> Float[Array, "M"]:
-    """The sum of a vector over processes, on every process."""
-    rows, total = _summing()
-    return total(jax.make_array_from_process_local_data(rows, flat[None]))

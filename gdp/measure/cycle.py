@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from gdp.measure.plan import ExecutionPlan, make_plan
+from gdp.measure.plan import make_plan
 from gdp.sim.prediction import Prediction
 
 MAX_IN_FLIGHT = 16
@@ -143,15 +143,18 @@ def steady_state(prediction: Prediction) -> SteadyState | None:
     placement takes no time, or where replicas take turns after too many segments.
     """
     plan = make_plan(prediction, "throughput")
-    stages = np.flatnonzero(_does_work(prediction, plan)).tolist()
+    graph, segment = prediction.problem.graph, np.zeros(prediction.problem.num_ops, np.int64)
+    segment[prediction.problem.origin.group_of] = plan.segment
+    works = np.zeros(len(plan.segment_device), bool)
+    works[segment[~graph.is_io]] = True
+    stages = np.flatnonzero(works & (np.array(plan.segment_s) > 0)).tolist()
     seconds = [plan.segment_s[s] for s in stages]
     workers = [plan.devices_of(int(plan.segment_device[s])) for s in stages]
     turns = math.lcm(*(len(own) for own in workers))
     if not stages or not 0 < plan.period_s < math.inf or turns * len(stages) > MOST_UNROLLED:
         return None
     number = {s: k for k, s in enumerate(stages)}
-    segment = _segment_of(prediction, plan)
-    source, reader = (segment[ends].tolist() for ends in prediction.problem.graph.edges)
+    source, reader = (segment[ends].tolist() for ends in graph.edges)
     reads: list[set[int]] = [set() for _ in stages]
     for i, j in zip(source, reader, strict=True):
         if i != j and i in number and j in number:
@@ -174,18 +177,3 @@ def steady_state(prediction: Prediction) -> SteadyState | None:
     kept.sort(key=lambda bar: (bar.device, bar.start_s))
     under_way = math.ceil(latest_s / period_s - 1e-9)
     return SteadyState(period_s, span_s, tuple(kept), under_way, len(bars) - len(kept))
-
-
-def _segment_of(prediction: Prediction, plan: ExecutionPlan) -> np.ndarray:
-    """Segment of each fused op."""
-    segment = np.zeros(prediction.problem.num_ops, np.int64)
-    segment[prediction.problem.origin.group_of] = plan.segment
-    return segment
-
-
-def _does_work(prediction: Prediction, plan: ExecutionPlan) -> np.ndarray:
-    """True for segments of which some op is computed."""
-    segment = _segment_of(prediction, plan)
-    works = np.zeros(len(plan.segment_device), bool)
-    works[segment[~prediction.problem.graph.is_io]] = True
-    return works & (np.array(plan.segment_s) > 0)

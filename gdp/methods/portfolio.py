@@ -5,6 +5,7 @@ Where memory is ample the quick heuristics cost some 2,000 evaluations of a sear
 short search decides (`_search_early`): while it gains, the others' work is better spent on search.
 """
 
+import functools
 import logging
 import time
 from collections.abc import Callable, Sequence
@@ -350,7 +351,8 @@ def _with_teams(
     if not part.is_counted and part.remaining_s() < REPLICA_OP_S * problem.num_ops:
         row, best, program = _without("replicas", 0.0, "no time was left"), None, None
     else:
-        row, best, program = _try(problem, "replicas", _replicas, search, part)
+        few_orders = functools.partial(replicated_pipeline, linear_only=True)
+        row, best, program = _try(problem, "replicas", few_orders, search, part)
     pool.spent += 0 if program is None else program.evaluations
     proven = best is not None and program is not None and program.proven_optimal
     if not proven:
@@ -368,11 +370,6 @@ def _with_teams(
         row = _candidate("replicas", judged, time.perf_counter() - began_s, row.reason)
     pool.tried.append(row)
     return best, program if proven else None
-
-
-def _replicas(problem: Problem, search: Search) -> Answer:
-    """The best pipeline along a few linear orders whose stages may be replicated."""
-    return replicated_pipeline(problem, search, linear_only=True)
 
 
 def _better(problem: Problem, answer: Answer, replicated: Evaluated | None) -> Answer:

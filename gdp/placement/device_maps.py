@@ -81,22 +81,16 @@ def apply_device_map(graph: OpGraph, cluster: Cluster, entries: Mapping[str, Any
             if graph.weight_bytes[op] or not (foreign or scope in split):
                 raise PlacementError(f"the map leaves out op {name!r} of module {scope!r}")
             unnamed.append(op)
-    if idle := sorted(entries.keys() - used - {""}):
-        _require_modules(graph, cluster, entries, idle)
+    idle = sorted(entries.keys() - used - {""})
+    # Maps of accelerate list modules that no op runs, too.
+    if idle and not (foreign and len(idle) < len(entries.keys() - {""})):
+        raise PlacementError(f"the map names {idle[0]!r}, which graph {graph.name!r} does not have")
     offloads = len(names) > cluster.num_devices
     _follow_inputs(graph, device, unnamed, index[next(iter(entries.values()))])
     _share(graph, device, unnamed)
     whole = tuple({s for s, b in zip(graph.scope, graph.weight_bytes, strict=True) if s and b})
     reserved = streamed_bytes(graph, Constraints(whole=whole)) if offloads else 0
     return MappedOps(names, device, reserved)
-
-
-def _require_modules(
-    graph: OpGraph, cluster: Cluster, entries: Mapping[str, Any], idle: list[str]
-) -> None:
-    """Raise for keys that name nothing; accelerate's maps also list modules that no op runs."""
-    if not is_accelerate(cluster, entries) or len(idle) == len(entries.keys() - {""}):
-        raise PlacementError(f"the map names {idle[0]!r}, which graph {graph.name!r} does not have")
 
 
 def is_accelerate(cluster: Cluster, entries: Mapping[str, Any]) -> bool:

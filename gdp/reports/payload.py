@@ -29,6 +29,10 @@ def payload(view: PlacementView, tree: ModuleTree) -> dict[str, Any]:
     ops, left_out = _longest(view)
     curves = memory_curves(view) if finite else []
     held = [_curve(curve, view.end_s) for curve in curves]
+    lane, channels = lanes(view)
+    parts = [_drawn(way, mine) for way, mine in zip(view.ways, lane, strict=True)]
+    columns = {key: [x for part in parts for x in part[key]] for key in parts[0] if key != "label"}
+    labels = _of_samples(view, [part["label"] for part in parts])
     names = cluster.device_names
     for d in view.leads if curves else ():
         peak_bytes[d] = curves[d].held_bytes.max()
@@ -46,7 +50,7 @@ def payload(view: PlacementView, tree: ModuleTree) -> dict[str, Any]:
         ],
         "ops": _ops(view, tree, ops),
         "left_out": left_out,
-        "transfers": _transfers(view),
+        "transfers": {"channels": channels, "label": labels, **columns},
         "memory": held,
         "modules": {"name": tree.names, "parent": tree.parent, "by_type": tree.by_type},
     }  # fmt: skip
@@ -125,14 +129,6 @@ def _ops(view: PlacementView, tree: ModuleTree, kept: Int[np.ndarray, "K"]) -> d
         "layer": layer[ops].tolist(),
         "layers": names,
     }
-
-
-def _transfers(view: PlacementView) -> dict[str, Any]:
-    lane, names = lanes(view)
-    parts = [_drawn(way, mine) for way, mine in zip(view.ways, lane, strict=True)]
-    columns = {key: [x for part in parts for x in part[key]] for key in parts[0] if key != "label"}
-    labels = _of_samples(view, [part["label"] for part in parts])
-    return {"channels": names, "label": labels, **columns}
 
 
 def _drawn(way: PlacementView, lane: Int[np.ndarray, "X"]) -> dict[str, list[Any]]:

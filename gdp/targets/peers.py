@@ -58,18 +58,14 @@ def beside(result: Result, peer: Peer, streamed_bytes: int = 0) -> Result:
         time.perf_counter() - started_s, refusal,
     )  # fmt: skip
     result = replace(result, candidates=(*result.candidates, row))
+    objective = find_objective(question.objective)
     if not refusal and score.value_s < result.value_s:
-        return _instead(result, peer, placement, score)
-    note = compared(result.score, score, peer.title, find_objective(question.objective))
+        ratio = result.value_s / score.value_s
+        gain = f"{ratio:.{1 if ratio >= 1.1 else 3}f} {objective.compared} the searched plan"
+        note = f"{peer.title}, {gain}"
+        return replace(with_placement(result, placement, score, (note,)), method=peer.name)
+    note = compared(result.score, score, peer.title, objective)
     return replace(result, notes=(*result.notes, note))
-
-
-def _instead(result: Result, peer: Peer, placement: Placement, score: Score) -> Result:
-    """The peer's plan as the result of the search that it beat."""
-    ratio = result.value_s / score.value_s
-    words = find_objective(result.question.objective).compared
-    note = f"{peer.title}, {ratio:.{1 if ratio >= 1.1 else 3}f} {words} the searched plan"
-    return replace(with_placement(result, placement, score, (note,)), method=peer.name)
 
 
 def _renamed(placement: Placement, cluster: Cluster) -> Placement:

@@ -14,7 +14,7 @@ def computed(problem: Problem) -> list[np.ndarray]:
     arcs = paths.arcs_of(problem)
     head_s, tail_s = paths.heads_and_tails(arcs, paths.no_spans(problem.num_devices))
     blocks = paths.find_blocks(arcs, head_s)
-    spans = paths.find_spans(problem, arcs, blocks, WorkBudget(0.02))
+    spans = paths.find_spans(problem, arcs, blocks, WorkBudget(0.02, cap_s=600.0))
     return [head_s, tail_s, *spans, *paths.heads_and_tails(arcs, spans)]
 
 

@@ -227,11 +227,11 @@ def test_replicas_are_left_out_where_their_preparation_takes_longer_than_they_ha
     problem = replace(problem, replicas=True)
     asked: list[Search] = []
 
-    def noted(problem: Problem, search: Search) -> Answer:
+    def noted(problem: Problem, search: Search, linear_only: bool) -> Answer:
         asked.append(search)
         return Answer(None, reason="noted")
 
-    monkeypatch.setattr(portfolio, "_replicas", noted)
+    monkeypatch.setattr(portfolio, "replicated_pipeline", noted)
     monkeypatch.setattr(portfolio, "REPLICA_OP_S", 1.0)
     row = {x.method: x for x in auto(problem, Search(seconds=0.3)).candidates}["replicas"]
     assert not asked

@@ -162,6 +162,9 @@ def _model(entry: ModelEntry, folder: Path) -> BoxModel:
         raise ArgumentError(f"{where}: traffic and context say tokens: leave out ?{set_by[0]}")
     if not 0 < entry.weight < float("inf"):
         raise ArgumentError(f"{where}: weight must be a positive number, got {entry.weight:g}")
+    seconds = entry.seconds
+    if seconds is not None and not 0 < seconds < 1e9:
+        raise ArgumentError(f"{where}: seconds must be a positive number, got {seconds:g}")
     residence, idle_s = _residence(entry.residence, where)
     traffic = _traffic(entry, where)
     longest = max(r.prompt + r.new for r in traffic.requests)
@@ -173,7 +176,7 @@ def _model(entry: ModelEntry, folder: Path) -> BoxModel:
     return BoxModel(
         name, spec, engine, traffic, _limits(entry.within, where), entry.context or 0, residence,
         idle_s, entry.weight, tuple(entry.devices), _bytes(entry.memory, where),
-        _seconds(entry.seconds, where), entry.command,
+        seconds or 0.0, entry.command,
     )  # fmt: skip
 
 
@@ -232,9 +235,3 @@ def _bytes(memory: int | str | None, where: str) -> int:
     if size < 0:
         raise ArgumentError(f"{where}: memory must not be negative, got {memory!r}")
     return size
-
-
-def _seconds(seconds: float | None, where: str) -> float:
-    if seconds is not None and not 0 < seconds < 1e9:
-        raise ArgumentError(f"{where}: seconds must be a positive number, got {seconds:g}")
-    return seconds or 0.0

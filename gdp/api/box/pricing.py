@@ -112,7 +112,12 @@ class Pricer:
             cards = [self.cluster.devices[d] for d in devices if not self.cluster.devices[d].is_cpu]
             if 0 < SPREAD * least < len(cards) and (model.target != "vllm" or large):
                 continue
-            key = (_question(model), _signature(self.cluster, devices))
+            # All of a model that its price depends on.
+            asked = (
+                model.spec, model.engine, model.traffic, model.within, model.context,
+                model.memory_bytes, model.seconds,
+            )  # fmt: skip
+            key = (asked, _signature(self.cluster, devices))
             if key not in self.known:
                 try:
                     self.known[key] = list(self._on(model, devices))
@@ -123,8 +128,11 @@ class Pricer:
                 least = len(cards)
             # The price is of devices that were looked at first: interchangeable ones. A plan that
             # leaves a card empty is one of fewer cards.
+            names = [self.cluster.device_names[d] for d in devices]
             options += [
-                replace(own, devices=devices, held=self._named(own.held, devices))
+                replace(own, devices=devices, held=tuple(
+                    h._replace(device=name) for h, name in zip(own.held, names, strict=True)
+                ))
                 for own in self.known[key]
                 if all(h.all_bytes or self.cluster.devices[d].is_cpu
                        for d, h in zip(devices, own.held, strict=True))
@@ -144,12 +152,6 @@ class Pricer:
             if self.cluster.devices[d].is_cpu
         )
         return on_host <= ON_HOST * max(own.loaded_bytes, 1)
-
-    def _named(
-        self, held: Sequence[EngineMemory], devices: tuple[int, ...]
-    ) -> tuple[EngineMemory, ...]:
-        names = self.cluster.device_names
-        return tuple(h._replace(device=names[d]) for h, d in zip(held, devices, strict=True))
 
     def _sets(self, model: BoxModel) -> Iterator[tuple[int, ...]]:
         """Sets of devices that a model may be on, the host in all of them."""
@@ -419,28 +421,17 @@ def _context(device: Device, runtime: str) -> int:
     return 0 if device.is_cpu or device.is_unified else default_reserve(device, runtime)
 
 
-def _question(model: BoxModel) -> tuple[Any, ...]:
-    """All of a model that its price depends on."""
-    return (
-        model.spec, model.engine, model.traffic, model.within, model.context, model.memory_bytes,
-        model.seconds,
-    )  # fmt: skip
-
-
 def _signature(cluster: Cluster, devices: tuple[int, ...]) -> tuple[Any, ...]:
     """Equal for sets whose devices and links are interchangeable in their order."""
     part = cluster.part(devices)
     own = tuple(int(cluster.alike[d]) for d in devices)
     pools = tuple(cluster.devices[d].memory_pool for d in devices)
+    names: dict[int, int] = {}  # of channels, in the order of their first use
+    channels = tuple(names.setdefault(int(c), len(names)) for c in part.channel.ravel())
     return (
         own, pools, part.link_bytes_per_s.tobytes(), part.link_latency_s.tobytes(),
-        _first_use(part.channel), part.host,
+        channels, part.host,
     )  # fmt: skip
-
-
-def _first_use(channel: Int[np.ndarray, "D D"]) -> tuple[int, ...]:
-    names: dict[int, int] = {}
-    return tuple(names.setdefault(int(c), len(names)) for c in channel.ravel())
 
 
 def memories(cluster: Cluster) -> tuple[Int[np.ndarray, "M"], Int[np.ndarray, "D"]]:

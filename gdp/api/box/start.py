@@ -7,15 +7,12 @@ from typing import Any, NamedTuple
 
 from gdp.api.box.models import OTHER, BoxModel
 from gdp.api.box.pricing import Priced
-from gdp.base.files.writing import OWN_FILES_ONLY
+from gdp.api.run import export_job
 from gdp.cluster.machines import numbers_on_machine
 from gdp.cluster.presets import presets
 from gdp.cluster.types import Cluster, Device
-from gdp.costs.base import roofline
 from gdp.importers.spec import ModelSpec
 from gdp.question.models import HF_PREFIX
-from gdp.question.question import question_about
-from gdp.question.result import Result
 from gdp.targets.llamacpp.flags import flags_of
 from gdp.targets.sglang import export as sglang
 from gdp.targets.target import ExportJob
@@ -53,13 +50,19 @@ def started(
         environment[SM_PERCENT] = str(sm_percent)
     if model.engine == OTHER:
         return Start(environment, (tuple(shlex.split(model.command)),) if model.command else ())
-    result = priced.result
-    assert result is not None
-    if model.engine == "llamacpp":
-        return Start(environment, (_llamacpp(model, priced, result, port),))
     if model.engine == "transformers":
         return Start(environment, ())
-    return _served(cluster, model, priced, result, port, environment)
+    assert priced.result is not None
+    job = export_job(priced.result)
+    assert job is not None
+    if model.engine == "llamacpp":
+        flags = flags_of(job.question.graph, job.placement, job.question.cluster)
+        words = (
+            "llama-server", "--model", ModelSpec.of(model.spec).path, "--port", str(port),
+            "--parallel", str(priced.slots), *flags.arguments(),
+        )  # fmt: skip
+        return Start(environment, (words,))
+    return _served(cluster, model, priced, job, port, environment)
 
 
 def is_nvidia(device: Device) -> bool:
@@ -82,34 +85,12 @@ def visible_devices(cluster: Cluster, priced: Priced) -> dict[str, str]:
     return order | ({name: ",".join(str(numbers[d]) for d in cards)} if name else {})
 
 
-def _job(result: Result) -> ExportJob:
-    """An export of a plan: on the devices that were asked about, since those of the answer have the
-    memory that the runtime leaves alone."""
-    model, record, graph = result.question.model, result.placement.question, result.question.graph
-    assert record is not None
-    question, placed = question_about(
-        result.placement, model, record.machine() or result.question.cluster, costs=roofline,
-        load=lambda *_: graph,
-    )  # fmt: skip
-    return ExportJob(question, placed, Path(), OWN_FILES_ONLY)
-
-
-def _llamacpp(model: BoxModel, priced: Priced, result: Result, port: int) -> tuple[str, ...]:
-    job = _job(result)
-    flags = flags_of(job.question.graph, job.placement, job.question.cluster)
-    file = ModelSpec.of(model.spec).path
-    return (
-        "llama-server", "--model", file, "--port", str(port), "--parallel", str(priced.slots),
-        *flags.arguments(),
-    )  # fmt: skip
-
-
 def _served(
-    cluster: Cluster, model: BoxModel, priced: Priced, result: Result, port: int,
+    cluster: Cluster, model: BoxModel, priced: Priced, job: ExportJob, port: int,
     environment: dict[str, str],
 ) -> Start:  # fmt: skip
     """`vllm serve` or SGLang's server, on the cards that the plan is on."""
-    options = options_of(_job(result))
+    options = options_of(job)
     numbers = numbers_on_machine(cluster)
     cards = [numbers[d] for d in priced.devices if not cluster.devices[d].is_cpu]
     gpus = tuple(int(cards[k] or 0) for k in options.gpus)
@@ -124,7 +105,7 @@ def _served(
     for k, own in enumerate(options.commands):
         own = replace(own, port=port + 100 * k)
         if model.engine == "sglang":
-            sglang.require_legal(_job(result))
+            sglang.require_legal(job)
             plain = sglang.command(own)
             held = next(h for h in priced.held if h.cache_bytes)
             total_bytes = cluster.devices[cluster.device_names.index(held.device)].total_bytes

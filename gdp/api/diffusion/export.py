@@ -230,18 +230,13 @@ def comfyui(answer: PipelineAnswer) -> dict[str, Any]:
         elif p.role == "denoise" and p.way.residence in ("whole", "moved"):  # ComfyUI moves models
             nodes["UNETLoaderMultiGPU"] = {"device": device}
         elif p.role == "denoise":
-            away = p.priced.weight_bytes - _on_first(p)
+            parts, way = p.priced.part_bytes, p.way
+            divided = way.residence == "split"
+            first = int(parts[0] + parts[1 : 1 + way.blocks[0]].sum()) if divided else 0
+            away = p.priced.weight_bytes - first
             donor = names[p.way.devices[1]] if len(p.way.devices) > 1 else "cpu"
             nodes["UNETLoaderDisTorch2MultiGPU"] = {
                 "compute_device": device, "virtual_vram_gb": round(away / 1e9, 1),
                 "donor_device": donor,
             }  # fmt: skip
     return nodes
-
-
-def _on_first(placed: PlacedComponent) -> int:
-    """Bytes of weights that stay on the first device."""
-    way, parts = placed.way, placed.priced.part_bytes
-    if way.residence != "split":
-        return 0
-    return int(parts[0] + parts[1 : 1 + way.blocks[0]].sum())

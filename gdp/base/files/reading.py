@@ -81,17 +81,14 @@ def open_regular(path: str | os.PathLike[str]) -> io.BufferedReader:
     """A regular file, open for reading; raises `OSError` for anything else, and waits for
     nothing."""
     require_regular(path)  # before it is opened, which some devices notice
-    file = open(path, "rb", opener=_open_at_once)  # noqa: SIM115 - the caller closes it
+    at_once = getattr(os, "O_NONBLOCK", 0)
+    file = open(path, "rb", opener=lambda p, flags: os.open(p, flags | at_once))  # noqa: SIM115
     try:
         _require_mode(path, os.fstat(file.fileno()).st_mode)  # another may stand there by now
     except BaseException:
         file.close()
         raise
     return file
-
-
-def _open_at_once(path: str, flags: int) -> int:
-    return os.open(path, flags | getattr(os, "O_NONBLOCK", 0))
 
 
 def is_below(name: str) -> bool:

@@ -194,7 +194,10 @@ class _About(NamedTuple):
     def _output_bytes(self, role: Role, graph: OpGraph, dtype: str) -> int:
         """Bytes of the result of a pass: states of the prompts, a latent, or pixels."""
         if role == "encode":
-            return _result_bytes(graph) * (2 if self.guided and self.row.has_negative else 1)
+            outputs = np.flatnonzero(graph.has_type((OUTPUT,)))
+            read = np.unique(graph.use_tensor[np.isin(graph.use_op, outputs)])
+            passes = 2 if self.guided and self.row.has_negative else 1
+            return int(graph.tensor_bytes[read].sum()) * passes
         bits = 4 if dtype == "float32" else 2
         if role == "denoise":
             return math.prod(self.latent) * bits
@@ -218,13 +221,6 @@ class _About(NamedTuple):
                 "depends on the scheduler's shift"
             )
         return tuple(notes)
-
-
-def _result_bytes(graph: OpGraph) -> int:
-    """Bytes of the graph's outputs."""
-    outputs = np.flatnonzero(graph.has_type((OUTPUT,)))
-    read = np.unique(graph.use_tensor[np.isin(graph.use_op, outputs)])
-    return int(graph.tensor_bytes[read].sum())
 
 
 def _blocks(graph: OpGraph) -> tuple[tuple[str, int], ...]:

@@ -137,18 +137,15 @@ def loading_note(text: str, graph: OpGraph) -> str:
     first = graph.weight_holders().tolist()
     own = graph.weight_bytes - graph.cache_bytes
     left = experts_left(((graph.scope[op], int(own[op])) for op in first), scheme)
-    files = "" if spec.quantize else _size_note(int(own[first].sum()), bytes_of_files(path.parent))
+    planned_bytes, files = int(own[first].sum()), ""
+    file_bytes = 0 if spec.quantize else bytes_of_files(path.parent)
+    if file_bytes and planned_bytes > LARGER * file_bytes:
+        files = (
+            f"by its configuration the weights take {format_bytes(planned_bytes)}, but the files "
+            f"of the checkpoint hold {format_bytes(file_bytes)}: they are stored in fewer bits "
+            "than it says, or it belongs to another model"
+        )
     return "; ".join(filter(None, (type_note(text), left, files)))
-
-
-def _size_note(planned_bytes: int, file_bytes: int) -> str:
-    if not file_bytes or planned_bytes <= LARGER * file_bytes:
-        return ""
-    return (
-        f"by its configuration the weights take {format_bytes(planned_bytes)}, but the files of "
-        f"the checkpoint hold {format_bytes(file_bytes)}: they are stored in fewer bits than it "
-        "says, or it belongs to another model"
-    )
 
 
 def longest_named(text: str) -> int:

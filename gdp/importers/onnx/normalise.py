@@ -34,7 +34,14 @@ def normalise(model: ir.Model, source: str) -> None:
         graph.inputs.clear()
         graph.inputs.extend(real)
         model.ir_version = max(model.ir_version, FIRST_IR_WITHOUT_WEIGHT_INPUTS)
-    _sort(graph, source)
+    try:
+        graph.sort()
+    except ValueError:
+        node = _node_on_cycle(graph)
+        raise ModelError(
+            f"{source}: the graph has a cycle through {describe(node.name, node.op_type)}, "
+            f"which makes {node.outputs[0].name!r}"
+        ) from None
     _name_nodes(graph)
 
 
@@ -121,17 +128,6 @@ def _inlined_nodes(model: ir.Model) -> int:
         return size.get(call)
 
     return nodes(model.graph)
-
-
-def _sort(graph: ir.Graph, source: str) -> None:
-    try:
-        graph.sort()
-    except ValueError:
-        node = _node_on_cycle(graph)
-        raise ModelError(
-            f"{source}: the graph has a cycle through {describe(node.name, node.op_type)}, "
-            f"which makes {node.outputs[0].name!r}"
-        ) from None
 
 
 def _node_on_cycle(graph: ir.Graph) -> ir.Node:

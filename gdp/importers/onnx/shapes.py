@@ -101,7 +101,14 @@ class Facts:
     def infer_graph(self, graph: ir.Graph) -> None:
         """Visit the nodes of a graph whose inputs, and all outer values, are known."""
         for value in graph.initializers.values():
-            self._initializer(value)
+            self.constant.add(value)
+            tensor = value.const_value
+            if tensor is not None:
+                shape = tuple(size for size in tensor.shape if isinstance(size, int))
+                self.tensors[value] = _sized(Tensor(tensor.dtype, shape), value)
+                data = tensor_data(tensor)
+                if data is not None:
+                    self.known[value] = data
         for node in graph:
             self._visit(node)
 
@@ -168,16 +175,6 @@ class Facts:
         if shape is None or None in shape:
             raise ModelError(f"graph input {value.name!r} {how_to_bind(value, shape)}")
         return Tensor(value.dtype, tuple(size for size in shape if size is not None))
-
-    def _initializer(self, value: ir.Value) -> None:
-        self.constant.add(value)
-        tensor = value.const_value
-        if tensor is not None:
-            shape = tuple(size for size in tensor.shape if isinstance(size, int))
-            self.tensors[value] = _sized(Tensor(tensor.dtype, shape), value)
-            data = tensor_data(tensor)
-            if data is not None:
-                self.known[value] = data
 
     def _visit(self, node: ir.Node) -> None:
         self.visits += 1
@@ -492,8 +489,11 @@ def _sequence_map(facts: Facts, node: ir.Node, view: NodeView) -> list[Inferred]
     start = 0
     for end in ends:
         for value, fact in zip(body.inputs, view.inputs, strict=False):
-            if fact is not None:
-                facts.tensors[value] = _item(fact, start) if isinstance(fact, TensorList) else fact
+            if isinstance(fact, TensorList):
+                run = bisect.bisect_right(_run_ends(fact), start)
+                facts.tensors[value] = fact.runs[run][0]
+            elif fact is not None:
+                facts.tensors[value] = fact
         cost = _run(facts, body)
         flop, traffic = flop + (end - start) * cost[0], traffic + (end - start) * cost[1]
         for column, result in zip(columns, _results(facts, body, node), strict=True):
@@ -506,10 +506,6 @@ def _sequence_map(facts: Facts, node: ir.Node, view: NodeView) -> list[Inferred]
 
 def _run_ends(fact: TensorList) -> list[int]:
     return list(itertools.accumulate(count for _, count in fact.runs))
-
-
-def _item(fact: TensorList, place: int) -> Tensor:
-    return fact.runs[bisect.bisect_right(_run_ends(fact), place)][0]
 
 
 def _other(facts: Facts, node: ir.Node, view: NodeView) -> list[Inferred]:

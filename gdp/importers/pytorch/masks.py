@@ -30,7 +30,7 @@ def masks_as_run(module: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) ->
         if not _given(module, args, kwargs, _POSITIONS):
             # Positions that the model counts itself are of one sequence a row, so that there are no
             # packed sequences; positions from outside could tell several apart.
-            _replace(undo, masking, "find_packed_sequence_indices", _not_packed)
+            _replace(undo, masking, "find_packed_sequence_indices", lambda position_ids: None)
         yield
 
 
@@ -47,7 +47,3 @@ def _given(module: Any, args: Sequence[Any], kwargs: Mapping[str, Any], name: st
     except (AttributeError, TypeError, ValueError):
         return name in kwargs
     return name in {*bound.arguments, *kwargs}
-
-
-def _not_packed(position_ids: Any) -> None:
-    del position_ids

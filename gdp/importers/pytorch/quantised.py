@@ -109,16 +109,6 @@ def _fp8(config: Config, w: Weight) -> int:
     return w.numel + scale_bytes * scales + static
 
 
-def _fbgemm(config: Config, w: Weight) -> int:
-    del config
-    return w.numel + 4 * w.rows + 4  # a scale of each row, and the bound of the inputs' scale
-
-
-def _mxfp4(config: Config, w: Weight) -> int:
-    del config
-    return w.rows * (w.columns // 2 + w.columns // 32)
-
-
 def _packed_block(config: Config, experts: bool) -> tuple[int, int]:
     """Eight numbers of 4 bits a word, and groups with a scale of inputs: engines halve those of
     experts down to 32 (`MoeWNA16Method.create_weights` of `moe_wna16.py` in vLLM 0.33), and end at
@@ -287,10 +277,12 @@ SCHEMES: Mapping[str, Scheme] = {
                add_default_skips=True, experts=True, block=_packed_block),
         Scheme("fp8", _fp8, "never", "matrix units in float8, or Triton", experts=True,
                arithmetic=lambda c: "float8", block=_fp8_block),
-        Scheme("fbgemm_fp8", _fbgemm, "never", "FBGEMM in float8", experts=True,
-               arithmetic=lambda c: "float8"),
-        Scheme("mxfp4", _mxfp4, "never", "Triton, which unpacks in registers", experts=True,
-               linears=False, arithmetic=lambda c: "float4"),
+        # A scale of each row, and the bound of the inputs' scale.
+        Scheme("fbgemm_fp8", lambda c, w: w.numel + 4 * w.rows + 4, "never", "FBGEMM in float8",
+               experts=True, arithmetic=lambda c: "float8"),
+        Scheme("mxfp4", lambda c, w: w.rows * (w.columns // 2 + w.columns // 32), "never",
+               "Triton, which unpacks in registers", experts=True, linears=False,
+               arithmetic=lambda c: "float4"),
         Scheme("hqq", _hqq, "always", "HQQLinear's default backend: dequantise, then multiply",
                ("skip_modules",), offloaded="HQQ: from_pretrained refuses a map with 'cpu' or "
                "'disk'; keep all on accelerators (--offload none)"),

@@ -198,7 +198,9 @@ class _Expansion:
             segment = self.segments[stack.path][template.layer]
             ops = self.old.ops[segment.start : segment.stop]
             if layer == 0 or len(stack.members()[kind]) == 1:
-                self._as_kept(stack, layer)
+                own = self.segments[stack.path][layer]
+                kept = self.old.ops[own.start : own.stop]
+                self.made[stack.path, layer] = [self._emit_kept(op) for op in kept]
                 continue
             before = self.made[stack.path, layer - 1]
             here = exports[stack.kinds[layer - 1]]
@@ -223,20 +225,11 @@ class _Expansion:
                     scope = stack.renamed(scope, layer)
                 made.append(self._emit(op, ins, scope))
             if layer in self.segments[stack.path]:
-                self._note_kept(stack, layer, made)
-
-    def _as_kept(self, stack: Stack, layer: int) -> None:
-        """A layer read unchanged from the trace."""
-        segment = self.segments[stack.path][layer]
-        ops = self.old.ops[segment.start : segment.stop]
-        self.made[stack.path, layer] = [self._emit_kept(op) for op in ops]
-
-    def _note_kept(self, stack: Stack, layer: int, made: Sequence[Sequence[Value]]) -> None:
-        """Map results of the trace to those of a kept layer for other readers."""
-        segment = self.segments[stack.path][layer]
-        for op, outs in zip(self.old.ops[segment.start : segment.stop], made, strict=True):
-            for old, new in zip(op.outs, outs, strict=True):
-                self.renewed[id(old)] = new
+                # Other readers find the results of a kept layer by those of the trace.
+                own = self.segments[stack.path][layer]
+                for op, outs in zip(self.old.ops[own.start : own.stop], made, strict=True):
+                    for old, new in zip(op.outs, outs, strict=True):
+                        self.renewed[id(old)] = new
 
     def _before(self, stack: Stack, layer: int) -> int:
         """The kept layer before a kept one."""

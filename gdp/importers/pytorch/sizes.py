@@ -222,7 +222,9 @@ def _cost(
     )
     if len({(op.flop, op.traffic_bytes, op.shapes) for op in rows}) == 1:
         return shapes, attributes, rows[0].flop, rows[0].traffic_bytes
-    for name in _formulas(rows[0].op_type):
+    # Kernels of attention may have its formula, too.
+    op_type, attention = rows[0].op_type, "scaled_dot_product_attention"
+    for name in (op_type, attention) if "scaled_dot_product" in op_type else (op_type,):
         known = [aten_cost(name, op.attributes, *op.shapes) for op in rows]
         if any(a.traffic_bytes != op.traffic_bytes for a, op in zip(known, rows, strict=True)):
             continue
@@ -233,13 +235,6 @@ def _cost(
             cost = aten_cost(name, attributes, *shapes)
             return shapes, attributes, float(share * Fraction(cost.flop)), cost.traffic_bytes
     raise UnscalableError(f"the cost of {rows[0].op_type} is by no formula")
-
-
-def _formulas(op_type: str) -> tuple[str, ...]:
-    """Rows of the table of operators whose formulas an op may have: its own, and for kernels of
-    attention that of attention."""
-    attention = "scaled_dot_product_attention"
-    return (op_type, attention) if "scaled_dot_product" in op_type else (op_type,)
 
 
 def _ratio(flop: float, known: float) -> Fraction | None:

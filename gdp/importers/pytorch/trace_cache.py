@@ -123,36 +123,8 @@ def find_program(key: str) -> Listed | None:
 
 def cache_program(key: str, listed: Listed) -> None:
     """Write a program to the cache under its digest, unless it has state."""
-    if key and keeps_traces() and not listed.state:
-        write_cached(TRACES, key, msgspec.json.encode(_encoded(listed)))
-
-
-def find_facts(key: str) -> ModelFacts | None:
-    """Cached facts of a model under this digest; None for a miss."""
-    data = read_cached(TRACES, key) if keeps_traces() else None
-    if data is None:
-        return None
-    try:
-        facts = decode_json(data, _TRACE_KIND, ModelFacts, key)
-        facts.options = _options(facts.options)
-    except (GdpError, msgspec.ValidationError):
-        return None
-    return facts
-
-
-def cache_facts(key: str, facts: ModelFacts) -> None:
-    """Write facts of a model to the cache under their digest."""
-    if keeps_traces():
-        write_cached(TRACES, key, msgspec.json.encode(facts))
-
-
-def _options(plain: Mapping[str, Any]) -> dict[str, Any]:
-    """Options of stored weights with their types."""
-    stored = msgspec.convert(plain.get("stored", {}), dict[str, StoredWeight])
-    return {**plain, **({"stored": stored} if stored else {})}
-
-
-def _encoded(listed: Listed) -> _CachedProgram:
+    if not key or not keeps_traces() or listed.state:
+        return
     values: dict[int, int] = {}
     rows: list[_CachedValue] = []
 
@@ -174,11 +146,33 @@ def _encoded(listed: Listed) -> _CachedProgram:
     ]  # fmt: skip
     weights = [*map(number, listed.weights)]
     paths = {path: number(value) for path, value in listed.paths.items()}
-    return _CachedProgram(
+    entry = _CachedProgram(
         rows, ops, weights, paths, sorted(listed.caches), sorted(listed.estimated),
         listed.assumptions, listed.parameters,
         {leaf: list(sizes) for leaf, sizes in listed.cache_at.items()}, list(listed.contexts),
     )  # fmt: skip
+    write_cached(TRACES, key, msgspec.json.encode(entry))
+
+
+def find_facts(key: str) -> ModelFacts | None:
+    """Cached facts of a model under this digest; None for a miss."""
+    data = read_cached(TRACES, key) if keeps_traces() else None
+    if data is None:
+        return None
+    try:
+        facts = decode_json(data, _TRACE_KIND, ModelFacts, key)
+        # Stored weights with their types.
+        stored = msgspec.convert(facts.options.get("stored", {}), dict[str, StoredWeight])
+        facts.options |= {"stored": stored} if stored else {}
+    except (GdpError, msgspec.ValidationError):
+        return None
+    return facts
+
+
+def cache_facts(key: str, facts: ModelFacts) -> None:
+    """Write facts of a model to the cache under their digest."""
+    if keeps_traces():
+        write_cached(TRACES, key, msgspec.json.encode(facts))
 
 
 def _row(shape: Shape) -> _CachedShape:

@@ -38,10 +38,13 @@ OPTIMIZERS: Mapping[str, OptimizerUpdate] = {
 
 def list_training_step(model: Any) -> tuple[ExportedOps, Results]:
     """The ops of one step, and the new values of the parameters and the optimizer's state."""
+    import torch
+    from torch.utils._pytree import tree_leaves
+
     update = _update(model.options["optimizer"], model.name)
-    program = exported(
-        _with_loss(model), _tensors(model), {}, label=model.name, train=True
-    )  # fmt: skip
+    leaves = tree_leaves((model.args, dict(model.kwargs)))
+    tensors = tuple(leaf for leaf in leaves if torch.is_tensor(leaf))
+    program = exported(_with_loss(model), tensors, {}, label=model.name, train=True)
     traced, marks, names = _joint(program, model.name)
     prefix = f"module.{model.prefix}" if model.prefix else "module"
     listing = ExportedOps(prefix=prefix)
@@ -244,14 +247,6 @@ def _loss_of(result: Any, loss: Any, label: str) -> Any:
             "the option 'loss', a function from what the module returns to the loss"
         )
     return value
-
-
-def _tensors(model: Any) -> tuple[Any, ...]:
-    import torch
-    from torch.utils._pytree import tree_leaves
-
-    leaves = tree_leaves((model.args, dict(model.kwargs)))
-    return tuple(leaf for leaf in leaves if torch.is_tensor(leaf))
 
 
 def _update(optimizer: Any, label: str) -> OptimizerUpdate | None:

@@ -115,8 +115,29 @@ def make_nodes(problem: Problem, config: HsdagConfig) -> ColocatedNodes:
     src, dst = _distinct(*(node_of[end] for end in problem.graph.edges))
     allowed = all_per_group(problem.allowed, node_of)
     seconds = sum_per_group(arrays_of(problem).compute_s, node_of)
-    feature = _features(problem, node_of, src, dst, config)
     fastest = np.where(allowed, seconds, np.inf).argmin(axis=1)
+    graph = problem.graph
+    count = int(node_of.max()) + 1
+    kind = np.zeros((graph.num_ops, NUM_OP_TYPES))
+    # The same hash as the graph policy's: weights then fit any graph, whatever types it has.
+    kinds = [zlib.crc32(t.encode()) % NUM_OP_TYPES for t in graph.op_types]
+    kind[np.arange(graph.num_ops), kinds] = 1.0
+    size = np.bincount(node_of, minlength=count)[:, None]
+    last = np.zeros(count, dtype=np.int64)
+    np.maximum.at(last, node_of, np.arange(graph.num_ops))
+    degrees = [np.bincount(end, minlength=count) for end in (dst, src)]
+    one_hot = [np.eye(DEGREES)[np.minimum(degree, DEGREES - 1)] for degree in degrees]
+    index = np.arange(count)  # ids are in order of first appearance: topological
+    fractal = fractal_dimension(src, dst, count) if config.structure else np.zeros(count)
+    feature = np.concatenate(
+        [
+            sum_per_group(kind, node_of) / size,
+            config.output_shape * np.stack([_shape(problem, op) for op in last.tolist()]),
+            config.structure * np.concatenate([*one_hot, fractal[:, None]], axis=1),
+            config.node_id * np.concatenate([index[:, None] / count, sinusoids(index)], axis=1),
+        ],
+        axis=1,
+    ).astype(np.float32)
     return ColocatedNodes(node_of, src, dst, allowed, fastest, feature)
 
 
@@ -165,37 +186,6 @@ def sinusoids(position: Int[np.ndarray, "M"], size: int = SINUSOIDS) -> Float[np
     """Alternating sin and cos of pos / 10000^(2i / size): equation 5."""
     angle = position[:, None] / 10000.0 ** (np.arange(0, size, 2) / size)
     return np.stack([np.sin(angle), np.cos(angle)], axis=2).reshape(len(position), -1)
-
-
-def _features(
-    problem: Problem,
-    node_of: Int[np.ndarray, "N"],
-    src: Int[np.ndarray, "P"],
-    dst: Int[np.ndarray, "P"],
-    config: HsdagConfig,
-) -> Float[np.ndarray, "M F"]:
-    graph = problem.graph
-    count = int(node_of.max()) + 1
-    kind = np.zeros((graph.num_ops, NUM_OP_TYPES))
-    # The same hash as the graph policy's: weights then fit any graph, whatever types it has.
-    kinds = [zlib.crc32(t.encode()) % NUM_OP_TYPES for t in graph.op_types]
-    kind[np.arange(graph.num_ops), kinds] = 1.0
-    size = np.bincount(node_of, minlength=count)[:, None]
-    last = np.zeros(count, dtype=np.int64)
-    np.maximum.at(last, node_of, np.arange(graph.num_ops))
-    degrees = [np.bincount(end, minlength=count) for end in (dst, src)]
-    one_hot = [np.eye(DEGREES)[np.minimum(degree, DEGREES - 1)] for degree in degrees]
-    index = np.arange(count)  # ids are in order of first appearance: topological
-    fractal = fractal_dimension(src, dst, count) if config.structure else np.zeros(count)
-    return np.concatenate(
-        [
-            sum_per_group(kind, node_of) / size,
-            config.output_shape * np.stack([_shape(problem, op) for op in last.tolist()]),
-            config.structure * np.concatenate([*one_hot, fractal[:, None]], axis=1),
-            config.node_id * np.concatenate([index[:, None] / count, sinusoids(index)], axis=1),
-        ],
-        axis=1,
-    ).astype(np.float32)
 
 
 def _shape(problem: Problem, op: int) -> Float[np.ndarray, "S"]:

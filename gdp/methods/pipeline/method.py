@@ -163,7 +163,19 @@ def plain_pipeline(problem: Problem, search: Search, costs_of: Pricing = stage_c
         bound = {}  # a latency is no load
     if pipeline.assignment is None:
         return _misfit(problem, pipeline, **bound)
-    return dataclasses.replace(_simulated(problem, search, clock, pipeline, costs_of), **bound)
+    # By the objective's value, with less memory for stages if it must be.
+    tries = _with_less_memory(problem, search, clock, pipeline, costs_of)
+    answer = repair_and_select(problem, search, tries[::-1], "pipeline_dp", clock)
+    answer = dataclasses.replace(answer, **bound)
+    if answer.assignment is None or answer.reason:
+        return answer
+    if answer.assignment.device is not tries[0].device:
+        return dataclasses.replace(answer, reason=_LESS_MEMORY)
+    value_s = best_of(problem, [tries[0]]).value_s
+    optimal = objective.pipelined and value_s <= pipeline.bound_s * SAME
+    return dataclasses.replace(
+        answer, reason=_certainty(problem, pipeline, value_s), proven_optimal=optimal
+    )
 
 
 def best_pipeline(
@@ -270,24 +282,6 @@ def _placed(task: _Task, stages: list[PipelineStage]) -> Assignment:
         if len(members) > 1:
             teams.append(tuple(members))
     return Assignment(of_element[task.contraction.element], None, tuple(sorted(teams)))
-
-
-def _simulated(
-    problem: Problem, search: Search, clock: Clock, pipeline: PipelineResult, costs_of: Pricing
-) -> Answer:
-    """The pipeline by the objective's value, with less memory for stages if it must be."""
-    tries = _with_less_memory(problem, search, clock, pipeline, costs_of)
-    answer = repair_and_select(problem, search, tries[::-1], "pipeline_dp", clock)
-    if answer.assignment is None or answer.reason:
-        return answer
-    if answer.assignment.device is not tries[0].device:
-        why = _LESS_MEMORY
-        return dataclasses.replace(answer, reason=why)
-    value_s = best_of(problem, [tries[0]]).value_s
-    optimal = objective_of(problem).pipelined and value_s <= pipeline.bound_s * SAME
-    return dataclasses.replace(
-        answer, reason=_certainty(problem, pipeline, value_s), proven_optimal=optimal
-    )
 
 
 def _with_less_memory(

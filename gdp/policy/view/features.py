@@ -87,32 +87,25 @@ def _advised_ops(problem: Problem, advice: Advice) -> Float[np.ndarray, "N 7"]:
     np.add.at(table[:, 1], graph.producer[graph.use_tensor], seconds)
     table[:, :2] = squash(table[:, :2])
     table[:, 2] = (advice.device[1:] == device).mean(axis=0)
-    if objective_of(problem).ordered:
-        table[:, 3:] = _schedule(problem, device, advice.rule)
-    return table
-
-
-def _schedule(
-    problem: Problem, device: Int[np.ndarray, "N"], rule: int
-) -> Float[np.ndarray, "N 4"]:
+    if not objective_of(problem).ordered:
+        return table
     from gdp.policy.view.feature_kernels import slacks
     from gdp.sim.latency import simulate
 
-    run = simulate(problem, device, rank_under(problem, device, RULES[rule]))
+    run = simulate(problem, device, rank_under(problem, device, RULES[advice.rule]))
     n = problem.num_ops
-    table = np.zeros((n, 4))
     # Ops that take no time start with others; the decode order is topological.
-    order = np.lexsort((np.argsort(timing(problem).order), run.start_s))
+    order = np.lexsort((np.argsort(times.order), run.start_s))
     latest_s, waited_s, idle_s = np.zeros(n), np.zeros(n), np.zeros(n)
     slacks(
         arrays_of(problem), links(problem)[1], device, order, run.start_s, run.finish_s, latest_s,
         waited_s, idle_s, np.zeros(problem.num_devices),
     )  # fmt: skip
-    whole_s, scale_s = max(run.latency_s, 1e-12), timing(problem).scale_s
-    table[:, 0] = run.start_s / whole_s
-    table[:, 1] = np.clip((latest_s - run.start_s) / whole_s, 0.0, 1.0)
-    table[:, 2] = squash(np.maximum(waited_s, 0.0) / scale_s)
-    table[:, 3] = squash(np.maximum(idle_s, 0.0) / scale_s)
+    whole_s, scale_s = max(run.latency_s, 1e-12), times.scale_s
+    table[:, 3] = run.start_s / whole_s
+    table[:, 4] = np.clip((latest_s - run.start_s) / whole_s, 0.0, 1.0)
+    table[:, 5] = squash(np.maximum(waited_s, 0.0) / scale_s)
+    table[:, 6] = squash(np.maximum(idle_s, 0.0) / scale_s)
     return table
 
 
@@ -211,6 +204,8 @@ def _full(
     position[times.order] = np.arange(n) / n
     group_size = np.bincount(problem.group)[problem.group]
     capacity = float(np.minimum(problem.cluster.memory_bytes, 1 << 50).mean())
+    bins = np.minimum((down_free / path_free * 64).astype(np.int64), 63)  # of the longest path
+    width = np.bincount(bins, minlength=64)[bins].astype(float)
     columns = [
         squash(times.mean_cost_s / scale), squash(fastest / scale),
         squash(times.cost_s.max(axis=1) / scale),
@@ -224,15 +219,9 @@ def _full(
         (graph.weight_bytes > 0).astype(float), np.log1p(group_size - 1) / 3,
         problem.allowed.mean(axis=1),
         squash((in_bytes - out_bytes) * mean_link(problem)[0] / scale),
-        np.log1p(_width(down_free / path_free)) / 5,
+        np.log1p(width) / 5,
     ]  # fmt: skip
     return np.stack(columns, axis=1)
-
-
-def _width(level: Float[np.ndarray, "N"]) -> Float[np.ndarray, "N"]:
-    """Number of ops in the same 64th of the longest path as each op."""
-    bins = np.minimum((level * 64).astype(np.int64), 63)
-    return np.bincount(bins, minlength=64)[bins].astype(float)
 
 
 def _published(

@@ -45,7 +45,27 @@ def dispatch(module: Any, question: Question, placement: Placement) -> Any:
     main = torch_names(machine)[int(placement.device[np.argmax(own if own.any() else weighty)])]
     _require_moved(graph, entries, main)
     require_devices(machine, np.unique(placement.device[graph.weight_bytes > 0]).tolist())
-    return _dispatched(module, entries, main)
+    import torch
+
+    try:
+        from accelerate.big_modeling import dispatch_model
+        from accelerate.hooks import remove_hook_from_submodules
+    except ImportError:
+        raise MissingExtraError(
+            f"gdp.on_devices needs accelerate: {install_command('torch')}"
+        ) from None
+    remove_hook_from_submodules(module)  # of an earlier call
+    # To accelerate "cpu" means weights that stream, a torch.device that the CPU computes.
+    devices: dict[str, Any] = {path: torch.device(name) for path, name in entries.items()}
+    # Layers of a cache lie where transformers made them.
+    skipped: list[str] = sorted(getattr(module, "_skip_keys_device_placement", None) or ())
+    with warnings.catch_warnings():
+        # Of entries that are parameters of the module itself, which accelerate takes all the same.
+        warnings.filterwarnings("ignore", message="The following device_map keys do not match any")
+        # Without hooks a module on one device would leave moving its inputs to the caller.
+        return dispatch_model(
+            module, devices, torch.device(main), skip_keys=skipped or None, force_hooks=True
+        )
 
 
 def _require_weights(module: Any, graph: OpGraph) -> None:
@@ -123,27 +143,3 @@ def _require_moved(graph: OpGraph, entries: Mapping[str, str], main: str) -> Non
                 "moved: place again with target='accelerate', or granularity='layer' beside it"
             )
         where[op] = next(iter(reads), None)
-
-
-def _dispatched(module: Any, entries: Mapping[str, str], main: str) -> Any:
-    import torch
-
-    try:
-        from accelerate.big_modeling import dispatch_model
-        from accelerate.hooks import remove_hook_from_submodules
-    except ImportError:
-        raise MissingExtraError(
-            f"gdp.on_devices needs accelerate: {install_command('torch')}"
-        ) from None
-    remove_hook_from_submodules(module)  # of an earlier call
-    # To accelerate "cpu" means weights that stream, a torch.device that the CPU computes.
-    devices: dict[str, Any] = {path: torch.device(name) for path, name in entries.items()}
-    # Layers of a cache lie where transformers made them.
-    skipped: list[str] = sorted(getattr(module, "_skip_keys_device_placement", None) or ())
-    with warnings.catch_warnings():
-        # Of entries that are parameters of the module itself, which accelerate takes all the same.
-        warnings.filterwarnings("ignore", message="The following device_map keys do not match any")
-        # Without hooks a module on one device would leave moving its inputs to the caller.
-        return dispatch_model(
-            module, devices, torch.device(main), skip_keys=skipped or None, force_hooks=True
-        )

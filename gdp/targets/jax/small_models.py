@@ -1,7 +1,7 @@
 """Small JAX models, forward and training, whose times tell how fast XLA's kernels are here."""
 
 import itertools
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import jax
@@ -17,6 +17,8 @@ def small_models() -> Iterator[tuple[str, JaxModel]]:
     """(family, model), from microseconds to some tens of milliseconds. Sizes are round and
     odd, since what does not fill a vector is slow. Each is measured forward and as a training
     step."""
+    import optax
+
     makers = (
         ("dense", dense, ((4, 16, 2), (16, 64, 6), (64, 128, 4), (32, 512, 3), (256, 256, 6),
                           (512, 512, 3), (128, 1024, 4), (1, 300, 4), (7, 45, 3), (33, 200, 4),
@@ -35,21 +37,12 @@ def small_models() -> Iterator[tuple[str, JaxModel]]:
         ("table", table, ((64, 32, 500), (512, 64, 4000), (90, 50, 1500))),
     )  # fmt: skip
     for family, make, sizes in makers:
-        for size, trains in itertools.product(sizes, (False, True)):
-            yield family, _model(family, make, size, trains=trains)
-
-
-def _model(
-    family: str, make: Callable[..., tuple[Any, Any, Any]], size: Shapes, *, trains: bool
-) -> JaxModel:
-    import optax
-
-    loss, params, batch = make(*size)
-    name = f"{family}-{'x'.join(map(str, size))}"
-    if trains:
         by = optax.sgd(0.01, 0.9) if family in _WITH_MOMENTUM else optax.adam(1e-3)
-        return JaxModel(f"{name}-step", loss, (params, batch), {"optimizer": by})
-    return JaxModel(name, loss, (params, batch), {"weight_argnums": 0})
+        for size in sizes:
+            loss, params, batch = make(*size)
+            name = f"{family}-{'x'.join(map(str, size))}"
+            yield family, JaxModel(name, loss, (params, batch), {"weight_argnums": 0})
+            yield family, JaxModel(f"{name}-step", loss, (params, batch), {"optimizer": by})
 
 
 def _f32(*shape: int) -> Any:

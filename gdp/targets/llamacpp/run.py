@@ -87,7 +87,11 @@ def pieces_of(
 ) -> dict[str, list[LayerPiece]]:
     """The pieces of each phase ("prompt", "steps"), in the order in which they run."""
     stepping = graph.phase == DECODE
-    is_step = stepping if stepping.any() else np.full(graph.num_ops, _decodes(graph))
+    if stepping.any():
+        is_step = stepping
+    else:  # one step, if it takes a token and has caches
+        tokens = graph.tensor_bytes[graph.producer == graph.op_index["tokens"]]
+        is_step = np.full(graph.num_ops, int(tokens[0]) == 4 and any(graph.cache_bytes > 0))
     computes = np.array([scope != "" for scope in graph.scope])  # not what takes a token
     pieces: dict[str, list[LayerPiece]] = {}
     for phase, mine in (("prompt", computes & ~is_step), ("steps", computes & is_step)):
@@ -99,12 +103,6 @@ def pieces_of(
                 rows.append((where, end, [ops]))
         pieces[phase] = [LayerPiece(d, end, np.concatenate(ops)) for d, end, ops in rows]
     return pieces
-
-
-def _decodes(graph: OpGraph) -> bool:
-    """True for the graph of one step."""
-    tokens = graph.tensor_bytes[graph.producer == graph.op_index["tokens"]]
-    return int(tokens[0]) == 4 and any(graph.cache_bytes > 0)
 
 
 def _parts(

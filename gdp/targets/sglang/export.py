@@ -14,7 +14,7 @@ from typing import Any
 from gdp.base.errors import ArgumentError, PlacementError
 from gdp.placement.placement import DraftModel
 from gdp.sim.traffic import Traffic
-from gdp.splits.division import Pieces, Unit
+from gdp.splits.division import Pieces
 from gdp.splits.members import known_division
 from gdp.targets.engine import (
     architectures_of,
@@ -108,7 +108,8 @@ def require_legal(job: ExportJob) -> None:
     if len(leads) > 1 and not runs_stages(SGLANG, job.spec):
         names = ", ".join(architectures_of(job.spec))
         reasons.append(f"{SGLANG} runs {names} in one stage alone ({SGLANG.one_stage_file})")
-    experts = [u.total for u in _units(job) if u.kind == Pieces.EXPERTS]
+    units = known_division(job.question.graph).units if placement.splits else ()
+    experts = [u.total for u in units if u.kind == Pieces.EXPERTS]
     for split in placement.splits:
         if split.experts and experts and experts[0] % len(split.devices):
             reasons.append(
@@ -119,11 +120,6 @@ def require_legal(job: ExportJob) -> None:
         raise PlacementError(
             f"{reason}: export to vllm, or place the model again without what it refuses (--forbid)"
         )
-
-
-def _units(job: ExportJob) -> tuple[Unit, ...]:
-    splits = job.placement.splits
-    return known_division(job.question.graph).units if splits else ()
 
 
 def command(options: VllmOptions) -> dict[str, Any]:

@@ -10,7 +10,7 @@ import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -20,7 +20,6 @@ import numpy as np
 from gdp.base.cores import usable_cores
 from gdp.base.errors import MeasurementError, ModelError
 from gdp.base.units import format_bytes, format_seconds
-from gdp.cluster.types import Cluster
 from gdp.costs.measured.collectives import collective_s
 from gdp.graph.request import DECODE
 from gdp.measure.async_execution import versions
@@ -150,6 +149,8 @@ def run_divided(request: RunRequest) -> RunReport:
         rows = {name: row(measured) for name, measured in times.items()}
         phases = contenders[PLACED].phases
         exchange_s = contenders[PLACED].ask(exchange=True)["all_reduce_s"]
+    size = plan["batch"] * plan["width"] * FLOAT32
+    by_links_s = float(collective_s(cluster, split.devices, "all_reduce", size))
     return replace(request, predict=uncut).report(
         request.plan,
         rows,
@@ -162,21 +163,10 @@ def run_divided(request: RunRequest) -> RunReport:
         pinned=hasattr(os, "sched_setaffinity"),
         note=f"{len(split.devices)} processes; the single device is "
         f"{cluster.device_names[split.devices[best]]}; "
-        f"{_exchange_told(cluster, split, plan, exchange_s)}",
+        f"an all-reduce of {format_bytes(size)} takes {format_seconds(exchange_s)}, by the "
+        f"cluster's links {format_seconds(by_links_s)}",
         versions=versions("torch", "transformers", "numpy"),
     )  # fmt: skip
-
-
-def _exchange_told(
-    cluster: Cluster, split: Split, plan: Mapping[str, Any], exchange_s: float
-) -> str:
-    """Measured and predicted seconds of a layer's all-reduce in a decode iteration."""
-    size = plan["batch"] * plan["width"] * FLOAT32
-    by_links_s = float(collective_s(cluster, split.devices, "all_reduce", size))
-    return (
-        f"an all-reduce of {format_bytes(size)} takes {format_seconds(exchange_s)}, by the "
-        f"cluster's links {format_seconds(by_links_s)}"
-    )
 
 
 @contextlib.contextmanager

@@ -68,7 +68,8 @@ def test_weights_caches_and_flops_of_half_a_layer_counted_by_hand() -> None:
 
 
 def test_activations_of_half_a_layer_counted_by_hand() -> None:
-    """What columns and heads make is divided; what rows add up, norms and embeddings are whole."""
+    """What columns and heads make is divided; what rows add up, norms, embeddings and logits, which
+    all members have after they are gathered, are whole."""
     graph = decoder(DENSE)
     first, _ = members(graph, Shares((1, 1)))
     made = dict(zip(first.op_names, np.bincount(first.producer, first.tensor_bytes), strict=False))
@@ -79,6 +80,7 @@ def test_activations_of_half_a_layer_counted_by_hand() -> None:
     assert made[f"{at}.mlp.gate/linear"] == made[f"{at}.mlp/mul"] == ITEM * tokens * 48
     assert made[f"{at}.mlp.down/linear"] == made[f"{at}.attn.o/linear"] == ITEM * tokens * 64
     assert made[f"{at}/add"] == made["m.embed/embedding"] == ITEM * tokens * 64
+    assert made["head/linear"] == ITEM * tokens * 128
 
 
 @pytest.mark.parametrize("size", [2, 4, 8])
@@ -98,6 +100,8 @@ def test_parts_of_caches_and_flops_by_the_number_of_members(size: int) -> None:
         assert flop["m.layers.0.attn.k/linear"] == whole["m.layers.0.attn.k/linear"] / min(size, 4)
         assert flop["m.layers.0/add"] == whole["m.layers.0/add"]
         assert flop["m.embed/embedding"] == whole["m.embed/embedding"]
+        logits = graph.producer == graph.op_index["head/linear"]
+        assert (member.tensor_bytes[logits] == graph.tensor_bytes[logits]).all()
 
 
 def test_what_moves_is_everything_columns_read_and_rows_make() -> None:

@@ -47,7 +47,7 @@ PROMPTS = {"lm-arena-chat": 634, "gpqa": 224}
 SPREAD = {"lm-arena-chat": 2.0}
 """Deviation of the logarithm of prompt lengths, by task; 0 elsewhere. Chosen by hand: tokens that
 are late by a prompt (`itl_ms_p95` of Llama 3.1 70B on H100) say that five of six prompts have under
-450 tokens where the mean is 634. 1.5 to 2.5 give the same errors within 0.1%."""
+450 tokens where the mean is 634. 1.5 to 3 give the same errors, median within 0.1%, mean 0.2%."""
 PASSES = 10_001
 NO_ROOM = "caches have no room for so many requests of mean lengths, which shared their prompts"
 """Why there is no prediction."""

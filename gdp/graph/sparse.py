@@ -22,7 +22,7 @@ from gdp.ops.rule import LINEAR
 from gdp.ops.table import VIEWS, kernel_of
 
 INDEXER = "indexer"
-"""Attribute of the scores that pick keys: the bytes of a key that is kept for them."""
+"""Attribute of the scores that pick keys: numbers of a key, in 8 bits, that is kept for them."""
 _PICKED, _ROW = "picked", "latent_row"
 """Attributes of attention: the most keys that a query reads; numbers of a latent and its row."""
 _ITEM_BYTES, _SCALE_BYTES, _SCORE_BYTES, _INDEX_BYTES = 2, 4, 4, 4
@@ -51,9 +51,9 @@ def with_indexers(graph: OpGraph) -> OpGraph:
         batch, tokens, heads, size = graph.detail[found.scores].input_shapes[0]
         keys = graph.detail[found.scores].output_shapes[0][-1]
         shapes = (batch, tokens * heads, size), (batch, size, keys)
-        told = OpDetail("bfloat16", shapes, ((batch, tokens * heads, keys),), {INDEXER: size})
+        scored = OpDetail("bfloat16", shapes, ((batch, tokens * heads, keys),), {INDEXER: size})
         names = [graph.op_names[i] for i in found.inside]
-        own |= dict.fromkeys(names, told)
+        own |= dict.fromkeys(names, scored)
         picked_bytes |= dict.fromkeys(names, _INDEX_BYTES * batch * tokens * found.picked)
         more = {_PICKED: found.picked, _ROW: _latent_row(graph, flow, op)}
         attends = graph.detail[op]

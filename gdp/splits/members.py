@@ -148,16 +148,15 @@ def _exchange_s(
 ) -> Float[np.ndarray, "N"]:
     """Seconds of the collectives behind one run of each op."""
     seconds, count = np.zeros(num_ops), len(split.devices)
-    most = own_reduce_bytes(cluster.devices[split.devices[0]], count) if host.is_bounded else np.inf
+    most = own_reduce_bytes(cluster.devices[split.devices[0]], count)
     for operation in {exchange.operation for exchange in collectives}:
         mine = [exchange for exchange in collectives if exchange.operation == operation]
         parts = np.array([exchange.parts for exchange in mine])
         sizes = np.array([exchange.size_bytes for exchange in mine]) / parts
-        own_s, library_s = (
-            collective_s(cluster, split.devices, operation, sizes, engine)
-            for engine in (host.all_reduce, LIBRARY)
-        )
-        each = np.where(sizes >= most, library_s, own_s)
+        each = collective_s(cluster, split.devices, operation, sizes, host.all_reduce)
+        if host.is_bounded and (sizes >= most).any():
+            library_s = collective_s(cluster, split.devices, operation, sizes, LIBRARY)
+            each = np.where(sizes >= most, library_s, each)
         np.add.at(seconds, [exchange.op for exchange in mine], parts * each)
     return seconds
 

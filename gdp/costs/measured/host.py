@@ -4,14 +4,13 @@ A step takes longer than the kernels of its model and their collectives:
 
     step + rank * (GPUs of a group - 1) + sequence * sequences + logit * logits of all sequences
 
-seconds, and so many more for each indexer of sparse attention, whose scores lie between small
-kernels of the engine's own. Steps of a model that drafts lie within those of another one and have
-none of it. The
+seconds. Steps of a draft model lie within those of another one and have none of it. The
 first is for the scheduler, the inputs and the launch of a recorded graph; the second
 as members of a group wait for the latest; the third is done for each sequence by Python. Where an
 engine prepares a pass while the one before it runs, little of these is left. The last is the
 sampler on the GPU, of which no table of kernels tells: top-p of requests, as most checkpoints ask
-for in `generation_config.json`.
+for in `generation_config.json`. Each indexer of sparse attention takes the engine's own small
+kernels besides, in every pass.
 """
 
 from collections.abc import Mapping
@@ -107,9 +106,10 @@ HOSTS: Mapping[str, Host] = {
 - sglang: seven rows of the same model, 0.5.1 and 0.5.8. trtllm-1.0: eight, 1.0.0rc3.
 - trtllm: later ones; steps of Llama 3.1 70B leave nothing (189 rows).
 
-Indexers: modules of GLM-5 with 8 heads a GPU beside gdp's other kernels of them, 1 to 256 sequences
-(AIConfigurator 0.12). vLLM 0.24 takes 0.10 to 0.19 ms more on B200 and 0.04 to 0.15 on H200, SGLang
-0.5.14 next to nothing on either, TensorRT-LLM 1.3 0.02 to 0.06 on B200 and 0.2 on H200.
+Indexers: chosen by hand by modules of GLM-5 with 8 heads a GPU beside gdp's other kernels of them,
+1 to 256 sequences (AIConfigurator 0.12). vLLM 0.24 takes 0.10 to 0.19 ms more on B200 and 0.04 to
+0.15 on H200, SGLang 0.5.14 next to nothing on either, TensorRT-LLM 1.3 0.02 to 0.06 on B200 and 0.2
+on H200.
 """
 
 

@@ -106,24 +106,9 @@ def build_component(asked: ComponentCall) -> Any:
     """The module of a component on torch's default device, in the type it is loaded in."""
     try:
         if asked.class_name in ENCODERS:
-            transformers = import_transformers()
-            kept = {
-                k: v for k, v in asked.document.items()
-                if k not in ("dtype", "torch_dtype", "quantization_config", "architectures")
-            }  # fmt: skip
-            config = getattr(transformers, ENCODERS[asked.class_name])(**kept)
-            model = getattr(transformers, asked.class_name)(config)
+            model = _of_transformers(asked)
         else:
-            try:
-                import diffusers
-            except ModuleNotFoundError:
-                raise MissingExtraError(
-                    f"pipelines need diffusers: {install_command('diffusers')}"
-                ) from None
-            cls = getattr(diffusers, asked.class_name)
-            takes = inspect.signature(cls.__init__).parameters
-            given = {k: v for k, v in asked.document.items() if k in takes and k != "self"}
-            model = cls(**given)
+            model = _of_diffusers(asked)
     except GdpError:
         raise
     except Exception as error:  # whatever a class makes of a configuration
@@ -131,6 +116,28 @@ def build_component(asked: ComponentCall) -> Any:
         reason = f"needs {missing}, and gdp downloads nothing" if missing else error_line(error)
         raise ModelError(f"{asked.where}: {asked.class_name} cannot be built: {reason}") from error
     return _in_type(model.eval(), asked.dtype)
+
+
+def _of_transformers(asked: ComponentCall) -> Any:
+    transformers = import_transformers()
+    kept = {
+        k: v for k, v in asked.document.items()
+        if k not in ("dtype", "torch_dtype", "quantization_config", "architectures")
+    }  # fmt: skip
+    config = getattr(transformers, ENCODERS[asked.class_name])(**kept)
+    return getattr(transformers, asked.class_name)(config)
+
+
+def _of_diffusers(asked: ComponentCall) -> Any:
+    try:
+        import diffusers
+    except ModuleNotFoundError:
+        raise MissingExtraError(
+            f"pipelines need diffusers: {install_command('diffusers')}"
+        ) from None
+    cls = getattr(diffusers, asked.class_name)
+    takes = inspect.signature(cls.__init__).parameters
+    return cls(**{k: v for k, v in asked.document.items() if k in takes and k != "self"})
 
 
 def _in_type(model: Any, dtype: str) -> Any:
